@@ -97,9 +97,13 @@ def outcome(path: Path, kind: str = "") -> Outcome:
             size = max(document["memory"]["device_bytes"] for document in documents) / 2**30
         except InputError as error:
             message = str(error)
-            asked = next(
+            asked: dict[str, object] = next(
                 (more for text, more in ASKS if text.search(message) and not more.items() <= options.items()), {}
             )
+            number = re.search(r"expected --devices (\d{1,5})\b", message)
+            if number is not None:
+                asked = {"devices": int(number[1])}
+                asked = {} if asked.items() <= options.items() else asked
             if not asked:
                 return Outcome(path, REFUSED, message.replace(f"{path}: ", ""))
             options |= asked

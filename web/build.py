@@ -52,7 +52,7 @@ NOT_ON_THE_PAGE = (
     *(f"llmcalc/sources/{part}" for part in ("checkpoints/", "to_hf/", "to_toml.", "json_schema.")),
     *(
         f"llmcalc/frameworks/launch/{part}."
-        for part in ("accelerate", "read", "shell", "shell_arithmetic", "text", "trainer")
+        for part in ("accelerate", "adapter_targets", "read", "shell", "shell_arithmetic", "text", "trainer")
     ),
     *(
         f"llmcalc/frameworks/megatron/{part}."

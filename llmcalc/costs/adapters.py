@@ -9,7 +9,7 @@ from typing import get_args
 from ..algebra import Number, add, is_zero, times
 from ..errors import InputError, suggest
 from ..flow.tree import Node, Place
-from ..ops import Linear, ParamTensor
+from ..ops import ExpertLinear, Linear, ParamTensor
 from ..workload.lora import ALL_LINEAR, PROJECTIONS, Base, Library, stored_bytes
 from .trained_tensors import TrainedTensor, is_in_layer
 
@@ -27,6 +27,7 @@ class LowRank:
     copies: names of modules of which a full copy is trained.
     quantized_head: whether a quantised base includes an output head of its own; false by default.
     fused_qkv: whether queries, keys and values are one linear layer; false by default.
+    quantized_experts: whether a base in 4 bits includes routed experts; false by default.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class LowRank:
     copies: frozenset[str] = frozenset()
     quantized_head: bool = False
     fused_qkv: bool = False
+    quantized_experts: bool = False
 
     def adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
@@ -68,8 +70,8 @@ class LowRank:
     def quantized_base(self, tree: Node, include: frozenset[str] = frozenset()) -> tuple[Number, Number]:
         """Returns (number of quantised weights, their bytes with scales).
 
-        These are the matrices of linear layers in the layers, and an output head with `quantized_head`. A shared matrix
-        is counted at its owner.
+        These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
+        with `quantized_experts`. A shared matrix is counted at its owner.
         """
         weights: Number = 0
         stored: Number = 0
@@ -86,6 +88,10 @@ class LowRank:
                 copies = product[0][0].times
                 weights = add(weights, times(rows * columns, copies))
                 stored = add(stored, times(stored_bytes(self.base, rows, columns), copies))
+        for place, experts in _experts(tree, include) if self.quantized_experts else ():
+            rows = experts.num_experts * experts.n_out
+            weights = add(weights, times(rows * experts.n_in, place.times))
+            stored = add(stored, times(stored_bytes(self.base, rows, experts.n_in), place.times))
         return weights, stored
 
     def _products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
@@ -113,6 +119,19 @@ def _linears(tree: Node, include: frozenset[str], layers: bool = True) -> Iterat
             yield place, op
 
 
+def _experts(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
+    """Yields every stack of experts' linear layers whose parameters are counted there, with its primitive."""
+    for place in tree.walk():
+        op, use = place.node.op, place.use
+        if isinstance(op, ExpertLinear) and place.optional in {"", *include} and use is not None and use.has("params"):
+            yield place, op
+
+
+def linear_layer_names(tree: Node, include: frozenset[str] = frozenset()) -> list[str]:
+    """Returns the names of the linear layers inside the model's layers, each once."""
+    return list(dict.fromkeys(place.node.name for place, _ in _linears(tree, include)))
+
+
 def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: frozenset[str] = frozenset()) -> LowRank:
     """Returns the adapters with these targets: names of linear layers, or `all-linear`.
 
@@ -120,7 +139,7 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
-    layer_names = list(dict.fromkeys(place.node.name for place, _ in _linears(tree, include)))
+    layer_names = linear_layer_names(tree, include)
     names = list(layer_names) if list(targets) == [ALL_LINEAR] else list(targets)
     for name in names:
         if name not in layer_names:

@@ -237,6 +237,10 @@ class Memory:
         ]
         estimated = [
             (
+                bool(settings.quantized_experts),
+                "experts in 4 bits, decoded whole in each pass: moe_quant.py of axolotl",
+            ),
+            (
                 use.grad_dtype not in ("", use.adapter_dtype or use.dtype),
                 "sums of gradients in a format of their own",
             ),

@@ -454,6 +454,15 @@ class Settings:
             needs="lora_rank",
         ),
     ] = None
+    quantized_experts: Annotated[
+        bool | None,
+        Setting(
+            "--base includes routed experts, as in axolotl's quantize_moe_experts; in 4 bits.",
+            "Low-rank adapters",
+            phases=TRAINING,
+            needs="lora_rank",
+        ),
+    ] = None
     bitsandbytes: Annotated[
         str | None,
         Setting(

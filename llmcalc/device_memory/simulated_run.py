@@ -123,6 +123,7 @@ def training_run(
             use.adapters.copies,
             use.adapters.quantized_head,
             settings.bitsandbytes or "",
+            use.adapters.quantized_experts,
         )
     return Training(
         batch=use.workload.batch,

@@ -333,6 +333,7 @@ def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None
         frozenset(settings.modules_to_save or ()),
         bool(settings.quantized_head),
         bool(settings.fused_qkv),
+        bool(settings.quantized_experts),
     )
     adapters = low_rank(count.tree, requested, targets, count.include)
     return adapters, _float_format(settings.lora_dtype, "--lora-dtype", "float32")

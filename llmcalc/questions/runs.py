@@ -166,6 +166,7 @@ def memory_question(
     if launch_file is None:
         run = replace(run, settings=with_implied_phase(run.settings, run.layout, is_given))
         return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run))
+    from ..frameworks.launch.adapter_targets import with_known_targets
     from ..frameworks.launch.read import read_launch
 
     gpu = run.accelerators[0].name.upper() if run.accelerators else ASSUMED
@@ -183,7 +184,7 @@ def memory_question(
         preset = Preset(name=str(launch_file), model=launch.spec)
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
-    launch = with_published_weights(launch, preset)
+    launch = with_known_targets(with_published_weights(launch, preset), preset.model)
     run = replace(run, settings=Settings(**{"phase": "training", **launch.settings}))
     return RunQuestion(preset=preset, **vars(run), launch=launch)
 

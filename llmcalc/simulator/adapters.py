@@ -32,6 +32,8 @@ class Adapters:
     quantized_head: whether a quantised base includes the output head: false by default, as in transformers; Lightning
         Fabric stores every linear layer so.
     bitsandbytes: the version of bitsandbytes whose products run, such as `0.41.1`; the newest by default.
+    quantized_experts: whether a base in 4 bits includes routed experts, which are decoded whole in each pass (axolotl's
+        monkeypatch/moe_quant.py, bitsandbytes/nn/parametrize.py); false by default.
     """
 
     rank: int
@@ -43,6 +45,7 @@ class Adapters:
     copies: frozenset[str] = frozenset()
     quantized_head: bool = False
     bitsandbytes: str = ""
+    quantized_experts: bool = False
 
     @property
     def keeps_inputs(self) -> bool:

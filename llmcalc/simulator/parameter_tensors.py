@@ -24,6 +24,10 @@ class ParameterTensors(ValueTensors):
         key = (*(self.module_path() if module is None else module), name)
         return self.parameter(key, shape, self.dtype, self.adapters is None)
 
+    def expert_weight(self, step: Step, shape: Shape) -> Tensor:
+        """Returns the stacked weights of all experts. shape: experts, rows and columns of each."""
+        return self.weight(f"{step.name}.weight", shape)
+
     def buffer(self, name: str, shape: Shape, indices: bool = False) -> Tensor:
         """Returns a buffer of the current module by name. indices: whether its elements are integers."""
         key = (*self.module_path(), name)

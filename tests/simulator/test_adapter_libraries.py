@@ -11,6 +11,7 @@ from torch import nn
 import llmcalc
 from llmcalc.components.layers.block import Block
 from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
 from llmcalc.device_memory.training import Training, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
@@ -148,6 +149,36 @@ def test_a_quantised_head_is_stored_in_4_bits() -> None:
     )
     weights = model.vocab_size * h
     assert usual - narrow == 2 * weights - (-(-weights // 2) + 4 * -(-weights // 64))
+
+
+def test_experts_in_4_bits_are_decoded_whole_and_kept_for_the_backward_pass() -> None:
+    """Per matrix of all experts: half a byte and an fp32 scale per 64 instead of 2 bytes; decoded, 2 bytes again."""
+    expert = FeedForward(intermediate_size=64, hidden_act="silu", gated=True)
+    model = around_a_model(MoE(num_experts=4, num_experts_per_tok=2, expert=expert))
+    assert model.decoder is not None
+    layers, matrix = model.decoder.num_hidden_layers, 4 * 64 * model.hidden_size
+    usual, narrow = (
+        Adapters(3, frozenset({"k_proj"}), base="nf4", quantized_experts=is_quantized) for is_quantized in (False, True)
+    )
+    set_up = [replay(model, Training(2, 7, adapters=adapters)).set_up for adapters in (usual, narrow)]
+    assert set_up[0] - set_up[1] == layers * 3 * (2 * matrix - (matrix // 2 + 4 * matrix // 64))
+    kept = [without_values(model, adapters=adapters).live for adapters in (usual, narrow)]
+    assert kept[1] - kept[0] == layers * 3 * 2 * matrix
+    with pytest.raises(Unsupported, match="experts in 8 bits"):
+        replay(model, Training(2, 7, adapters=Adapters(3, ALL, base="int8", quantized_experts=True)))
+
+
+def test_the_closed_form_of_experts_in_4_bits() -> None:
+    stored, usual = (
+        llmcalc.memory(
+            "qwen3-30b-a3b?num_hidden_layers=2", phase="training", lora_rank=4, base="nf4", quantized_experts=q
+        )
+        for q in (True, False)
+    )
+    matrix = 128 * 768 * 2048
+    saved = usual.document["memory"]["exact_bytes"] - stored.document["memory"]["exact_bytes"]
+    assert saved == 2 * 3 * (2 * matrix - (matrix // 2 + 4 * matrix // 64))
+    assert stored.document["memory"]["terms"][0]["status"] == "estimate"
 
 
 def test_offloaded_tensors_leave_the_device() -> None:

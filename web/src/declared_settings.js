@@ -34,6 +34,7 @@ export const DECLARED = {
   lora_library: {"option": "--lora-library", "kind": "word", "words": ["peft", "torchtune", "litgpt"]},
   modules_to_save: {"option": "--modules-to-save", "kind": "text"},
   quantized_head: {"option": "--quantized-head", "kind": "flag"},
+  quantized_experts: {"option": "--quantized-experts", "kind": "flag"},
   bitsandbytes: {"option": "--bitsandbytes", "kind": "text"},
   attn_implementation: {"option": "--attn-implementation", "kind": "word", "words": ["eager", "sdpa", "sdpa-math", "flash"]},
   norm: {"option": "--norm", "kind": "word", "words": ["eager", "fused"]},

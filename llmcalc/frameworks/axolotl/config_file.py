@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import shown
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import attention_words, kto_words, lora_words, optimizer_words, pair_words, trained
+from ..launch.trainer import attention_words, kto_words, lora_words, noise_words, optimizer_words, pair_words, trained
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
 READ = frozenset(
@@ -102,10 +102,8 @@ REFUSED = {
     "tiled_mlp": "tiled networks are not modelled",
     "selective_checkpointing": "selective checkpointing is not modelled",
     "auto_find_batch_size": "it is modelled without",
-    "neftune_noise_alpha": "it is modelled without",
     "peft_use_dora": "DoRA is not modelled",
     "lora_target_parameters": "adapters of experts are not modelled",
-    "quantize_moe_experts": "experts in 4 bits are not modelled",
     "llama4_linearized_experts": "experts as linear layers are not modelled",
     "use_scattermoe": "ScatterMoE's kernels are not modelled",
     "use_sonicmoe": "SonicMoE's kernels are not modelled",
@@ -156,6 +154,8 @@ def read_axolotl(data: Table, source: Source) -> Launch:
             if data.get(name) not in (None, False, "", []):
                 reading.unknown[name] = reason
         _check_frozen(reading, data)
+        noise_words(reading, data)
+        reading.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
         for name in PARALLEL_SIZES:
             if data.get(name) not in (None, 1, 0):
                 reading.unknown[name] = "it is modelled as 1"
@@ -305,8 +305,12 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     )
     if adapter == "qlora" and data.get("load_in_4bit") is not False:
         words["base"] = _four_bit_format(reading, data)
+        if reading.flag(data, "quantize_moe_experts"):
+            words["quantized_experts"] = True
     elif data.get("load_in_8bit"):
         words["base"] = "int8"
+    if data.get("quantize_moe_experts") and "quantized_experts" not in words:
+        reading.unknown["quantize_moe_experts"] = "experts in 4 bits alone are modelled, with adapter: qlora"
     if not words.get("lora_dropout") and not data.get("trust_remote_code") and data.get("lora_mlp_kernel") is not False:
         reading.notes.append("axolotl's fused kernels of adapters keep less than PEFT's layers, which are counted")
     return words

@@ -28,7 +28,7 @@ from ..launch.record import (
     unknown_keys,
 )
 from ..launch.trainer import is_trainer
-from .settings import NOT_MODELLED, ONE_BIT, ZERO_ONE, DeepSpeedSettings
+from .settings import LAMB, NOT_MODELLED, ONE_BIT, ONE_BIT_LAMB, ZERO_ONE, DeepSpeedSettings
 
 AUTO = "auto"
 
@@ -76,7 +76,7 @@ IGNORED = frozenset(
     zero_allow_untested_optimizer zero_force_ds_cpu_optimizer comms_logger tensorboard wandb csv_monitor comet
     flops_profiler checkpoint aio monitor_config sparse_gradients dataloader_drop_last
     fp32_allreduce nebula timers elasticity autotuning data_efficiency curriculum_learning hf_deepspeed_config
-    graph_harvesting comment comms_config cuda_visible_devices
+    graph_harvesting comment comms_config cuda_visible_devices sparse_attention progressive_layer_drop
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a step."""
@@ -127,6 +127,8 @@ def read_into(reading: Reading, config: Table, world_size: int | None, trainer: 
         command_settings["compile"] = True
     elif compiler.get("deepcompile"):
         reading.unknown["compile.deepcompile"] = "DeepCompile is not modelled"
+    if reading.table(config, "progressive_layer_drop").get("enabled"):
+        reading.notes.append("progressive_layer_drop: all layers are counted, an upper bound")
     tp = reading.table(config, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
         reading.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
@@ -303,8 +305,8 @@ def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any
 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon", "lion": "lion"}
 
-COMPRESSING = (ONE_BIT, ZERO_ONE)
-"""Optimizers that compress what ranks exchange to one bit, and are modelled in stage 0 with 16-bit weights."""
+STAGE_0_ALONE = (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB)
+"""Optimizers that are modelled in stage 0 with 16-bit weights alone."""
 
 
 def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
@@ -313,7 +315,7 @@ def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
     name = table.get("type")
     if name is None:
         return {}
-    if str(name).lower() in COMPRESSING:
+    if str(name).lower() in STAGE_0_ALONE:
         stage = reading.table(config, "zero_optimization").get("stage", 0)
         is_half = any(reading.table(config, key).get("enabled") for key in ("fp16", "bf16", "bfloat16"))
         if stage or not is_half:

@@ -20,9 +20,10 @@ from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
 from .bf16_optimizer import Bf16OptimizerRun
+from .lamb import LambRun, OneBitLambRun
 from .one_bit_adam import OneBitAdamRun
 from .replicated import FlatCopyRun, ReplicatedRun
-from .settings import ONE_BIT, VERSION, ZERO_ONE, DeepSpeedSettings
+from .settings import LAMB, ONE_BIT, ONE_BIT_LAMB, VERSION, ZERO_ONE, DeepSpeedSettings
 from .zero import ZeroRun, number_format
 from .zero3 import Stage3Run
 from .zero12 import PartitionedRun
@@ -85,7 +86,8 @@ def replicated_run(
         return OneBitAdamRun(spec, training, settings, ranks, workspace, meter)
     if updates_flat_copy(training, settings):
         return FlatCopyRun(spec, training, settings, ranks, workspace, meter)
-    return ReplicatedRun(spec, replace(training, master=True), settings, ranks, workspace, meter)
+    run_class = {LAMB: LambRun, ONE_BIT_LAMB: OneBitLambRun}.get(settings.optimizer.lower(), ReplicatedRun)
+    return run_class(spec, replace(training, master=True), settings, ranks, workspace, meter)
 
 
 def updates_flat_copy(training: Training, settings: DeepSpeedSettings) -> bool:
@@ -180,7 +182,9 @@ def tensor_status(settings: DeepSpeedSettings, training: Training) -> Term:
     witness = "deepspeed's own processes on the CPU: every storage"
     if settings.offload_optimizer != "none" or settings.offload_param != "none":
         witness = "deepspeed's own steps on meta, with the CPU as host: every storage"
-    if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE):
+    if settings.optimizer.lower() == LAMB and not settings.stage:
+        return Term("tensors", 0, "estimate", "deepspeed/runtime/fp16/unfused_optimizer.py", VERSIONS)
+    if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB):
         source = "deepspeed/runtime/fp16/onebit; buffers of the compression are left out"
         return Term("tensors", 0, "estimate", source, VERSIONS)
     if updates_flat_copy(training, settings):  # it runs on a GPU alone

@@ -19,8 +19,10 @@ VERSION = "0.19.8"
 """The version of deepspeed whose code is modelled."""
 
 
-ONE_BIT, ZERO_ONE = "onebitadam", "zerooneadam"
-"""Names in small letters of optimizers that compress what ranks exchange to one bit."""
+ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB = "onebitadam", "zerooneadam", "onebitlamb", "lamb"
+"""Names in small letters of optimizers with an update of their own. The first three compress what ranks exchange to
+one bit.
+"""
 
 
 @dataclass(frozen=True)

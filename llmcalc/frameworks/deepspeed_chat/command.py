@@ -63,6 +63,8 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         if not loss and "step1" not in source.where:
             reading.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
         config, settings = _config(reading, data), _settings(reading, data)
+        if loss == "reward" and "modules_to_save" in settings:
+            settings["modules_to_save"] = ("embed_tokens",)  # its model has no output head
         if loss:
             settings |= _pairs(reading, data, loss, config)
         run = run_of_program(reading, config, source.world_size, settings)
@@ -120,13 +122,34 @@ def _config(reading: Reading, data: Table) -> dict[str, Any]:
     }
 
 
+def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the settings of adapters, which have the format of the weights (dschat/utils/module/lora.py).
+
+    They are beside all linear layers of the layers. Without `--only_optimize_lora` all other parameters are trained
+    too: the embedding, the head, norms and biases.
+    """
+    settings: dict[str, Any] = {
+        "lora_rank": size_of(reading, "--lora_dim", data["lora_dim"]),
+        "lora_targets": ("all-linear",),
+        "lora_library": "torchtune",  # which casts nothing either
+        "lora_dtype": str(data.get("dtype", "fp16")),
+    }
+    if not reading.flag(data, "only_optimize_lora"):
+        settings["modules_to_save"] = ("embed_tokens", "lm_head")
+        reading.notes.append(
+            "without --only_optimize_lora the embedding and the head are trained, counted with a frozen copy; trained "
+            "norms and biases are left out: an estimate"
+        )
+    return settings
+
+
 def _settings(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the settings that the DeepSpeed config does not have."""
     settings: dict[str, Any] = {"seq": reading.size(data, "max_seq_len", 512), "optimizer": "adamw"}
     if reading.flag(data, "gradient_checkpointing"):
         settings["recompute"] = "full-reentrant"
     if data.get("lora_dim") not in (None, 0):
-        reading.unknown["--lora_dim"] = "DeepSpeed-Chat's own adapters are not modelled"
+        settings |= _adapters(reading, data)
     for name in ("compute_fp32_loss",):
         if reading.flag(data, name):
             reading.unknown[f"--{name}"] = "it is modelled without"

@@ -6,11 +6,12 @@ length, `--model_max_length`, and adapters of their own names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_as_trainer
-from ..launch.record import CommandLine, Launch, Reading, Source, reading_of
+from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of
 from ..launch.trainer import keys_read
 
 
@@ -52,6 +53,23 @@ IGNORED = frozenset(
     """.split()  # noqa: SIM905
 )
 
+QWEN_CONFIGS: Mapping[str, Table] = {
+    f"finetune/ds_config_zero{stage}.json": {
+        "fp16": {"enabled": "auto"},
+        "bf16": {"enabled": "auto"},
+        "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **buckets},
+        "gradient_accumulation_steps": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+    }
+    for stage, buckets in (
+        (2, {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000}),
+        (3, {"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+             "stage3_param_persistence_threshold": "auto"}),
+    )
+}  # fmt: skip
+"""The DeepSpeed configs that come with Qwen's finetune.py: path → what of them decides memory."""
+
 LENGTHS = {"finetune": 8192}
 """Default lengths that are not 512."""
 
@@ -84,6 +102,8 @@ def _trainer_table(reading: Reading, data: dict[str, Any], name: str, target: st
     table = {key: value for key, value in data.items() if key not in IGNORED and key not in READ}
     table.pop("model_name_or_path", None)
     table["max_length"] = reading.size(data, "model_max_length", LENGTHS.get(name, 512))
+    if isinstance(table.get("deepspeed"), str) and table["deepspeed"].removeprefix("./") in QWEN_CONFIGS:
+        table["deepspeed"] = reading.fetched("deepspeed", table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS)
     table["optim"] = reading.value(data, "optim", "adamw_torch")
     if script.flash:
         table["attn_implementation"] = "flash_attention_2"

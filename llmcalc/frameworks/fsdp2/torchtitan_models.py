@@ -1,7 +1,8 @@
 """Model specs of torchtitan's flavors, from its model registries.
 
-Source: torchtitan/models/{llama3,qwen3,deepseek_v3}/__init__.py and model/args.py at 9810191bb^ (2026-02-22), and
-torchtitan/models/llama at 9dec370 (2024-12-26), whose flavours have the same sizes but for the debug model.
+Source: torchtitan/models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__init__.py and model/args.py, and
+models/moe/moe.py for defaults of experts, at 9810191bb^ (2026-02-22); torchtitan/models/llama at 9dec370
+(2024-12-26), whose flavours have the same sizes but for the debug model.
 """
 
 from __future__ import annotations
@@ -77,6 +78,27 @@ class DeepSeek(NamedTuple):
     q_lora_rank: int = 0
 
 
+class Llama4(NamedTuple):
+    """The arguments of a Llama 4 flavour, by torchtitan's names.
+
+    moe_step: `interleave_moe_layer_step`: every so many layers have experts. Each token goes to one of them and to the
+    shared one. nope_step: `every_n_layers_nope`: layers without RoPE attend to all tokens, others to those of their
+    block of 8,192; 0 for RoPE and whole sequences everywhere.
+    """
+
+    sizes: Llama
+    num_experts: int = 8
+    moe_step: int = 2
+    nope_step: int = 0
+
+    def expert_width(self) -> int:
+        """Width of an expert: that of the dense network before it is rounded, over two experts, rounded up."""
+        width = int(2 * (4 * self.sizes.dim) / 3)
+        width = width if self.sizes.ffn_dim_multiplier is None else int(self.sizes.ffn_dim_multiplier * width)
+        width = int(width / 2)
+        return width + -width % self.sizes.multiple_of
+
+
 LLAMA3 = {
     "debugmodel": Llama(256, 6, 16, vocab_size=2048),
     "8B": Llama(4096, 32, 32, 8, 1.3, 1024),
@@ -120,7 +142,22 @@ DEEPSEEK_V3 = {
     "671B": DeepSeek(129280, 7168, 18432, 61, 3, 128, Experts(256, 1, 8, "sigmoid", 2048), 1536),
 }
 
-FAMILIES = ("llama3", "qwen3", "deepseek_v3", "llama2")
+_LLAMA4 = Llama(5120, 48, 40, 8, 1.2, 2048, 202048)
+_LLAMA4_DEBUG = Llama(256, 6, 16, vocab_size=2048)
+
+LLAMA4 = {
+    "debugmodel": Llama4(_LLAMA4_DEBUG),
+    "17bx16e": Llama4(_LLAMA4, 16, 1),
+    "17bx128e": Llama4(_LLAMA4, 128),
+    "debugmodel_irope": Llama4(_LLAMA4_DEBUG, nope_step=4),
+    "17bx16e_irope": Llama4(_LLAMA4, 16, 1, 4),
+    "17bx128e_irope": Llama4(_LLAMA4, 128, nope_step=4),
+}
+
+GPT_OSS = {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"}
+"""Flavours that are published models → the preset."""
+
+FAMILIES = ("llama3", "llama4", "qwen3", "deepseek_v3", "gpt_oss", "llama2")
 """Names of models, of which a job's may have more letters."""
 
 MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
@@ -136,17 +173,29 @@ def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> Mod
     if family is None:
         raise InputError(f"{origin}: model.name: '{name[:60]}' is not known; expected {', '.join(FAMILIES)}")
     base_size = next((size.removesuffix(suffix) for suffix in MASKED if size.endswith(suffix)), size)
-    tables: dict[str, dict[str, Any]] = {"llama2": LLAMA2, "llama3": LLAMA3, "qwen3": QWEN3, "deepseek_v3": DEEPSEEK_V3}
+    tables: dict[str, dict[str, Any]] = {
+        "llama2": LLAMA2,
+        "llama3": LLAMA3,
+        "llama4": LLAMA4,
+        "qwen3": QWEN3,
+        "deepseek_v3": DEEPSEEK_V3,
+        "gpt_oss": GPT_OSS,
+    }
     flavors = tables[family]
     if base_size not in flavors:
         raise InputError(
             f"{origin}: model.flavor: '{size[:60]}' is not known; expected one of {', '.join(flavors)}."
             f"{suggest(size, list(flavors))}"
         )
+    if family == "gpt_oss":
+        from ...sources.presets import load_preset
+
+        return load_preset(GPT_OSS[base_size]).model
     args = OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
     builders: dict[str, Callable[[Any], Table]] = {
         "llama2": _llama,
         "llama3": _llama,
+        "llama4": _llama4,
         "qwen3": _qwen,
         "deepseek_v3": _deepseek,
     }
@@ -179,6 +228,38 @@ def _llama(args: Llama) -> Table:
         "tie_word_embeddings": False,
         "decoder": {"num_hidden_layers": args.n_layers, "block": block, "final_norm": norm},
     }
+
+
+def _llama4(args: Llama4) -> Table:
+    """Returns the description of a Llama 4 model."""
+    norm, sizes = {"type": "rmsnorm", "eps": 1e-5}, args.sizes
+    experts = Experts(args.num_experts, 1, 1, "sigmoid", args.expert_width())
+    heads: Table = {"num_attention_heads": sizes.n_heads, "num_key_value_heads": sizes.n_kv_heads or sizes.n_heads}
+    block_size = {"attention_chunk_size": BLOCK_SIZE} if args.nope_step else {}
+    attentions: dict[str, Table] = {
+        "rope": {**heads, **block_size, "position": {"type": "rope", "rope_theta": sizes.rope_theta}},
+        "nope": heads,
+    }
+    networks = {"dense": _swiglu(sizes.hidden()), "experts": _moe(experts)}
+    names = [
+        f"{'nope' if args.nope_step and i % args.nope_step == 0 else 'rope'}-"
+        f"{'dense' if (i + 1) % args.moe_step else 'experts'}"
+        for i in range(sizes.n_layers)
+    ]
+    layer_tables = {
+        name: _layer(attentions[name.partition("-")[0]], networks[name.partition("-")[2]], norm)
+        for name in dict.fromkeys(names)
+    }
+    return {
+        "vocab_size": sizes.vocab_size,
+        "hidden_size": sizes.dim,
+        "tie_word_embeddings": False,
+        "decoder": {**stack_of_kinds(layer_tables, names), "num_hidden_layers": sizes.n_layers, "final_norm": norm},
+    }
+
+
+BLOCK_SIZE = 8192
+"""Default of `fixed_attn_block_size`."""
 
 
 def _moe(experts: Experts) -> Table:

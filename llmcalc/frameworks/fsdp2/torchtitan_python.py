@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import suggest
-from ...model import ModelSpec
 from ..launch.command_line import plain_value
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
 from ..launch.record import Launch, Reading, Source, reading_of, size_of
@@ -22,9 +21,6 @@ from .torchtitan_models import flavor
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "llama3", "qwen3")
 """Beginnings of the names of configurations → folders of torchtitan/models."""
-
-NAMED = {("gpt_oss", "20b"): "gpt-oss-20b", ("gpt_oss", "120b"): "gpt-oss-120b"}
-"""Family and flavour of models that are published ones → the preset."""
 
 CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
 """Class of the activation checkpointing → the mode in the TOML files."""
@@ -59,7 +55,9 @@ def read_python(text: str, source: Source) -> Launch:
     """
     with reading_of(source) as reading:
         configurations = Configurations(parse_python(text, source.where))
-        names = [name for name in configurations.functions if not name.startswith("_")]
+        names = [name for name in configurations.functions if name.startswith(FAMILIES)] or [
+            name for name in configurations.functions if not name.startswith("_")
+        ]
         words = [word for word in source.arguments if "=" not in word]
         name = words[0] if words else ""
         if name not in names:
@@ -90,7 +88,7 @@ def _launch(reading: Reading, config: Config, name: str) -> Launch:
     converters = [key for key in config if key.startswith("model_spec.converters")]
     if converters:
         reading.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
-    launch = read_job(_job(reading, config), reading, _model(reading, family, size))
+    launch = read_job(_job(reading, config), reading, flavor(family, size, reading.where))
     settings = dict(launch.settings)
     if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
         reading.notes.append("the loss is computed in chunks of the sequence, which are counted as fused chunks")
@@ -98,18 +96,6 @@ def _launch(reading: Reading, config: Config, name: str) -> Launch:
     if config.get("training.disable_cuda_graphs") is not True:
         reading.notes.append("CUDA graphs are not counted")
     return replace(launch, settings=settings, notes=tuple(reading.notes), version="2026-08-21", program="torchtitan")
-
-
-def _model(reading: Reading, family: str, size: str) -> ModelSpec:
-    """Returns the model of a flavor of a model family."""
-    if family == "gpt_oss":
-        preset = NAMED.get((family, size))
-        if preset is None:
-            raise reading.wrong("model_spec", f"gpt_oss '{size[:40]}' is not known; expected 20b or 120b")
-        from ...sources.presets import load_preset
-
-        return load_preset(preset).model
-    return flavor(family, size, reading.where)
 
 
 def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ megatron/model/transformer.py (`ParallelMLP`, `ParallelTransformerLayer`) for si
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...algebra import ceil_div
@@ -14,7 +15,8 @@ from ...errors import shown
 from ...model import ModelSpec
 from ...sources.files import validate
 from ..deepspeed.config_file import run_of_program
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of
+from ..launch.record import Launch, Reading, RunUnder, Source, Table, reading_of, size_of
+from ..megatron.named_model import MegatronRun, megatron_run
 
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
 """Arguments of which every config has one, with underscores or hyphens."""
@@ -43,8 +45,6 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "use_qk_layernorm": (False,),
     "precision": (None, "fp16", "fp32", "bfloat16"),
     "train_impl": (None, "normal"),
-    "pipe_parallel_size": (0, 1),
-    "model_parallel_size": (1,),
 }
 """Argument → its modelled values."""
 
@@ -79,17 +79,63 @@ def read_gpt_neox(data: Table, source: Source) -> Launch:
                 reading.unknown[name] = f"{shown(arguments[name])} is not modelled"
         mixer = _mixer(reading, arguments)
         reading.check_unknown()
-        spec = _model(reading, arguments, mixer)
+        tp, pp = (max(1, size_of(reading, name, arguments.get(name, 1), least=0)) for name in PARALLEL_SIZES)
+        spec = _model(reading, arguments, mixer, tp)
         words = {
             "seq": size_of(reading, "seq_length", arguments.get("seq_length")),
             "attn_implementation": MIXERS[mixer],
             **_kernels(reading, arguments),
         }
-        run = run_of_program(reading, _deepspeed_keys(reading, arguments), source.world_size, words)
+        config = _deepspeed_keys(reading, arguments)
+        if tp * pp > 1:
+            run = _divided_run(reading, config, MegatronRun(tp=tp, pp=pp, seq=words["seq"]), words)
+            return reading.launch("gpt-neox", "megatron", spec=spec, layout=run.layout, settings=run.settings)
+        run = run_of_program(reading, config, source.world_size, words)
         reading.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
         return reading.launch(
             "gpt-neox", "deepspeed", spec=spec, layout=run.layout, settings=run.settings, own_settings=run.own_settings
         )
+
+
+PARALLEL_SIZES = ("model_parallel_size", "pipe_parallel_size")
+"""Arguments with the sizes of tensor and pipeline parallelism."""
+
+ESTIMATE = (
+    "model_parallel_size and pipe_parallel_size are counted with Megatron-LM's kernels and buffers, and ZeRO-1 as its "
+    "distributed optimizer: an estimate"
+)
+
+
+def _divided_run(reading: Reading, config: Table, run: MegatronRun, words: Table) -> RunUnder:
+    """Returns a run whose layers are divided, as Megatron-Core runs it.
+
+    config: DeepSpeed's config. run: the sizes of groups and the length. words: settings of kernels and recomputation.
+    """
+    half = [name for name in ("fp16", "bf16") if reading.table(config, name).get("enabled") is True]
+    if not half:
+        reading.unknown["precision"] = (
+            "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
+        )
+    zero = reading.table(config, "zero_optimization")
+    stage = size_of(reading, "zero_optimization.stage", zero.get("stage", 0), least=0)
+    if stage > 1:
+        reading.unknown["zero_optimization.stage"] = f"{stage} beside layers that ranks divide is not modelled"
+    for name in ("cpu_offload", "offload_optimizer"):
+        if zero.get(name):
+            reading.unknown[f"zero_optimization.{name}"] = "with layers that ranks divide it is not modelled"
+    reading.check_unknown()
+    reading.notes.append(ESTIMATE)
+    sized = replace(run, distributed_optimizer=stage == 1, grad_dtype="bf16")
+    divided = megatron_run(reading, sized, reading.source.world_size, dict(words))
+    replicas = divided.layout.dp
+    total = config.get("train_batch_size")
+    steps = reading.size(config, "gradient_accumulation_steps", 1)
+    if "train_micro_batch_size_per_gpu" in config:
+        batch = size_of(reading, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
+        steps = steps if total is None else max(1, size_of(reading, "train_batch_size", total) // (batch * replicas))
+    else:
+        batch = max(1, size_of(reading, "train_batch_size", total) // (steps * replicas))
+    return divided._replace(settings={**divided.settings, "batch": batch, "num_microbatches": steps})
 
 
 def _deepspeed_keys(reading: Reading, arguments: Table) -> dict[str, Any]:
@@ -101,6 +147,8 @@ def _deepspeed_keys(reading: Reading, arguments: Table) -> dict[str, Any]:
         config |= {"fp16": {"enabled": kind == "fp16"}, "bf16": {"enabled": kind == "bfloat16"}}
     elif half:
         config["fp16"] = {"enabled": half.get("enabled", half.get("fp16", False))}
+    elif not reading.table(arguments, "bf16"):
+        reading.notes.append("the file has no number format, which another one may have: fp32, the default, is counted")
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(config):
         config["train_micro_batch_size_per_gpu"] = reading.size({}, "train_micro_batch_size_per_gpu", 1)
         reading.notes.append("the batch is in another file of the run: --batch says it (1 here)")
@@ -133,8 +181,8 @@ def _mixer(reading: Reading, arguments: Table) -> str:
     return kinds.pop()
 
 
-def _model(reading: Reading, arguments: Table, mixer: str) -> ModelSpec:
-    """Returns the model of the arguments. mixer: the kind of all layers."""
+def _model(reading: Reading, arguments: Table, mixer: str, tp: int) -> ModelSpec:
+    """Returns the model of the arguments. mixer: the kind of all layers. tp: parts of the padded vocabulary."""
     layers, width, heads, positions = (
         size_of(reading, name, arguments.get(name))
         for name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
@@ -162,7 +210,7 @@ def _model(reading: Reading, arguments: Table, mixer: str) -> ModelSpec:
         block["parallel"] = "shared" if reading.flag(arguments, "gpt_j_tied") else "separate"
     if mixer == "mamba":
         block = {"attention": _mamba(reading, arguments, width), "feed_forward": {"type": "none"}, "norm": norm}
-    multiple = reading.size(arguments, "make_vocab_size_divisible_by", 128)
+    multiple = tp * reading.size(arguments, "make_vocab_size_divisible_by", 128)
     reading.filled_in["vocabulary"] = VOCABULARY
     reading.notes.append(
         f"the tokens are in the tokenizer's files: {VOCABULARY:,} of GPT-2 are counted, in a multiple of {multiple}"

@@ -258,6 +258,8 @@ class Reading:
     notes: values that were assumed.
     filled_in: argument that the file leaves out → the program's default.
     frozen: a frozen copy of the trained model; None (default) without one.
+    expandable: whether the program asks torch's allocator for expandable segments, where the environment does not say;
+        false by default.
     """
 
     source: Source
@@ -266,6 +268,7 @@ class Reading:
     notes: list[str] = field(default_factory=list)
     filled_in: dict[str, Any] = field(default_factory=dict)
     frozen: FrozenModel | SecondLoss | None = None
+    expandable: bool = False
 
     @property
     def where(self) -> str:
@@ -348,6 +351,7 @@ class Reading:
         Raises `InputError` as `check_unknown` does.
         """
         self.check_unknown()
+        fields["settings"] = {**self._allocator(), **fields.get("settings", {})}
         return Launch(
             where=self.where,
             kind=kind,
@@ -360,6 +364,18 @@ class Reading:
             **fields,
         )
 
+    def _allocator(self) -> dict[str, str]:
+        """The setting of torch's allocator, from the environment or the program; empty for torch's default."""
+        env = self.source.env
+        names = [name for name in ALLOCATOR_VARIABLES if env.get(name)]
+        if not names and self.expandable:
+            self.filled_in[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+        is_expandable = allocator_of(env) == "expandable" if names else self.expandable
+        return {"allocator": "expandable"} if is_expandable else {}
+
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables of torch's allocator; torch 2.9 reads the first, and the second where that is not set."""
 
 MOST_LISTED = 12
 """Largest number of arguments that a message lists."""
@@ -387,7 +403,7 @@ def default_attention(reading: Reading) -> dict[str, Any]:
 
 def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
     """The setting of torch's allocator in environment variables (docs: `PYTORCH_CUDA_ALLOC_CONF`)."""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+    for name in ALLOCATOR_VARIABLES:
         options = env.get(name, "").replace(" ", "").lower().split(",")
         if "expandable_segments:true" in options:
             return "expandable"
@@ -396,7 +412,7 @@ def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
 
 def check_env(reading: Reading, env: Mapping[str, str]) -> None:
     """Notes options of torch's allocator that change memory and are not modelled."""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+    for name in ALLOCATOR_VARIABLES:
         for option in filter(None, env.get(name, "").replace(" ", "").split(",")):
             key = option.partition(":")[0].lower()
             if key not in ("expandable_segments", *HARMLESS):

@@ -238,10 +238,19 @@ def trainer_words(
     words |= optimizer_words(reading, "optim", reading.value(data, "optim", defaults["optim"]))
     words |= trainer_kernels(reading, data, defaults)
     words |= trainer_adapters(reading, data)
-    for name in ("auto_find_batch_size", "neftune_noise_alpha", "optim_args", "optim_target_modules"):
+    noise_words(reading, data)
+    for name in ("auto_find_batch_size", "optim_args", "optim_target_modules"):
         if data.get(name) not in (None, False, ""):
             reading.unknown[name] = "it is modelled without"
     return words
+
+
+def noise_words(reading: Reading, data: Table) -> None:
+    """Notes NEFTune's noise, a tensor of the embeddings' size before the layers, where no peak is."""
+    if data.get("neftune_noise_alpha") not in (None, False, ""):
+        reading.notes.append(
+            "neftune_noise_alpha: the noise, as large as the embeddings of a micro-batch, is not counted"
+        )
 
 
 def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ READ = frozenset(
     stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
     quantization_method quantization_type double_quantization flash_attn enable_liger_kernel pure_bf16
     disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output upcast_layernorm
-    use_adam_mini use_galore galore_rank galore_target galore_layerwise galore_proj_type
+    use_adam_mini use_muon pissa_init use_galore galore_rank galore_target galore_layerwise galore_proj_type
     use_apollo apollo_rank apollo_target apollo_layerwise apollo_proj apollo_proj_type
     """.split()  # noqa: SIM905
 )
@@ -68,10 +68,8 @@ IGNORED = frozenset(
 
 REFUSED = {
     "use_badam": "BAdam, which trains one block at a time",
-    "use_muon": "Muon with LLaMA-Factory's groups",
     "use_llama_pro": "frozen layers",
     "use_dora": "DoRA",
-    "pissa_init": "PiSSA's start",
     "mixture_of_depths": "a mixture of depths",
     "shift_attn": "shifted sparse attention",
     "use_unsloth": "Unsloth's kernels",
@@ -115,12 +113,15 @@ def read_llama_factory(data: Table, source: Source) -> Launch:
     if is_version_1(data):
         return read_version_1(data, source)
     with reading_of(source) as reading:
+        reading.expandable = (source.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
         ignored = TRAINER_IGNORED | IGNORED
         reading.ignored += [name for name in data if name in ignored]
         unknown_keys(reading, data, (*keys_read(), *READ, *ignored, *REFUSED), "", "no argument that is known")
         for name, method in REFUSED.items():
             if method and data.get(name) not in (None, False, ""):
                 reading.unknown[name] = f"{method}: not modelled"
+        if data.get("do_train") is not True and any(data.get(name) is True for name in ("do_predict", "do_eval")):
+            raise reading.wrong("do_train", "not true: the file predicts or evaluates; expected a file that trains")
         stage = str(reading.value(data, "stage", "sft"))[:20]
         if stage not in STAGES:
             reading.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"
@@ -191,6 +192,10 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
         dropout=data.get("lora_dropout"),
     )
     bits = data.get("quantization_bit")
+    if reading.flag(data, "pissa_init"):
+        if bits is not None:
+            raise reading.wrong("pissa_init", "LLaMA-Factory refuses it with quantization_bit; expected one of the two")
+        reading.notes.append("pissa_init: the singular values that start the adapters are computed before the training")
     if bits is None:
         return words
     method = str(reading.value(data, "quantization_method", "bnb"))
@@ -211,6 +216,11 @@ def _optimizer(reading: Reading, data: Table, words: Table, world_size: int | No
         return _low_rank(reading, data, "galore", words, world_size)
     if reading.flag(data, "use_apollo"):
         return _low_rank(reading, data, "apollo", words, world_size)
+    if reading.flag(data, "use_muon"):
+        reading.filled_in.pop("optim", None)
+        if data.get("deepspeed") or data.get("fsdp"):
+            reading.unknown["use_muon"] = "on shards it is not modelled"
+        return {"optimizer": "muon", "optimizer_impl": "loop"}
     if not reading.flag(data, "use_adam_mini"):
         return {}
     reading.filled_in.pop("optim", None)

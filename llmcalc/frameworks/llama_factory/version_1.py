@@ -49,6 +49,7 @@ def read_version_1(data: Table, source: Source) -> Launch:
         if data.get("cp_size") not in (None, 1):
             reading.unknown["cp_size"] = "sequences that ranks divide (Ulysses) are not modelled"
         world = reading.devices(source.world_size)
+        reading.expandable = world > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reading.size(data, "micro_batch_size", 1)
         total = size_of(reading, "global_batch_size", data.get("global_batch_size") or batch * world)
         words: dict[str, Any] = {

@@ -43,6 +43,7 @@ def is_llm_foundry(data: Table) -> bool:
 def read_llm_foundry(data: Table, source: Source) -> Launch:
     """Reads an LLM Foundry config into a launch. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
+        reading.expandable = data.get("expandable_segments") is not False
         model = reading.table(data, "model")
         world = reading.devices(source.world_size)
         length = _resolved(reading, data, "max_seq_len", data.get("max_seq_len"))

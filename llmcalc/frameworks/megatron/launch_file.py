@@ -177,6 +177,13 @@ def _read_arguments(reading: Reading, arguments: Table, env: dict[str, str]) -> 
         if world > 1:
             advice = f"; {source.devices_advice()}" if source.unset_counts else ""
             reading.notes.append(f"{world} devices are assumed, as few as the layout can have{advice}")
+    fewest = smallest_world(settings)
+    if world % fewest:
+        raise reading.wrong(
+            "--devices",
+            f"{world} cannot hold the groups of tensor, pipeline, context and expert parallelism; expected --devices "
+            f"{fewest}, or a multiple of it",
+        )
     settings = replace(settings, world_size=world)
     settings.check()
     if "a2a+p2p" in settings.cp_comm_type and settings.cp > 1:
@@ -222,13 +229,14 @@ def smallest_world(s: MegatronSettings) -> int:
     """Returns the smallest number of devices that the layout can have.
 
     The ranks of a stage, tp · cp · dp, are a multiple of the ranks that divide the experts, so dp is a multiple of
-    experts / gcd(tp · cp, experts), and the smallest dp is that.
+    experts / gcd(tp · cp, experts), and of the instances of the distributed optimizer; the smallest dp is the smallest
+    multiple of both.
     """
-    inside = s.tp * s.cp
+    inside, instances = s.tp * s.cp, max(1, s.num_distributed_optimizer_instances)
     experts = max(1, s.expert_model_parallel_size) * (s.expert_tensor_parallel_size or s.tp)
     if inside <= 0 or experts <= 0:
         return max(1, inside * s.pp)
-    return inside * (experts // math.gcd(inside, experts)) * max(1, s.pp)
+    return inside * math.lcm(experts // math.gcd(inside, experts), instances) * max(1, s.pp)
 
 
 def _check_layers(s: MegatronSettings, layout: Layout) -> None:

@@ -152,6 +152,8 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
         table["--attention-backend"] = "local"
     if "--use-rotary-position-embeddings" in table:
         table.setdefault("--position-embedding-type", "rope")
+    if table.get("--normalization") == "rmsnorm":  # its own spelling
+        table["--normalization"] = "RMSNorm"
     if "--num-query-groups" in table:
         table["--group-query-attention"] = True
     if "--rampup-batch-size" in arguments:
@@ -215,7 +217,8 @@ def _zero(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any])
             stage = zero.get("stage", 0)
             if zero.get("offload_optimizer") or zero.get("cpu_offload"):
                 reading.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
-    number = size_of(reading, "--zero-stage", stage if stage is not None else 0, least=0)
+    text = str(0 if stage is None else stage).removesuffix(".0")  # `type=float` in its parser
+    number = size_of(reading, "--zero-stage", text, least=0)
     if number > 1:
         reading.unknown["--zero-stage"] = f"stage {number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
     if number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:

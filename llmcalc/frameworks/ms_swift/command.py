@@ -25,7 +25,7 @@ READ = frozenset(
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
     padding_free deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
     bnb_4bit_quant_type bnb_4bit_use_double_quant use_liger_kernel optim bf16 fp16 torch_compile
-    sequence_parallel_size deepspeed_autotp_size
+    sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm
     """.split()  # noqa: SIM905
 )
 
@@ -41,7 +41,8 @@ IGNORED = frozenset(
     freeze_aligner vit_gradient_checkpointing bnb_4bit_compute_dtype swanlab_project swanlab_token swanlab_exp_name
     metric metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model enable_thinking
     data_seed use_logits_to_keep experts_impl norm_bbox max_pixels ds3_gather_for_generation tuner_backend
-    router_aux_loss_coef callbacks num_workers lr_scheduler warmup_steps
+    router_aux_loss_coef callbacks num_workers lr_scheduler warmup_steps cached_val_dataset early_stop_interval
+    new_special_tokens predict_with_generate max_model_len
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step of a language model."""
@@ -154,6 +155,23 @@ def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
     return ("loss_type", "num_labels", "problem_type")
 
 
+def _check_visible_devices(reading: Reading, data: Table) -> None:
+    """Raises `InputError` for a process that sees several devices: transformers divides the layers over them.
+
+    Source: swift/model/register.py, `get_default_device_map`.
+    """
+    source = reading.source
+    visible = [name for name in str(source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name.strip().isdecimal()]
+    processes = 1 if source.devices_typed or source.world_size is None else source.world_size
+    if data.get("device_map") is None and (source.devices_typed or len(visible) <= processes):
+        return
+    raise reading.wrong(
+        "device_map" if data.get("device_map") is not None else "CUDA_VISIBLE_DEVICES",
+        f"{len(visible)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers divides over "
+        f"devices are not modelled; expected NPROC_PER_NODE={len(visible) or 2} in the script",
+    )
+
+
 def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments of adapters."""
     table = {
@@ -180,6 +198,9 @@ def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[
     for name in ("sequence_parallel_size", "deepspeed_autotp_size"):
         if data.get(name) not in (None, 1):
             reading.unknown[f"--{name}"] = "sequences or layers that ms-swift divides are not modelled"
+    _check_visible_devices(reading, data)
+    if reading.flag(data, "freeze_llm"):
+        reading.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
     batch = reading.size(data, "per_device_train_batch_size", 1)
     world = reading.source.world_size or 1
     table: dict[str, Any] = {
@@ -193,6 +214,7 @@ def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[
         "optim": reading.value(data, "optim", "adamw_torch_fused"),
         "attn_implementation": reading.value(data, "attn_impl", "sdpa"),
     }
+    table["neftune_noise_alpha"] = data.get("neftune_noise_alpha")
     table["bf16"] = table["torch_dtype"] == "bfloat16"
     table["fp16"] = not table["bf16"]
     if table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):

@@ -42,6 +42,7 @@ GRPO_IGNORED = frozenset(
     cosine_min_len_value_correct cosine_max_len_value_correct cosine_max_len repetition_n_grams
     repetition_max_penalty vllm_engine_kwargs vllm_max_lora_rank vllm_use_async_engine
     vllm_mm_processor_cache_gb vllm_disable_cascade_attn structured_outputs_regex gc_collect_after_offload
+    vllm_server_pass_dataset log_rollout_offpolicy_metrics
     replay_buffer_size fipo_decay_rate fipo_clip_range fipo_clip_high_only fipo_safety_threshold real_tau
     """.split()  # noqa: SIM905
 )

@@ -92,6 +92,7 @@ def _component(table: Any) -> str:
 def read_torchtune(data: Table, source: Source) -> Launch:
     """Reads a torchtune config into a launch. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
+        reading.expandable = True  # torchtune/__init__.py
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
         for name, reason in OFF.items():

@@ -129,6 +129,12 @@ def _preferences(reading: Reading, data: Table, words: dict[str, Any]) -> dict[s
     name = str(loss[0] if isinstance(loss, list) and loss else loss)
     if name in KTO_LOSSES or data.get("desirable_weight") is not None or data.get("undesirable_weight") is not None:
         return kto_words(reading, words)
+    if name == "sigmoid" and "loss_type" not in data:
+        name = next((loss for loss in ("orpo", "cpo", "simpo") if loss in reading.where.lower()), name)
+        reading.notes.append(
+            "the file does not name its trainer: it is taken for "
+            + (f"one of {name.upper()}, as in its path" if name != "sigmoid" else "one of DPO")
+        )
     return pair_words(reading, name, words, caches_reference=bool(data.get("precompute_ref_log_probs")))
 
 

@@ -91,6 +91,8 @@ def _launch(
         "attn_implementation": "flash",
         **optimizer_words(reading, "optim", reading.value(config, "optim", "adamw_8bit")),
     }
+    if loss == "grpo":
+        words |= _whole_groups(reading, config, words)
     if adapters is None:
         if not reading.flag(model, "full_finetuning"):
             raise reading.wrong(
@@ -114,6 +116,17 @@ def _launch(
     if loss != "grpo":
         return launch
     return replace(launch, rollout=colocated_rollout(reading, {**config, "use_vllm": False}, launch, utilization=0.9))
+
+
+def _whole_groups(reading: Reading, config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the batch of GRPO, which is a whole group where steps have parts of groups (models/rl.py)."""
+    if config.get("steps_per_generation") is not None or config.get("generation_batch_size") is not None:
+        return {}
+    group = reading.size(config, "num_generations", 8)
+    if words["batch"] * words["num_microbatches"] * (reading.source.world_size or 1) % group == 0:
+        return {}
+    reading.notes.append(f"per_device_train_batch_size {words['batch']}: Unsloth makes it num_generations, {group}")
+    return {"batch": group}
 
 
 def _adapters(reading: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, Tabl
 from ..launch.rollout import Rollout
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run
+from .known_keys import check_keys
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
 from .sft import FP32_SHARDS, SFT_TRAINER, run_of_sft
 
@@ -70,9 +71,11 @@ def read_command(command: CommandLine, source: Source) -> Launch:
             target = model_name(reading, "model.partial_pretrain", words.get("model.partial_pretrain"))
             return launch_of_run(reading, LAUNCH_FILE, "fsdp2", run_of_sft(reading, data), target)
         target = model_name(reading, f"{MODEL}.path", words.get(f"{MODEL}.path"))
+        reading.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         megatron = data.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in word for word in command.words if word.startswith("--config-name")
         )
+        check_keys(reading, data)
         world = _devices(reading, data)
         run = _megatron(reading, data, world) if megatron else _fsdp(reading, data, world)
         rollout = read_rollout(reading, data, run.layout, megatron, _tokens(reading, data))
@@ -150,6 +153,9 @@ def _common(reading: Reading, data: Table) -> dict[str, Any]:
         reading.unknown[f"{MODEL}.enable_activation_offload"] = "offloaded activations are not modelled"
     if reading.flag(data, f"{MODEL}.use_liger"):
         settings["norm"] = "fused"
+    if reading.flag(data, f"{MODEL}.use_fused_kernels"):
+        settings["cross_entropy"] = "chunked"
+        reading.notes.append("use_fused_kernels: log-probabilities without logits are counted as a chunked loss")
     for name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
         if reading.flag(data, f"{ACTOR}.{name}"):
             reading.unknown[f"{ACTOR}.{name}"] = "it is modelled without"
@@ -160,6 +166,10 @@ def _common(reading: Reading, data: Table) -> dict[str, Any]:
     if data.get(f"{ACTOR}.entropy_coeff") not in (None, 0, "0.0", "0."):
         reading.notes.append("the entropy's copy of the logits is not counted")
     return settings
+
+
+FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
+"""Names of number formats."""
 
 
 def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
@@ -181,16 +191,16 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
     if world % cp or tokens % cp:
         raise reading.wrong(f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of {world} devices")
     weights = str(reading.value(data, f"{section}.model_dtype", "fp32"))
-    if weights not in ("fp32", "bf16", "bfloat16", "float32"):
+    if weights not in (*FP32, *BF16):
         raise reading.wrong(f"{section}.model_dtype", f"{shown(weights)}; expected fp32 or bf16")
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
         "num_microbatches": _micro_batches(reading, data, batch, world // cp),
         "dtype": "bf16",
-        "master_weights": "fp32" if weights in ("fp32", "float32") else "none",
+        "master_weights": "fp32" if weights in FP32 else "none",
     }
-    if "lora_rank" in settings and weights in ("fp32", "float32"):
+    if "lora_rank" in settings and weights in FP32:
         reading.frozen = FP32_SHARDS
         reading.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
     size = size_of(reading, f"{section}.fsdp_size", reading.value(data, f"{section}.fsdp_size", -1), least=-1)
@@ -204,7 +214,14 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
         reshard=reading.flag(data, f"{section}.reshard_after_forward", True),
     )
     is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
-    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=is_flat)
+    formats = {
+        name: str(data.get(f"{section}.mixed_precision.{name}", default))
+        for name, default in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
+    }
+    if formats["param_dtype"] not in BF16 or formats["reduce_dtype"] not in (*BF16, *FP32):
+        reading.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
+    reduced = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
+    own_settings = TitanSettings(reduced=reduced, reduces_each=True, flat=is_flat)
     return RunUnder(layout, settings, own_settings)
 
 

@@ -48,6 +48,7 @@ def read_rollout(
     engine_name, flags = _engine(reading, data)
     sequences, tokens = _log_probability_batch(reading, data, *micro_batch)
     compiles = reading.flag(data, f"{ACTOR}.use_torch_compile", True)
+    is_fused = reading.flag(data, f"{MODEL}.use_fused_kernels")
     bucket = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
     return Rollout(
         source=SOURCE,
@@ -63,7 +64,11 @@ def read_rollout(
         sequences=sequences,
         tokens=tokens,
         logit_tokens=tokens,
-        logit_bytes=2 if compiles and not megatron else 6,  # a compiled entropy keeps no copy; else two more of bf16
+        logit_bytes=0
+        if is_fused
+        else 2
+        if compiles and not megatron
+        else 6,  # a compiled entropy keeps no copy; else two more of bf16
         transfer_bytes=size_of(reading, bucket, reading.value(data, bucket, 2048)) << 20,
     )
 

@@ -251,6 +251,23 @@ def test_one_bit_adam_keeps_the_errors_of_its_compression(name: str, more: float
     assert compressed.terms[0].status == "estimate"
 
 
+@pytest.mark.parametrize(("name", "more"), [("Lamb", 0.0), ("OneBitLamb", 4 + 4 + 4 / 4 + 4)])
+def test_lamb_keeps_the_states_of_adam_and_one_bit_lamb_a_moment_and_errors_more(name: str, more: float) -> None:
+    """1-bit Lamb also copies its momentum in a step, where the peak is."""
+    n = llmcalc.params(model()).total
+    adam = cluster(small(0), Layout(dp=4)).device_rank.device
+    lamb = cluster(small(0, optimizer=name), Layout(dp=4)).device_rank.device
+    assert lamb.by_kind["optimizer"] - adam.by_kind["optimizer"] == pytest.approx(more * n, abs=512)
+    assert lamb.terms[0].status == "estimate"
+
+
+def test_lamb_has_no_fp32_gradients_but_flat_copies_of_the_16_bit_ones() -> None:
+    """Weights, gradients and copies with two states in bytes, beside two flat gradients and one in fp32."""
+    n = llmcalc.params(model()).total
+    steps = cluster(small(0, optimizer="Lamb"), Layout(dp=4)).device_rank.device
+    assert steps.peak_bytes >= (2 + 2 + 12 + 2 + 2 + 4) * n
+
+
 def test_sums_in_fp32_beside_bf16_weights_in_stage_1_are_of_all_parameters() -> None:
     n = llmcalc.params(model()).total
     kept = cluster(small(1, grad_accum_dtype="fp32"), Layout(dp=4, zero=1)).device_rank.device

@@ -16,7 +16,7 @@ from llmcalc.frameworks.deepspeed.config_file import read_deepspeed
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.fsdp2.settings import Float8, TitanSettings
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
-from llmcalc.frameworks.fsdp2.torchtitan_models import DEEPSEEK_V3, LLAMA3, QWEN3, flavor
+from llmcalc.frameworks.fsdp2.torchtitan_models import DEEPSEEK_V3, LLAMA3, LLAMA4, QWEN3, flavor
 from llmcalc.frameworks.launch.accelerate import read_accelerate
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Source
@@ -32,6 +32,8 @@ PRESETS = {
     ("llama3", "8B"): "llama3-8b",
     ("llama3", "70B"): "llama3-70b",
     ("llama3", "405B"): "llama3.1-405b",
+    ("llama4", "17bx16e"): "llama4-scout",
+    ("gpt_oss", "20b"): "gpt-oss-20b",
     ("deepseek_v3", "16B"): "deepseek-v2-lite",
     ("deepseek_v3", "236B"): "deepseek-v2",
     ("deepseek_v3", "671B"): "deepseek-v3",
@@ -50,7 +52,7 @@ def test_a_flavor_has_the_parameters_of_the_published_model(named: tuple[str, st
 
 
 def test_every_flavor_is_a_model() -> None:
-    for family, table in (("llama3", LLAMA3), ("qwen3", QWEN3), ("deepseek_v3", DEEPSEEK_V3)):
+    for family, table in (("llama3", LLAMA3), ("llama4", LLAMA4), ("qwen3", QWEN3), ("deepseek_v3", DEEPSEEK_V3)):
         for size in table:
             assert flavor(family, size, "x").decoder is not None
 

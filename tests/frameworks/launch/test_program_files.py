@@ -60,12 +60,20 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("size=2 sweep.sh", "trainer", "torch", {"batch": 2}),
     ("swift_grpo.sh", "ms-swift", "deepspeed", {"dp": 2, "zero": 2, "seq": 1536, "batch": 4}),
     ("unsloth_sft.py", "unsloth", "torch", {"batch": 2, "seq": 1024, "lora_rank": 8, "base": "nf4-dq"}),
-    ("unsloth_grpo.py", "unsloth", "torch", {"batch": 4, "seq": 512, "lora_rank": 16, "recompute": "full"}),
+    ("unsloth_grpo.py", "unsloth", "torch", {"batch": 8, "seq": 512, "lora_rank": 16, "recompute": "full"}),
     ("verl_sft.sh", "verl", "fsdp2", {"dp": 4, "zero": 3, "lora_rank": 8, "batch": 2, "num_microbatches": 8}),
     ("openrlhf_dpo.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 4, "num_microbatches": 8}),
     ("deepspeed_chat_step2_reward.sh out", "deepspeed-chat", "deepspeed", {"batch": 4, "cross_entropy": "chunked"}),
     ("bigscience_alibi.slurm", "megatron-deepspeed", "megatron", {"tp": 2, "pp": 2, "dp": 2, "zero": 1}),
 ]
+
+
+def test_the_allocator_is_that_of_the_commands_environment() -> None:
+    text = FILES["swift_full.sh"]
+    plain = launch_of(text, "swift_full.sh")
+    setting = "PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' NPROC_PER_NODE"
+    expandable = launch_of(text.replace("NPROC_PER_NODE", setting, 1), "swift_full.sh")
+    assert (plain.settings.get("allocator"), expandable.settings.get("allocator")) == (None, "expandable")
 
 
 @pytest.mark.parametrize(("text", "kind", "framework", "values"), READ, ids=[case[0] for case in READ])
@@ -104,6 +112,66 @@ def test_an_engine_sleeps_while_the_training_runs() -> None:
     assert rollout.flags["gpu_memory_utilization"] == 0.4
     assert rollout.flags["max_num_seqs"] == 4 * 2
     assert (rollout.reference.place, rollout.reference.weight_bytes) == ("device", 2)  # beta is 0.04 by default
+
+
+def test_a_micro_batch_of_unsloths_grpo_is_a_whole_group() -> None:
+    text = FILES["unsloth_grpo.py"]
+    assert any("num_generations, 8" in note for note in launch_of(text, "grpo.py").notes)
+    in_parts = text.replace("batch_size=4", "batch_size=4, num_generations=4")
+    assert launch_of(in_parts, "grpo.py").settings["batch"] == 4
+
+
+def test_sums_of_verl_are_in_the_format_of_the_file() -> None:
+    text = FILES["verl_fsdp.sh"]
+    section = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    assert launch_of(text, "f.sh").own_settings.reduced == "float32"
+    in_bf16 = text.replace("main_ppo ", f"main_ppo +{section}.reduce_dtype=bf16 ", 1)
+    assert launch_of(in_bf16, "f.sh").own_settings.reduced == "bfloat16"
+    with pytest.raises(InputError, match="mixed_precision"):
+        launch_of(text.replace("main_ppo ", f"main_ppo +{section}.param_dtype=fp32 ", 1), "f.sh")
+
+
+def test_a_process_of_ms_swift_that_sees_several_devices_is_refused() -> None:
+    """transformers divides the layers over them (`device_map`)."""
+    text = FILES["swift_lora.sh"]
+    with pytest.raises(InputError, match=r"CUDA_VISIBLE_DEVICES: 2 devices of 1 process: .* expected NPROC_PER_NODE=2"):
+        launch_of(text.replace("swift sft", "CUDA_VISIBLE_DEVICES=0,1 swift sft", 1), "f.sh")
+    for prefix in ("CUDA_VISIBLE_DEVICES=0", "NPROC_PER_NODE=2 CUDA_VISIBLE_DEVICES=0,1"):
+        assert launch_of(text.replace("swift sft", f"{prefix} swift sft", 1), "f.sh").program == "ms-swift"
+
+
+def test_adapters_of_deepspeed_chat_have_the_format_of_the_weights() -> None:
+    text = FILES["deepspeed_chat_step1.sh"]
+    settings = launch_of(text.replace("--zero_stage", "--lora_dim 64 --zero_stage", 1), "step1.sh").settings
+    assert (settings["lora_rank"], settings["lora_dtype"], settings["lora_library"]) == (64, "fp16", "torchtune")
+    assert settings["modules_to_save"] == ("embed_tokens", "lm_head")  # all that is not in the layers is trained
+    alone = text.replace("--zero_stage", "--lora_dim 64 --only_optimize_lora --zero_stage", 1)
+    assert "modules_to_save" not in launch_of(alone, "step1.sh").settings
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor.optim.override_optimizer_config.optimizer_cpu_offload=True", "optimizer_cpu_offload"),
+        ("model.lora.rank=32", r"model\.lora\.rank"),
+        ("model.mtp.enable_train=True", "mtp"),
+        ("actor.megatron.override_transformer_config.num_layers_in_last_pipeline_stage=3", "num_layers_in_last"),
+    ],
+)
+def test_keys_of_verl_that_decide_memory_and_are_not_read_are_refused(override: str, said: str) -> None:
+    text = FILES["verl_fsdp.sh"]
+    with pytest.raises(InputError, match=said):
+        launch_of(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{override} ", 1), "f.sh")
+    for harmless in ("actor.optim.lr=1e-6", "actor.clip_ratio_high=0.3", "model.lora.rank=0", "model.use_shm=True"):
+        launch_of(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{harmless} ", 1), "f.sh")
+
+
+def test_fused_kernels_of_verl_have_no_logits() -> None:
+    text = FILES["verl_fsdp.sh"].replace("main_ppo ", "main_ppo actor_rollout_ref.model.use_fused_kernels=True ", 1)
+    launch = launch_of(text, "f.sh")
+    assert launch.settings["cross_entropy"] == "chunked"
+    assert launch.rollout is not None
+    assert launch.rollout.logit_bytes == 0
 
 
 def test_generation_without_an_engine() -> None:

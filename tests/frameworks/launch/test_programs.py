@@ -128,8 +128,13 @@ def test_qlora_of_axolotl() -> None:
         "lora_targets": ("all-linear",),
         "lora_dropout": True,
         "base": "nf4-dq",
+        "allocator": "expandable",
     }
-    assert launch.filled_in == {"bf16": True, "gradient_checkpointing_kwargs.use_reentrant": True}
+    assert launch.filled_in == {
+        "bf16": True,
+        "gradient_checkpointing_kwargs.use_reentrant": True,
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    }
     assert (launch.program, launch.version) == ("axolotl", "0.18.0")
 
 
@@ -232,6 +237,57 @@ def test_llama_factory_checkpoints_layers_and_adapts_all_of_them() -> None:
     assert wanted.items() <= launch.settings.items()
     assert launch.settings["seq"] == launch.filled_in["cutoff_len"] == 2048
     assert "master_weights" not in launch.settings
+
+
+def test_a_recipe_of_orpo_is_known_by_its_path() -> None:
+    """Its keys are those of DPO, which has a reference model."""
+    text = (FILES / "trl_dpo.yaml").read_text().replace("loss_type: sigmoid\n", "")
+    assert launch_of(text, "dpo/full.yaml").frozen is not None
+    orpo = launch_of(text, "orpo/full.yaml")
+    assert orpo.frozen is None
+    assert any("taken for one of ORPO" in note for note in orpo.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "allocator"),
+    [
+        ("axolotl_qlora.yaml", 1, "expandable"),
+        ("torchtune_lora.yaml", 1, "expandable"),
+        ("llm_foundry_mpt.yaml", 1, "expandable"),
+        ("llama_factory_galore.yaml", 1, None),
+        ("llama_factory_full_z3.yaml", 8, "expandable"),  # launcher.py starts several processes by torchrun
+        ("trl_sft.yaml", 1, None),
+    ],
+)
+def test_programs_that_ask_for_expandable_segments(name: str, devices: int, allocator: str | None) -> None:
+    launch = read_launch(FILES / name, devices)
+    assert launch.settings.get("allocator") == allocator
+    assert ("PYTORCH_ALLOC_CONF" in launch.filled_in) == (allocator is not None)
+
+
+def test_a_file_of_llama_factory_that_predicts_is_no_training() -> None:
+    with pytest.raises(InputError, match="do_train: not true: the file predicts or evaluates"):
+        changed("llama_factory_qlora.yaml", do_train=None, do_predict=True)
+
+
+def test_experts_in_4_bits_of_axolotl() -> None:
+    changes = {"lora_target_linear": None, "lora_target_modules": ["q_proj"], "quantize_moe_experts": True}
+    settings = changed("axolotl_qlora.yaml", **changes).settings
+    assert (settings["base"], settings["quantized_experts"]) == ("nf4-dq", True)
+    with pytest.raises(InputError, match="quantize_moe_experts"):
+        changed("axolotl_qlora.yaml", **changes | {"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True})
+
+
+def test_muon_and_pissa_of_llama_factory() -> None:
+    muon = changed("llama_factory_galore.yaml", use_galore=None, galore_layerwise=None, use_muon=True)
+    assert (muon.settings["optimizer"], muon.settings["optimizer_impl"]) == ("muon", "loop")
+    with pytest.raises(InputError, match="use_muon"):
+        changed("llama_factory_full_z3.yaml", 8, use_muon=True)
+    pissa = changed("llama_factory_qlora.yaml", quantization_bit=None, pissa_init=True)
+    assert "lora_rank" in pissa.settings
+    assert any("pissa_init" in note for note in pissa.notes)
+    with pytest.raises(InputError, match="LLaMA-Factory refuses it with quantization_bit"):
+        changed("llama_factory_qlora.yaml", pissa_init=True)
 
 
 def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
@@ -464,6 +520,17 @@ def test_the_model_of_gpt_neox() -> None:
     assert (launch.layout.dp, launch.layout.zero, launch.own_settings.overlap_comm) == (2, 1, True)
 
 
+def test_layers_that_ranks_of_gpt_neox_divide_run_as_under_megatron() -> None:
+    changes = {"model_parallel_size": 2, "pipe_parallel_size": 2, "zero_optimization": {"stage": 1}}
+    launch = changed("neox_small.yml", 8, **changes)
+    assert (launch.framework, launch.layout.tp, launch.layout.pp, launch.layout.dp) == ("megatron", 2, 2, 2)
+    assert (launch.layout.zero, launch.settings["grad_dtype"]) == (1, "bf16")
+    assert launch.spec is not None
+    assert launch.spec.vocab_size % 256 == 0
+    with pytest.raises(InputError, match=r"zero_optimization\.stage"):
+        changed("neox_small.yml", 8, **changes | {"zero_optimization": {"stage": 3}})
+
+
 def test_a_gated_network_of_gpt_neox_has_two_thirds_of_the_width() -> None:
     """Llama 7B's 32,768: two thirds of it are 21,845, half of that is 10,922, and 43 · 256 = 11,008 hold it."""
     changes = {"activation": "swiglu", "mlp_multiple_of": 256, "intermediate-size": 32_768, "norm": "rmsnorm"}
@@ -485,7 +552,7 @@ def test_layers_of_mamba_in_gpt_neox_have_no_network() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model-parallel-size": 2}, "model_parallel_size (2 is not modelled)"),
+        ({"model-parallel-size": 2, "fp16": None}, "precision (missing, or fp32, which is not modelled with layers"),
         ({"attention-config": [[["local", "global"], 2]]}, "attention_config ('global, local' is not modelled"),
         ({"pos-emb": "rpe"}, "pos_emb: 'rpe'; expected learned"),
         ({"norm": "scalenorm"}, "norm: 'scalenorm'; expected layernorm or rmsnorm"),

@@ -307,7 +307,7 @@ def test_what_may_change_memory_is_refused(more: dict[str, Any], said: str) -> N
         ({"hidden_dropout": "a"}, "--hidden-dropout: 'a'; expected a number"),
         ({"position_embedding_type": "alibi"}, "expected one of learned_absolute, rope"),
         ({"num_attention_heads": 5}, "--num-attention-heads: 5; expected a divisor of --hidden-size 64"),
-        ({"tensor_model_parallel_size": 3}, "--devices: 8 is not a multiple"),
+        ({"tensor_model_parallel_size": 3}, "--devices: 8 cannot hold the groups of tensor"),
         ({"pipeline_model_parallel_size": 8}, "8 stages do not divide 4 layers"),
         ({"global_batch_size": 12}, "--global-batch-size: 12; expected a multiple of"),
         ({"num_experts": 4, "moe_layer_freq": "[1]*3"}, "--moe-layer-freq: a pattern of 3 layers; expected one of 4"),

@@ -147,7 +147,7 @@ class ExpertKernels(Lowering):
                     step.name,
                 )
         group_ends = self.ends_of_groups(experts, step.options["identities"])
-        weight = self.weight(f"{step.name}.weight", (experts, outs, ins))
+        weight = self.expert_weight(step, (experts, outs, ins))
         if x.dtype is not weight.dtype:
             raise self.unsupported(
                 f"torch has no grouped product of {x.dtype} rows and {weight.dtype} weights, and casts neither under "

@@ -62,6 +62,20 @@ class LoraKernels(BasicKernels):
         tied = ("", id(step.weight)) in self.weights
         return adapters.quantized_head and step.outs[0] is self.result and not tied
 
+    def expert_weight(self, step: Step, shape: Shape) -> Tensor:
+        """Returns the stacked weights of all experts, decoded where they are stored in 4 bits.
+
+        Source: axolotl, monkeypatch/moe_quant.py; bitsandbytes/nn/parametrize.py, `Bnb4bitParametrization`.
+        """
+        adapters = self.adapters
+        if adapters is None or not adapters.quantized_experts or adapters.base == "none":
+            return super().expert_weight(step, shape)
+        if adapters.base == "int8":
+            raise self.unsupported("experts in 8 bits are not modelled; expected --base nf4", step.name)
+        experts, rows, columns = shape
+        self._new_quantised_weight(step.name, experts * rows, columns)
+        return self._decode_weight(shape, self.dtype)
+
     def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
         assert self.adapters is not None
         size = self.adapters.stored_bytes(rows, columns)
@@ -343,7 +357,7 @@ class LoraKernels(BasicKernels):
         assert adapters is not None
 
         def dequantized() -> Tensor:
-            scales = graph.new((ceil_div(shape[0] * shape[1], BLOCK),), FLOAT32) if adapters.base == "nf4-dq" else None
+            scales = graph.new((ceil_div(count(shape), BLOCK),), FLOAT32) if adapters.base == "nf4-dq" else None
             out = graph.new(shape, FLOAT16 if adapters.decodes_to_half else dtype)
             del scales
             return out

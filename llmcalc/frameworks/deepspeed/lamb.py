@@ -1,0 +1,61 @@
+"""Replays training steps of one rank with Lamb or 1-bit Lamb, whose float32 copies are one per parameter.
+
+Both have Adam's states of these copies. Lamb's kernel reads the 16-bit gradients, whose norm is that of flat copies.
+1-bit Lamb keeps a second moment of its own for the compressed steps, and the errors of the compression.
+
+Sources, of deepspeed 0.19.8: runtime/fp16/unfused_optimizer.py (`step_fused_lamb`), ops/lamb/fused_lamb.py,
+runtime/fp16/onebit/lamb.py (`step`), runtime/utils.py (`get_weight_norm`).
+"""
+
+from __future__ import annotations
+
+from ...algebra import ceil_div
+from ...simulator.meter import Place
+from ...simulator.tensor import FLOAT32, Storage, counted_as, empty
+from .partitions import elements
+from .replicated import ReplicatedRun
+
+
+class LambRun(ReplicatedRun):
+    """Training steps of one rank with DeepSpeed's fused Lamb."""
+
+    def update(self) -> None:
+        """Flattens the gradients, computes their norm in float32, and updates the copies by the kernel."""
+        self.meter.place = Place("step")
+        size = sum(map(elements, self.parameters))
+        with counted_as(self.meter, "gradients"):
+            for weight in self.parameters:
+                if weight.grad is None:
+                    weight.grad = empty(self.meter, weight.shape, self.dtype)
+            flat = Storage(self.meter, size * self.dtype.bytes)
+            for_norm = Storage(self.meter, size * self.dtype.bytes)
+            in_float = Storage(self.meter, size * FLOAT32.bytes)
+        del flat, for_norm, in_float
+        for weight in self.parameters:
+            weight.grad = None
+
+
+class OneBitLambRun(ReplicatedRun):
+    """Training steps of one rank with 1-bit Lamb, after its compression began.
+
+    states: the fresh second moment, the rank's errors, and the errors of the part that it sums.
+    """
+
+    states: list[Storage]
+
+    def prepare_training(self) -> None:
+        """Creates the copies with Adam's states, the fresh second moment and the errors."""
+        super().prepare_training()
+        size = sum(map(elements, self.parameters))
+        with counted_as(self.meter, "optimizer"):
+            self.states = [
+                Storage(self.meter, count * FLOAT32.bytes) for count in (size, size, ceil_div(size, self.ranks))
+            ]
+
+    def update(self) -> None:
+        """Copies the momentum, which the compression changes, and runs the step on float32 gradients."""
+        self.meter.place = Place("step")
+        with counted_as(self.meter, "optimizer"):
+            last_momentum = [Storage(self.meter, elements(weight) * FLOAT32.bytes) for weight in self.parameters]
+        super().update()
+        del last_momentum

@@ -1,0 +1,135 @@
+"""Finds the linear layers of a model that a launch file's names of adapted modules mean, as PEFT does.
+
+PEFT takes a list of names, of which it skips those that the model does not have, or one regular expression for whole
+paths (peft/tuners/tuners_utils.py, `check_target_module_exists`). An expression is not run: the alternatives of its
+last component are listed (`(q|k|v)_proj`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from ...costs.adapters import linear_layer_names
+from ...model import ModelSpec
+from ...workload.lora import ALL_LINEAR
+from .record import Launch
+
+ATTENTION = ("q_proj", "k_proj", "v_proj")
+
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("query_key_value", "Wqkv", "c_attn", "W_pack", "qkv_proj", "wqkv"), ATTENTION),
+    **dict.fromkeys(("dense", "out_proj", "wo"), ("o_proj",)),
+    "c_proj": ("o_proj", "down_proj"),
+    **dict.fromkeys(("dense_h_to_4h", "c_fc", "fc1", "fc_in"), ("up_proj",)),
+    **dict.fromkeys(("dense_4h_to_h", "fc2", "fc_out"), ("down_proj",)),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""A class's own name of a layer → the names here."""
+
+ENCODERS = ("vision", "visual", "audio", "projector", "aligner")
+"""Words in the paths of modules outside of the language model."""
+
+LONGEST, MOST = 400, 200
+"""Largest number of letters of an expression, and of names that it stands for."""
+
+
+def with_known_targets(launch: Launch, model: ModelSpec) -> Launch:
+    """Returns the run with adapters of the model's own layer names, and notes of names that stand for others.
+
+    Names of which the model has none stay, and so does an option that was typed: both are errors where they are wrong.
+    """
+    targets = launch.settings.get("lora_targets")
+    if not targets or "lora_targets" in launch.overridden or tuple(targets) == (ALL_LINEAR,):
+        return launch
+    names = linear_layer_names(model.tree())
+    known: dict[str, None] = {}
+    notes = []
+    for target in targets:
+        parts = [name for word in _words(target) for name in OTHER_NAMES.get(word, (word,))]
+        layers = [target] if target in names else [name for name in parts if name in names]
+        known |= dict.fromkeys(layers)
+        if layers and layers != [target]:
+            notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(dict.fromkeys(layers))}")
+        elif not layers:
+            notes.append(f"adapters of {target[:60]}: the language model has no such linear layer")
+    if not known:
+        return launch
+    settings = {**launch.settings, "lora_targets": tuple(known)}
+    return replace(launch, settings=settings, notes=(*launch.notes, *notes))
+
+
+def _words(target: str) -> list[str]:
+    """Returns the last components that a name, a path or an expression stands for; none of an encoder's."""
+    if len(target) > LONGEST:
+        return []
+    try:
+        return list(dict.fromkeys(_last_components(target)))[:MOST]
+    except ValueError:
+        return []
+
+
+TOKENS = re.compile(
+    r"(?P<dot>\\?\.)(?![*+?])|(?P<any>\.[*+?]|\\[dw][*+?]?)|(?P<set>\[[^\]]*\])[*+?]?|(?P<word>\w)|[\^$]"
+)
+"""The pieces of an expression, but for groups."""
+
+
+def _last_components(expression: str) -> Iterator[str]:
+    """Yields the names that may end a path. Raises `ValueError` for an expression of other pieces."""
+    for alternative in _alternatives(expression):
+        pieces: list[list[str]] = []  # after the last dot: the alternatives of each piece
+        place, before = 0, ""
+        while place < len(alternative):
+            if alternative[place] == "(":
+                end = _end_of_group(alternative, place)
+                group = alternative[place + 1 : end].removeprefix("?:")
+                place = end + 1
+                has_quantifier = place < len(alternative) and alternative[place] in "?*+"
+                place += has_quantifier
+                if "." in group and not has_quantifier:
+                    pieces = [list(_last_components(group))]
+                elif not has_quantifier:
+                    pieces.append(_alternatives(group))
+                continue
+            match = TOKENS.match(alternative, place)
+            if match is None:
+                raise ValueError(alternative)
+            before, place = before + match[0], match.end()
+            if match["dot"]:
+                pieces = []
+            elif match["word"]:
+                pieces.append([match["word"]])
+            elif match["set"] and re.fullmatch(r"\[\w+\]", match["set"]):
+                pieces.append(list(match["set"][1:-1]))
+            elif match["any"] or match["set"]:
+                pieces.append([])
+        if not any(word in before for word in ENCODERS) and pieces:
+            for number, letters in enumerate(product(*pieces)):
+                if number >= MOST:
+                    raise ValueError(expression)
+                yield "".join(letters)
+
+
+def _alternatives(expression: str) -> list[str]:
+    """Returns the parts between the bars outside of groups."""
+    parts, depth = [""], 0
+    for letter in expression:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _end_of_group(expression: str, start: int) -> int:
+    """Returns the place of the bracket that closes a group. Raises `ValueError` without one."""
+    depth = 0
+    for place in range(start, len(expression)):
+        depth += (expression[place] == "(") - (expression[place] == ")")
+        if depth == 0:
+            return place
+    raise ValueError(expression)

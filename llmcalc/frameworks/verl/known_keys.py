@@ -1,0 +1,66 @@
+"""Keys of verl's actor and model: those that are read, those that change no memory, and those that are refused."""
+
+from __future__ import annotations
+
+import re
+
+from ...errors import shown
+from ..launch.record import Reading, Table
+from .rollout import ACTOR, MODEL
+
+READ = frozenset(
+    """
+    actor.strategy actor.ppo_mini_batch_size actor.ppo_micro_batch_size actor.ppo_micro_batch_size_per_gpu
+    actor.use_dynamic_bsz actor.ppo_max_token_len_per_gpu actor.ulysses_sequence_parallel_size actor.use_kl_loss
+    actor.use_torch_compile actor.entropy_coeff actor.calculate_sum_pi_squared actor.entropy_checkpointing
+    actor.entropy_from_logits_with_chunking actor.fsdp_config.param_offload actor.fsdp_config.optimizer_offload
+    actor.fsdp_config.offload_policy actor.fsdp_config.model_dtype actor.fsdp_config.fsdp_size
+    actor.fsdp_config.reshard_after_forward actor.fsdp_config.mixed_precision.param_dtype
+    actor.fsdp_config.mixed_precision.reduce_dtype actor.fsdp_config.strategy
+    actor.megatron.tensor_model_parallel_size actor.megatron.pipeline_model_parallel_size
+    actor.megatron.context_parallel_size actor.megatron.expert_model_parallel_size
+    actor.megatron.expert_tensor_parallel_size actor.megatron.virtual_pipeline_model_parallel_size
+    actor.megatron.sequence_parallel actor.megatron.use_distributed_optimizer actor.megatron.param_offload
+    actor.megatron.grad_offload actor.megatron.optimizer_offload
+    actor.megatron.override_transformer_config.recompute_granularity
+    actor.megatron.override_transformer_config.recompute_method
+    actor.megatron.override_transformer_config.recompute_num_layers
+    model.path model.enable_gradient_checkpointing model.enable_activation_offload model.use_liger model.lora_rank
+    model.target_modules model.use_fused_kernels
+    """.split()  # noqa: SIM905
+)
+
+WITHOUT_MEMORY = re.compile(
+    r"actor\.(optim\.(lr|min_lr|weight_decay|clip_grad|total_training_steps|betas|warmup\w*|num_cycles)\w*"
+    r"|kl_loss_\w+|clip_ratio\w*|policy_loss\.\w+|loss_agg_mode|loss_scale_factor|grad_clip|tau_\w+|profiler\..*"
+    r"|checkpoint\..*|ppo_epochs|shuffle|data_loader_seed|freeze_vision_tower|tis_\w+|rollout_n|router_replay\.mode"
+    r"|fsdp_config\.(use_orig_params|forward_prefetch|wrap_policy\..*|mixed_precision\.buffer_dtype)"
+    r"|megatron\.(use_mbridge|vanilla_mbridge|use_dist_checkpointing|dist_checkpointing_\w+|seed|load_weight)"
+    r"|megatron\.override_transformer_config\.(moe_router_\w+|moe_permute_fusion|gradient_accumulation_fusion"
+    r"|apply_rope_fusion|bias_\w+_fusion|persist_layer_norm|moe_grouped_gemm|masked_softmax_fusion"
+    r"|deallocate_pipeline_outputs|moe_aux_loss_coeff|moe_z_loss_coeff|attention_backend))"
+    r"|model\.(use_remove_padding|lora_alpha|use_shm|trust_remote_code|lora_adapter_path|exclude_modules|external_lib"
+    r"|custom_chat_template|fused_kernel_options\..*|torch_dtype|tokenizer_path|hf_config_path"
+    r"|mtp\.(?!enable)\w+|lora\.(?!rank)\w+|override_config\.(model_config\.)?(max_position_embeddings|\w+_token_id))"
+)
+"""Keys that change no memory of a step, or that of one block."""
+
+NOTED = {
+    "actor.megatron.override_transformer_config.moe_shared_expert_overlap": "shared experts run without overlap",
+    "actor.megatron.override_transformer_config.moe_token_dispatcher_type": "experts' tokens are counted as alltoall's",
+    "actor.megatron.override_transformer_config.moe_enable_deepep": "experts' tokens are counted as alltoall's",
+}
+"""Keys that are counted otherwise, an estimate → the note."""
+
+
+def check_keys(reading: Reading, data: Table) -> None:
+    """Notes the keys of the actor and of the model that may change memory and are not read."""
+    for key, value in data.items():
+        if not key.startswith((ACTOR, MODEL)) or value in (None, False, 0, "none", "null"):
+            continue
+        name = key.removeprefix("actor_rollout_ref.")
+        if name in NOTED:
+            note = f"{key}: {NOTED[name]}"
+            reading.notes += [note] * (value not in ("alltoall",))
+        elif name not in READ and WITHOUT_MEMORY.fullmatch(name) is None:
+            reading.unknown[key[:100]] = f"{shown(value)[:40]} is not modelled"
