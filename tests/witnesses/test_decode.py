@@ -153,8 +153,8 @@ def decoders(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
 
 @cache
 def shapes(file: str, whole: bool = True) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
-    """Returns the first decoding shape of a file and of each family with an exception, and every shape with a kind of op
-    that no earlier shape of any file has.
+    """Returns the first decoding shape of a file, and of each family with an exception, and every shape with a kind of
+    op that no earlier shape of any file has.
 
     whole: the first shape of each family, and every shape with a kind of op that no earlier shape of the file has.
     """
