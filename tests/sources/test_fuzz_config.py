@@ -393,6 +393,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(place=("gpt_neo", ("attention_types",)), value=[[[], 2**63]])
 @example(place=("recurrent_gemma", ("block_types",)), value=[["recurrent"]])
 @example(place=("gemma3n_text", ("intermediate_size",)), value=list(range(1, 100_001)))
+@example(place=("wrapped kimi_k25", ("vision_config", "pos_emb_height")), value=float("nan"))
 def test_a_field_replaced_by_anything(place: tuple[str, Place], value: Any, file: Path) -> None:
     name, path = place
     read(file, replaced(CONFIGS[name], path, value))
