@@ -119,29 +119,38 @@ def verbs_of(spec: ModelSpec) -> set[str]:
     return {spec.kind, spec.head.type, *(step.verb for step in every_step(spec.shared_program.root.items))}
 
 
-def parts_of(value: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields (class of a part, field, class of the part there) of every part below a value."""
-    if isinstance(value, BaseModel):
-        yield owner, name, type(value).__name__
-        for field in type(value).model_fields:
-            yield from parts_of(getattr(value, field), type(value).__name__, field)
-    elif isinstance(value, Mapping | tuple | list):
-        for element in value.values() if isinstance(value, Mapping) else value:
-            yield from parts_of(element, owner, name)
+def parts_of(value: Any) -> set[tuple[str, str, str]]:
+    """Returns (class of a part, field, class of the part there) of every part below a value."""
+    return {(owner, name, kind) for owner, name, kind, is_part in _below(value) if is_part}
 
 
-def fields_of(value: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields (class of a part, field, what it has) of everything below a value."""
-    if isinstance(value, BaseModel):
-        yield owner, name, type(value).__name__
-        for field in type(value).model_fields:
-            yield from fields_of(getattr(value, field), type(value).__name__, field)
-    elif isinstance(value, Mapping | tuple | list):
-        yield owner, name, str(bool(value))
-        for element in value.values() if isinstance(value, Mapping) else value:
-            yield from fields_of(element, owner, name)
-    else:
-        yield owner, name, str(value) if isinstance(value, str | bool | None) else type(value).__name__
+def fields_of(value: Any) -> set[tuple[str, str, str]]:
+    """Returns (class of a part, field, what it has) of everything below a value."""
+    return {(owner, name, kind) for owner, name, kind, _ in _below(value)}
+
+
+def _below(value: Any) -> set[tuple[str, str, str, bool]]:
+    """Returns (class of a part, field, what it has, whether that is a part) of everything below a value."""
+    found: set[tuple[str, str, str, bool]] = set()
+    left: list[tuple[Any, str, str]] = [(value, "", "")]
+    while left:
+        value, owner, name = left.pop()
+        kind = type(value)
+        if kind in PLAIN:
+            found.add((owner, name, str(value), False))
+        elif issubclass(kind, BaseModel):
+            found.add((owner, name, kind.__name__, True))
+            left += [(getattr(value, field), kind.__name__, field) for field in kind.model_fields]
+        elif issubclass(kind, Mapping | tuple | list):
+            found.add((owner, name, str(bool(value)), False))
+            left += [(element, owner, name) for element in (value.values() if issubclass(kind, Mapping) else value)]
+        else:
+            found.add((owner, name, str(value) if isinstance(value, str) else kind.__name__, False))
+    return found
+
+
+PLAIN = frozenset({str, bool, type(None)})
+"""Types of values that are compared by what they are, and not by their type."""
 
 
 def recorded(part: Component, width: int) -> Node:

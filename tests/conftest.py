@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from llmcalc.cli.main import main
-from tests.exhaustive import EXHAUSTIVE
+from tests.exhaustive import EXHAUSTIVE, LONGEST
 from tests.quick import QUICK, SLOW
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
@@ -36,10 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what `tests/exhaustive.py` lists."""
+    """Marks what `tests/exhaustive.py` lists, and puts the files with the longest tests first: of several processes
+    none has one of them left when the others end.
+    """
     for item in items:
         if item.nodeid.removeprefix("tests/") in EXHAUSTIVE:
             item.add_marker(pytest.mark.exhaustive)
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 def pytest_collection_finish() -> None:

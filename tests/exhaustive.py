@@ -1,5 +1,5 @@
-"""Slow cases that only `pytest -m exhaustive` runs, with what finds the same in every run. Beside them stand the cases
-that a test's own sample leaves out (tests/samples.py).
+"""Slow tests: cases that only `pytest -m exhaustive` runs, with what finds the same in every run, and files that start
+first. Beside the cases stand those that a test's own sample leaves out (tests/samples.py).
 """
 
 ADAPTERS = "frameworks/fsdp2/test_fsdp2.py::test_adapters_are_sharded_with_the_frozen_weights"
@@ -38,3 +38,14 @@ EXHAUSTIVE: dict[str, str] = {
     "plots/test_schedule_plot.py::test_the_picture_says_what_runs[zb-h1]": "the picture of DualPipe",
 }
 """Test below tests/ → where the same is found."""
+
+LONGEST = (
+    "tests/test_checks.py",
+    "tests/test_documents.py",
+    "tests/cli/test_fuzz_files.py",
+    "tests/sources/test_bad_config.py",
+    "tests/timing/test_measured.py",
+    "tests/witnesses/test_config_fields.py",
+    "tests/witnesses/test_distributed.py",
+)
+"""Files with tests of ten seconds and more."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import llmcalc
 
 PACKAGE = Path(llmcalc.__file__).parent
+
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of syntax trees that hold statements, or what holds statements."""
 
 
 def modules(folder: Path) -> dict[str, Path]:
@@ -22,8 +26,8 @@ def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     named = isinstance(node, ast.If) and isinstance(node.test, ast.Name | ast.Attribute)
     if isinstance(node, ast.If) and named and "TYPE_CHECKING" in ast.unparse(node.test):
         below: Iterable[ast.AST] = node.orelse
-    else:
-        below = ast.iter_child_nodes(node)
+    else:  # statements alone stand in these fields, and imports in nothing else
+        below = chain.from_iterable(getattr(node, field, ()) for field in BLOCKS)
     for child in below:
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child

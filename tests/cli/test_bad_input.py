@@ -244,7 +244,7 @@ def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> N
     name, wrong, near = ("h100", "h1000", "h100-sxm") if command == "hardware" else ("gpt2", "gpt22", "gpt2")
     needed = {
         "fit": ("--hardware", "h100"),
-        "plan": ("--hardware", "h100", "--devices", "2", "--seq", "64"),
+        "plan": ("--hardware", "h100", "--devices", "2", "--seq", "64", "--set", "num_hidden_layers=2"),
         "time": ("--hardware", "h100"),
         "serve": ("--hardware", "h100", "--input", "64", "--output", "64"),
         "cost": ("--hardware", "h100", "--requests", "9", "--input", "64", "--output", "64"),
@@ -321,10 +321,11 @@ def test_bad_usage(line: str, run: Run) -> None:
     refused(run(*line.split()), USAGE[line])
 
 
+SHALLOW = "gpt2?num_hidden_layers=2"
 RUNS = {
-    "memory": ("gpt2", "--phase", "training", "--tp", "2"),
-    "fit": ("gpt2", "--hardware", "h100", "--devices", "2"),
-    "plan": ("gpt2", "--hardware", "h100", "--devices", "2"),
+    "memory": (SHALLOW, "--phase", "training", "--tp", "2"),
+    "fit": (SHALLOW, "--hardware", "h100", "--devices", "2"),
+    "plan": (SHALLOW, "--hardware", "h100", "--devices", "2", "--seq", "64"),
 }
 
 

@@ -14,7 +14,7 @@ from llmcalc.cli import main as command
 from tests import fuzz
 
 ROOT = Path(__file__).parents[2]
-INPUTS = 150
+INPUTS = 60
 
 
 def test_damaged_files_of_every_kind() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.contracts.rooms import PACKAGE, ROOT
-from tests.exhaustive import EXHAUSTIVE
+from tests.exhaustive import EXHAUSTIVE, LONGEST
 from tests.mutants import MUTANTS
 from tests.quick import QUICK, SLOW
 
@@ -21,3 +21,4 @@ def test_every_test_that_is_listed_exists() -> None:
         assert path.is_file(), name
         assert f"def {test.partition('[')[0]}(" in path.read_text() if test else True, name
     assert {name.partition("::")[0] for name in SLOW} <= set(QUICK)
+    assert all((ROOT / file).is_file() for file in LONGEST)

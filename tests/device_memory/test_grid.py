@@ -17,8 +17,10 @@ def things(case: Case) -> set[Thing]:
     return of_run(spec, training_config.choices, training_config.optimizer, training_config.include)
 
 
-PAIRED = ("--attn-implementation", "--lora")
-"""Options of which each value meets each model in every run, beside each value of every other option."""
+PAIRED = ("--attn-implementation",)
+"""Options of which each value meets each model in every run, beside each value of every other option. Adapters are
+compared with torch by part in simulator/test_lora.py and simulator/test_profiler.py.
+"""
 
 
 def causes(case: Case) -> set[tuple[str, ...]]:

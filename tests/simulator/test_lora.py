@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 
 from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.device_memory.training import Training, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
@@ -35,6 +37,17 @@ def test_adapters_hold_what_peft_holds(number: int, name: str) -> None:
     assert held == by_torch(spec(number), log=theirs, adapters=HOW[name])._replace(saved=0), "\n".join(
         [*ours, "=", *theirs]
     )
+
+
+def test_a_linear_layer_that_does_not_run_has_an_adapter_too() -> None:
+    """Longformer's projection of global tokens, from the hidden size to 4 heads of 8: peft selects it by its name."""
+    model = around_a_model(Attention(num_attention_heads=4, head_dim=8, idle_projections=("q_global_proj",)))
+    of_one, of_both = (
+        replay(model, Training(batch=1, seq=8, adapters=Adapters(4, frozenset(names)))).set_up
+        for names in (["q_proj"], ["q_proj", "q_global_proj"])
+    )
+    layers = sum(stack.num_hidden_layers for _, stack in model.stacks())
+    assert of_both - of_one == layers * 4 * 4 * (model.hidden_size + 4 * 8)  # rank 4, 4 bytes
 
 
 def test_a_base_in_4_bits_has_scales_and_is_decoded_for_each_product() -> None:

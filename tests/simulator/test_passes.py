@@ -114,26 +114,44 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
         assert calls == played
 
 
+EIGHT = "num_hidden_layers=8"
+"""Two layers of a stage of four, and as many of a chunk of two in two stages."""
+
 LAYOUTS = {
-    "torch, a pipeline": ("torch", "gpt2", Layout(pp=4), {"num_microbatches": 8}),
-    "torch, several chunks": ("torch", "gpt2", Layout(pp=2, vpp=2), {"num_microbatches": 8, "recompute": "full"}),
-    "torch, gradients that are parts of one": ("torch", "olmo-hybrid-7b", Layout(pp=16), {"num_microbatches": 8}),
-    "torch, replicas": ("torch", "gpt2", Layout(dp=2), {"num_microbatches": 7}),
-    "Megatron, a pipeline": ("megatron", "qwen3-0.6b", Layout(pp=4, dp=2, zero=1), {"num_microbatches": 9}),
-    "Megatron, several chunks": ("megatron", "qwen3-0.6b", Layout(pp=2, vpp=2), {"num_microbatches": 8}),
+    "torch, a pipeline": ("torch", f"gpt2?{EIGHT}", Layout(pp=4), {"num_microbatches": 8}),
+    "torch, several chunks": (
+        "torch",
+        f"gpt2?{EIGHT}",
+        Layout(pp=2, vpp=2),
+        {"num_microbatches": 8, "recompute": "full"},
+    ),
+    "torch, gradients that are parts of one": (
+        "torch",
+        f"olmo-hybrid-7b?{EIGHT}",
+        Layout(pp=4),
+        {"num_microbatches": 8},
+    ),
+    "torch, replicas": ("torch", f"gpt2?{EIGHT}", Layout(dp=2), {"num_microbatches": 7}),
+    "Megatron, a pipeline": ("megatron", f"qwen3-0.6b?{EIGHT}", Layout(pp=4, dp=2, zero=1), {"num_microbatches": 9}),
+    "Megatron, several chunks": ("megatron", f"qwen3-0.6b?{EIGHT}", Layout(pp=2, vpp=2), {"num_microbatches": 8}),
     "Megatron, recomputed experts": (
         "megatron",
-        "olmoe-1b-7b",
+        f"olmoe-1b-7b?{EIGHT}",
         Layout(pp=4, dp=2, ep=2, zero=1),
         {"num_microbatches": 9, "recompute": "full"},
     ),
     "Megatron, recomputed experts in chunks": (
         "megatron",
-        "olmoe-1b-7b",
+        f"olmoe-1b-7b?{EIGHT}",
         Layout(pp=2, vpp=2, dp=2, ep=2, zero=1, schedule="interleaved"),
         {"num_microbatches": 8, "recompute": "full"},
     ),
-    "Megatron, experts": ("megatron", "olmoe-1b-7b", Layout(pp=4, dp=2, ep=2, zero=1), {"num_microbatches": 9}),
+    "Megatron, experts": (
+        "megatron",
+        f"olmoe-1b-7b?{EIGHT}",
+        Layout(pp=4, dp=2, ep=2, zero=1),
+        {"num_microbatches": 9},
+    ),
 }
 
 

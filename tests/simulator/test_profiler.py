@@ -21,7 +21,7 @@ from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.sources.huggingface.registry import FILE_OF
 from llmcalc.witnesses.cpu_events import NUMBER, GradientSums
 from llmcalc.witnesses.memory import unsupported_reason
-from tests.builders import family_shapes, spec_of, verbs_of, with_other_causes
+from tests.builders import family_shapes, spec_of, with_other_causes
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import examples, sampled_examples
 from tests.simulator.models import without_values
@@ -200,12 +200,23 @@ def tied_models() -> list[tuple[str, ModelSpec]]:
     return [(name, spec(name)) for name in names if is_compared(spec(name))]
 
 
-def with_other_verbs(models: list[tuple[str, ModelSpec]]) -> Iterable[tuple[str, ModelSpec]]:
-    """The models with a kind, a head or a verb that no earlier one has."""
-    return with_other_causes(models, lambda model: verbs_of(model[1]))
+def with_other_tables(models: list[tuple[str, ModelSpec]]) -> Iterable[tuple[str, ModelSpec]]:
+    """The models with a kind, a head, positions or a stack that no earlier one has: what reads a tied table, or adds to
+    its gradient. What their layers compute, `test_gradients_of_a_part` and `test_the_cpu_allocates_what_is_counted`
+    compare.
+    """
+    return with_other_causes(models, lambda model: tables_of(model[1]))
 
 
-@pytest.mark.parametrize("choose", [with_other_verbs, pytest.param(list, marks=pytest.mark.exhaustive)])
+def tables_of(model: ModelSpec) -> set[tuple[str, str]]:
+    """What of a model reads or joins its embeddings: its kind, its head, and the type of each of its own fields."""
+    return {(field, type(getattr(model, field)).__name__) for field in type(model).model_fields} | {
+        ("kind", model.kind),
+        ("head", model.head.type),
+    }
+
+
+@pytest.mark.parametrize("choose", [with_other_tables, pytest.param(list, marks=pytest.mark.exhaustive)])
 def test_gradients_of_tied_embeddings(choose: Callable[..., Iterable[tuple[str, ModelSpec]]]) -> None:
     for name, _ in choose(tied_models()):
         gradients_are_added_where_torch_adds_them(name)

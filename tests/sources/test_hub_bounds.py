@@ -21,7 +21,7 @@ from tests.sources.test_hub import COMMIT, FILES, TOTAL
 from tests.sources.test_reader_bounds import refused
 
 GIB = 2**30
-SECONDS = 2
+SECONDS = 1
 """Most seconds of a download in the tests of slow servers."""
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.in_process import command
+
 MODEL = ("llama3.1-8b", "--hardware", "h100", "--input", "4k", "--output", "512")
 
 
@@ -43,9 +45,9 @@ def test_one_request_is_the_answer_of_time(run: Any, layout: tuple[str, ...]) ->
         assert served["end_to_end"][end] == pytest.approx(served["ttft"][end] + 511 * served["tpot"][end])
 
 
-@pytest.fixture
-def everything(run: Any) -> Any:
-    return serve(run, *MODEL, "--price", "2.5")
+@pytest.fixture(scope="module")
+def everything() -> Any:
+    return json.loads(command("serve", *MODEL, "--price", "2.5", "--format", "json").stdout)
 
 
 def test_cost_is_price_times_time(everything: Any) -> None:

@@ -26,8 +26,9 @@ from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware, read_hardware
+from llmcalc.sources.preset import Preset
 from llmcalc.studies.serving import cache_flag
-from llmcalc.timing.batching import Replica, Requests
+from llmcalc.timing.batching import Replica, Requests, ServedLoad
 from llmcalc.timing.calibration import UNCHANGED, Factors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
@@ -205,9 +206,13 @@ def _configs() -> dict[str, Any]:
 
 
 @cache
-def spec_of(model: str) -> ModelSpec:
+def preset_of(model: str) -> Preset:
     """The model of a row: a preset, or a config of `models.json`."""
-    return api.load(_configs().get(model, model)).model
+    return api.load(_configs().get(model, model))
+
+
+def spec_of(model: str) -> ModelSpec:
+    return preset_of(model).model
 
 
 @cache
@@ -294,13 +299,36 @@ def _step_seconds(row: Row, factors: Factors) -> float:
 
 def replica_of(row: Row, factors: Factors = UNCHANGED) -> Replica:
     """The replica of a row that serves requests."""
+    return _replica(*_key(row, factors))
+
+
+def load_of(row: Row, factors: Factors = UNCHANGED) -> ServedLoad:
+    """The load of a row's replica by its requests."""
+    return _load(row.whole("batch"), *_key(row, factors))
+
+
+def _key(row: Row, factors: Factors) -> tuple[Any, ...]:
+    """The arguments of `_replica`."""
     tp, ep, dp = row.whole("tp"), row.whole("ep"), row.whole("dp")
     layout = Layout(tp=tp, ep=ep, dp=dp, pp=row.whole("pp"), etp=max(1, tp * dp // ep) if ep > 1 else None)
     dtype = {"q": "quantized"}.get(row["precision"], row["precision"])
     formats = Formats(dtype, float(row["weight_bits"]), float(row["kv_bits"]))
     requests = Requests(row.whole("input", 0), row.whole("output", 0))
-    spec, device = spec_of(row["model"]), factors.device(_device(row["hardware"], ""))
-    return Replica(spec, device, factors.stack(row.stack), requests, layout, formats, STEP_TOKENS)
+    return row["model"], row["hardware"], row["stack"], requests, layout, formats, factors
+
+
+@cache
+def _replica(
+    model: str, hardware: str, software: str, requests: Requests, layout: Layout, formats: Formats, factors: Factors
+) -> Replica:
+    """A replica. Rows with other loads share it, and what it has computed of prompts."""
+    stack = factors.stack(_stack(software, requests.input + requests.output))
+    return Replica(spec_of(model), factors.device(_device(hardware, "")), stack, requests, layout, formats, STEP_TOKENS)
+
+
+@cache
+def _load(concurrency: int, *key: Any) -> ServedLoad:
+    return _replica(*key).load(concurrency)
 
 
 def full_server(row: Row) -> tuple[Replica, int]:
@@ -312,7 +340,7 @@ def full_server(row: Row) -> tuple[Replica, int]:
     if not name:
         raise NotAsked("throughput of which pages do not say whether prompts count")
     record, version = engine_and_version(name)
-    preset = api.load(_configs().get(row["model"], row["model"]))
+    preset = preset_of(row["model"])
     length = row.whole("input") + row.whole("output")
     assert record.layout_flags is not None
     flags = dict(record.layout_flags(*(row.whole(size) for size in ("tp", "pp", "dp", "ep"))))
@@ -386,9 +414,9 @@ def _inference_seconds(row: Row, factors: Factors) -> float:
     given, output, load = replica.requests.input, replica.requests.output, row.whole("batch")
     batch = max(1, load // layout.dp)
     if measure == "output_rate":
-        return 1 / replica.load(load).output_tokens_per_second
+        return 1 / load_of(row, factors).output_tokens_per_second
     if row.is_loaded and given:
-        served = replica.load(load)
+        served = load_of(row, factors)
         return {"tpot": served.tpot, "ttft": served.ttft, "end_to_end": served.end_to_end}[measure]
 
     def prompt(sequences: int, context: int = 0, server: bool = False) -> float:
@@ -434,7 +462,7 @@ def is_in_range(row: Row, seconds: float) -> bool:
     expected = expected_range(seconds, phase, device, row.stack, spec_of(row["model"]))
     high = float(expected.high)
     if row.kind == LOADED:
-        of_burst = replica_of(row).load(row.whole("batch")).ttft_of_burst
+        of_burst = load_of(row).ttft_of_burst
         high *= max(1.0, of_burst / seconds)
     return bool(expected.low <= row.seconds <= high)
 

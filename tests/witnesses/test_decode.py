@@ -153,21 +153,34 @@ def decoders(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
 
 @cache
 def shapes(file: str, whole: bool = True) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
-    """Returns the first decoding shape of each family, and every shape with a kind of op that no earlier shape has.
+    """Returns the first decoding shape of a file, and of each family with an exception, and every shape with a kind of
+    op that no earlier shape of any file has.
 
-    whole: with the first shapes of families that have no kind of op and no exception of their own.
+    whole: the first shape of each family, and every shape with a kind of op that no earlier shape of the file has.
     """
     families: set[str] = set()
-    known: set[Any] = set()
+    known: set[Any] = set() if whole else kinds_before(file)
     chosen = []
     for name, config, spec in decoders(file):
         kinds = _kinds(spec)
         family = config["model_type"]
-        if (family not in families and (whole or family in EXCEPTIONS)) or not kinds <= known:
+        is_first = family not in families and (whole or not families or family in EXCEPTIONS)
+        if is_first or not kinds <= known:
             chosen.append((name, config, spec))
         families.add(family)
         known |= kinds
     return tuple(chosen)
+
+
+def kinds_before(file: str) -> set[Any]:
+    """Returns the kinds of ops of the files before this one."""
+    earlier = WITH_CLASSES[: WITH_CLASSES.index(file)]
+    return {kind for other in earlier for kind in file_kinds(other)}
+
+
+@cache
+def file_kinds(file: str) -> frozenset[Any]:
+    return frozenset(kind for _, _, spec in decoders(file) for kind in _kinds(spec))
 
 
 @pytest.mark.parametrize(

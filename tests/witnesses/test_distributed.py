@@ -66,6 +66,7 @@ def fours() -> list[Job]:
         job_for(UNTIED, Layout(tp=4), 2, 7),
         job_for(DEEPER, Layout(pp=4), 1, 7, 6),
         job_for(TIED, Layout(tp=2, pp=2), 1, 7),
+        job_for(POSITIONS, Layout(pp=2, dp=2), 2, 7),
         job_for(UNTIED, fsdp(2, pp=2), 1, 7),
         job_for(UNTIED, fsdp(4, hsdp_replicas=2), 2, 7),
         job_for(TIED, fsdp(2, tp=2), 2, 7),
@@ -75,7 +76,7 @@ def fours() -> list[Job]:
 @pytest.mark.parametrize(
     "jobs",
     [
-        pytest.param(pairs, id="two processes"),
+        pytest.param(pairs, id="two processes", marks=pytest.mark.exhaustive),  # four have positions and replicas
         pytest.param(fours, id="four processes"),
         pytest.param(halved, id="halved", marks=pytest.mark.exhaustive),
     ],

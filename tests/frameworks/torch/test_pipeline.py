@@ -130,7 +130,7 @@ def causes_of_walk(case: tuple[str, Layout, dict[str, Any]]) -> set[Any]:
 )
 def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, given: dict[str, Any]) -> None:
     """Of the worst rank, with the optimizer's step, buckets and what is gathered."""
-    spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model
+    spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=8).model
     one = memory(spec, Settings("training", seq=256, num_microbatches=4, **given))
     walked, _ = framework_named(framework).estimate(one).largest_rank(layout, 4)
     ranks = Cluster.of(one, layout, framework).by_rank

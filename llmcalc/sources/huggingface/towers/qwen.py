@@ -164,7 +164,7 @@ def _kimi(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
     for name, published in KIMI_NAMES.items():
         stated = config.data.get(name)
-        if stated is not None and config.data.get(published, stated) != stated:
+        if stated is not None and published in config.data and config.data[published] != stated:
             raise config.wrong(published, config.data[published], f"{stated}, as {name} says, or none")
     if config.has("mm_projector_type"):
         config.must("mm_projector_type", "patchmerger")
