@@ -28,7 +28,7 @@ WITHOUT_PLAN = "divided experts or copied key heads, which torch has no plan for
 
 
 def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runtime) -> Memory:
-    """Returns the memory of one rank. whole_model: the undivided model and its run.
+    """Returns the memory of one inference rank. whole_model: the undivided model and its workload.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
     """
@@ -40,7 +40,7 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runt
 
 
 def rank_memory(memory: Memory) -> DeviceMemory:
-    """Returns the device memory of a rank, whose layers are numbered as in the model. memory: from `inference_rank`."""
+    """Returns a rank's device memory, with layers numbered as in the whole model. memory: from `inference_rank`."""
     model = memory.spec
     assert isinstance(model, RankModel)
     device, start = memory.device, min(model.chunks.layers, default=0)
@@ -67,7 +67,7 @@ def rank_memory(memory: Memory) -> DeviceMemory:
 
 
 def has_plan(model: RankModel) -> bool:
-    """Whether torch has a parallel plan for everything that the layout divides."""
+    """Whether PyTorch has a tensor-parallel plan for every module that the layout divides."""
     program, layout = model.program(), model.layout
     assert isinstance(program, RankFlow)
     if layout.tp == layout.ep == layout.expert_tp == 1:

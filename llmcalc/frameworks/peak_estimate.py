@@ -1,4 +1,4 @@
-"""Estimates a rank's peak without an allocator, from a micro-batch's saved bytes and the peaks of its passes.
+"""Estimates a rank's peak memory without an allocator, from a micro-batch's saved activations and its passes' peaks.
 
 A stage of many equal layers is measured with a few, since bytes are linear in their number. Stages that differ only in
 this number share a measurement, and so do layouts that divide experts or replicas in other ways.
@@ -39,12 +39,12 @@ STACKS = "encoder", "decoder"
 
 
 def in_layers(path: str) -> bool:
-    """Whether a module is a layer or inside a layer. path: its path."""
+    """Whether a module is a layer of the model or inside a layer. path: the module's path."""
     return "layers" in path.split(".")
 
 
 class PeakByPath(NamedTuple):
-    """The peak of a pass while each module runs, by the module's path.
+    """The peak bytes of a forward or backward pass while each module runs, by the module's path.
 
     With more layers each peak grows by itself: the highest peak of a short run need not be that of a long one.
     """
@@ -53,26 +53,26 @@ class PeakByPath(NamedTuple):
 
     @staticmethod
     def since_restart(meter: Meter, bytes_before: int) -> PeakByPath:
-        """Returns the peaks since the meter's last restart, less `bytes_before`, the bytes at that restart."""
+        """Returns the peak bytes since the meter's last restart, less `bytes_before`, the allocated bytes then."""
         peaks: dict[str, int] = {}
         for place, peak in meter.peaks.items():
             peaks[place.path] = max(peaks.get(place.path, 0), peak.bytes - bytes_before)
         return PeakByPath(peaks)
 
     def with_more_layers(self, next_longer: PeakByPath, count: int) -> PeakByPath:
-        """Returns the peaks with `count` more layers. next_longer: the peaks with one more layer."""
+        """Returns the peak bytes with `count` more layers. next_longer: the peaks with one more layer."""
         bytes_by_path = next_longer.by_path
         return PeakByPath(
             {path: peak + count * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
         )
 
     def plus(self, bytes: int) -> PeakByPath:
-        """Returns the peaks with a constant added to each."""
+        """Returns the peak bytes with a constant added to each module's peak."""
         return PeakByPath({path: peak + bytes for path, peak in self.by_path.items()})
 
 
 class MicroBatchBytes(NamedTuple):
-    """The bytes of one micro-batch in a stage.
+    """The saved and peak bytes of one micro-batch's passes through a pipeline stage.
 
     saved: what it saves between its forward and its backward pass.
     forward: peaks of the forward pass.
@@ -89,19 +89,19 @@ class MicroBatchBytes(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The peak of both passes."""
+        """The peak bytes of the forward and the backward pass."""
         return max(
             self.layer_forward, self.loss, self.layer_backward, self.head_backward, self.backward_outside_modules
         )
 
     @property
     def layer_forward(self) -> int:
-        """The peak of the layers' forward pass."""
+        """The peak bytes of the layers' forward pass."""
         return max((bytes for path, bytes in self.forward.by_path.items() if in_layers(path)), default=0)
 
     @property
     def loss(self) -> int:
-        """The peak around the loss: of the forward pass outside the layers, and of the loss's backward pass."""
+        """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
         outside_layers = (bytes for path, bytes in self.forward.by_path.items() if not in_layers(path))
         return max(self.backward.by_path.get("loss", 0), *outside_layers, 0)
 
@@ -112,22 +112,22 @@ class MicroBatchBytes(NamedTuple):
 
     @property
     def head_backward(self) -> int:
-        """The peak of the backward pass in modules outside the layers, without the loss."""
+        """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         items = self.backward.by_path.items()
         return max((bytes for path, bytes in items if path not in ("", "loss") and not in_layers(path)), default=0)
 
     @property
     def backward_outside_modules(self) -> int:
-        """The peak of the backward pass outside of modules, where the embedding gets its gradient."""
+        """The peak bytes of the backward pass while no module runs, when the embedding gets its gradient."""
         return self.backward.by_path.get("", 0)
 
     @property
     def layer_backward(self) -> int:
-        """The peak of the layers' backward pass."""
+        """The peak bytes of the layers' backward pass."""
         return max((bytes for path, bytes in self.backward.by_path.items() if in_layers(path)), default=0)
 
     def with_more_layers(self, next_longer: MicroBatchBytes, count: int) -> MicroBatchBytes:
-        """Returns the bytes with `count` more layers. next_longer: the bytes with one more layer."""
+        """Returns a micro-batch's bytes with `count` more layers. next_longer: its bytes with one more layer."""
         return MicroBatchBytes(
             self.saved + count * (next_longer.saved - self.saved),
             self.forward.with_more_layers(next_longer.forward, count),
@@ -138,7 +138,7 @@ class MicroBatchBytes(NamedTuple):
 
 
 class BytesPerParameter(NamedTuple):
-    """Bytes per parameter.
+    """Bytes per parameter of weights, gradients and optimizer states.
 
     weights: of the weights.
     gradients: of the gradients.
@@ -154,7 +154,7 @@ class BytesPerParameter(NamedTuple):
 
 
 def parameters_in_padded_rows(shards: int, use: Use) -> Number:
-    """Returns the parameters of a tree's use if each tensor's rows are padded to a multiple of the shards."""
+    """Returns the number of parameters if every tensor's rows are padded to a multiple of the shards."""
     count = use.params()
     if not count:
         return 0
@@ -179,7 +179,7 @@ The largest number comes first; None stands for all layers of the stage.
 
 @dataclass
 class PeakEstimate:
-    """Estimates the peaks of ranks in layouts of one model.
+    """Estimates the peak bytes of ranks in parallel layouts of one model.
 
     spec: the model.
     per_parameter: bytes per parameter.
@@ -212,7 +212,7 @@ class PeakEstimate:
 
     @cached_property
     def kinds(self) -> list[Scope]:
-        """The kind of each layer, the encoder's layers first."""
+        """The type of each layer of the model, the encoder's layers first."""
         root = self.spec.shared_program.root
         parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
         stacks = [
@@ -226,7 +226,7 @@ class PeakEstimate:
         return routed_experts(self.spec)
 
     def least_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
-        """Returns bytes that the rank that needs most has at least: weights, gradients and optimizer.
+        """Returns a lower bound of the largest rank's bytes: its weights, gradients and optimizer states.
 
         micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
             0 (default) for bytes of any run.
@@ -245,12 +245,12 @@ class PeakEstimate:
         return self.fixed_bytes + max(by_rank)
 
     def _least_saved(self, layout: Layout, stage: Stage) -> int:
-        """Returns bytes that a micro-batch saves at least in a stage: those of layers that were measured elsewhere."""
+        """Returns a lower bound of a micro-batch's saved bytes in a stage, from layers measured in other stages."""
         shape = _shape(layout)
         return sum(self._saved_by_layer.get((*shape, id(self.kinds[i])), 0) for i in stage.layers)
 
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
-        """Returns the peak bytes of the rank that needs most, and its pipeline stage."""
+        """Returns the peak bytes of the rank that needs the most memory, and its pipeline stage."""
         peaks = self.peaks_by_stage(layout, micro_batches)
         largest = max(range(layout.pp), key=lambda stage: (peaks[stage], -stage))
         return peaks[largest], largest
@@ -273,7 +273,7 @@ class PeakEstimate:
     def _rank_peak(
         self, layout: Layout, order: Pipeline, rank: int, rank_stages: list[Stage], micro_batches: int
     ) -> int:
-        """Returns the peak bytes of a rank: the largest of four moments.
+        """Returns the peak bytes of a rank, the largest over four moments of a training step.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
@@ -311,7 +311,7 @@ class PeakEstimate:
     def _first_backward_peak(
         self, layout: Layout, stage: Stage, measured: MicroBatchBytes, peaks: tuple[int, int, int]
     ) -> int:
-        """Returns the peak of the first backward pass, which starts without gradients.
+        """Returns the peak bytes of the first backward pass, which starts without gradients.
 
         The gradients of the head come first, those of the first layer last.
         """
@@ -337,7 +337,7 @@ class PeakEstimate:
         return round(total)
 
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
-        """Returns the parameters of a stage on one rank."""
+        """Returns the parameter counts of a pipeline stage on one rank."""
         etp = layout.expert_tp
         shards = layout.shards if self.pads and layout.zero == 3 else 1
         key = (layout.tp, etp, shards, self._runs_of_kinds(stage), stage.first, stage.last)
@@ -348,7 +348,7 @@ class PeakEstimate:
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
     def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
-        """Counts the parameters of a stage. The `dense` parameters include those of experts here."""
+        """Counts the parameters of a pipeline stage; `dense` includes the routed experts here."""
         tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         places = [place for place in tree.walk() if not place.optional or place.optional in self.include]
@@ -366,7 +366,7 @@ class PeakEstimate:
         )
 
     def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
-        """Returns the kinds of a stage's layers, as runs of equal kinds."""
+        """Returns the layer types of a pipeline stage, as (type, number of consecutive layers)."""
         if stage.layers in self._runs:
             return self._runs[stage.layers]
         runs: list[list[int]] = []
@@ -379,7 +379,7 @@ class PeakEstimate:
         return self._runs.setdefault(stage.layers, tuple(map(tuple, runs)))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
-        """Returns the bytes that the passes of a micro-batch allocate in a stage."""
+        """Returns the saved and peak bytes of a micro-batch's passes through a pipeline stage."""
         shape = _shape(layout)
         key = (*shape, stage.layers, stage.first, stage.last)
         if key not in self._of_stages:
@@ -406,7 +406,7 @@ class PeakEstimate:
         return shorter.with_more_layers(longer, repeats - SHORT_RUN_REPEATS)
 
     def _window(self, stage: Stage) -> tuple[int, int, int | None]:
-        """Returns start and end of the layers that are measured for a stage, and the repeats that they represent.
+        """Returns start and end of the layers measured for a stage, and the number of repeats that they represent.
 
         The repeats are None where all layers of the stage are measured.
 
@@ -427,7 +427,7 @@ class PeakEstimate:
         return start, end, count if end - start == window else None
 
     def _layout_of_layers(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
-        """Returns a layout with a stage of these layers. Its ranks have two experts, which changes no pass."""
+        """Returns a layout with one stage of the layers from `start` to `end`, and with two experts per rank."""
         count, ep = self.layers, max(1, self.experts // 2)
         sizes: tuple[int, ...]
         if stage.first and stage.last:
@@ -456,7 +456,7 @@ class PeakEstimate:
 def _pass_peaks(
     measured: MicroBatchBytes, stage: Stage, transient: TransientBytes, micro_batches: int
 ) -> tuple[int, int, int]:
-    """Returns a stage's peaks before its first gradient, in the head's and in the layers' backward pass."""
+    """Returns a stage's peak bytes before its first gradient, in the head's and in the layers' backward pass."""
     forward = max(
         measured.layer_forward,
         measured.loss + transient.at_loss,
@@ -476,12 +476,12 @@ def _pass_peaks(
 
 
 def _shape(layout: Layout) -> tuple[object, ...]:
-    """Returns what of a layout decides the sizes of a rank's activations."""
+    """Returns the settings of a layout that determine the sizes of a rank's activations."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
 
 
 def _is_of_experts(place: Place) -> bool:
-    """Whether a node has weights of routed experts."""
+    """Whether a module has weights of routed experts."""
     return isinstance(place.node.op, ExpertLinear)
 
 
@@ -490,7 +490,7 @@ class DividedInRing(Divided, RingAttention):
 
 
 class RingChunk(Chunk):
-    """The layers of one stage, with a ring rank's part of each sequence."""
+    """The layers of one pipeline stage under ring attention, where a rank has a part of each sequence."""
 
     profiles = RingAttention, DividedInRing
     lowering: RingAttention
@@ -505,7 +505,7 @@ class RingChunk(Chunk):
 
 
 def torch_passes(spec: ModelSpec, training: Training) -> MeasurePasses:
-    """Returns a function that measures the passes of torch's kernels. Raises `Unsupported` for kernels without a
+    """Returns a function that measures bytes of passes of torch's kernels. Raises `Unsupported` for kernels without a
     ring."""
 
     def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
@@ -546,7 +546,7 @@ THREADS = 2
 
 
 def bytes_per_parameter(memory: Memory, flat: bool = False) -> BytesPerParameter:
-    """Returns the bytes per parameter if weights, gradients and states are stored as on one device.
+    """Returns the bytes per parameter of weights, gradients and optimizer states, stored as on one device.
 
     flat: whether a rank's part of all parameters is one tensor without rows, so that Adafactor keeps it whole.
     """
@@ -568,7 +568,7 @@ def estimate_with_torch_kernels(
     transient: TransientBytesOfRank,
     pads: bool = False,
 ) -> PeakEstimate:
-    """Returns the estimate of a framework whose modules run torch's kernels.
+    """Returns the memory estimate of a framework whose modules run torch's kernels.
 
     per_parameter: bytes per parameter.
     computing: the training that its modules compute.

@@ -31,7 +31,7 @@ from .with_frozen_model import with_frozen_model
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The memory of one rank.
+    """The device memory of one rank of a layout.
 
     rank: its number in the layout. stage: its stage in the pipeline. device: the memory of its accelerator.
     """
@@ -99,7 +99,7 @@ class Cluster:
 
     @cached_property
     def ranks_that_may_need_most(self) -> tuple[int, ...]:
-        """The `ranks` that may need the most device memory.
+        """The numbers of the ranks that may need the most device memory.
 
         A rank that comes later in the pipeline has no more micro-batches in flight than an earlier one. So apart from
         the first and the last of all, it needs no more than an earlier one with the same layers in each of its chunks,
@@ -119,7 +119,7 @@ class Cluster:
         return tuple(sorted({*ranks, self.ranks[-1]}))
 
     def on(self, runtime: Runtime) -> tuple[RankMemory, ...]:
-        """Returns the memory of each of `ranks` on an accelerator with this runtime.
+        """Returns the memory of each rank in `ranks` on an accelerator with this runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """
@@ -146,7 +146,7 @@ class Cluster:
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """The evidence for the parts, kernels and settings of the run, alone and under the framework."""
+        """The evidence for the results: tests and measurements of the run's parts, kernels, settings and framework."""
         use = self.memory.states
         record = self.framework.evidence_for(self.layout, self.trains)
         optimizer = None if use.optimizer is None else use.optimizer.name
@@ -155,7 +155,7 @@ class Cluster:
 
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
-        """The memory of each of `ranks` on the run's accelerator."""
+        """The memory of each rank in `ranks` on the run's accelerator."""
         return self.on(self.memory.runtime)
 
     @property
@@ -165,12 +165,12 @@ class Cluster:
 
     @property
     def peak_rank(self) -> RankMemory:
-        """The rank with the largest peak of blocks; another rank may reserve more, with more free blocks."""
+        """The rank with the largest peak of allocated bytes; another rank may reserve more, with more free blocks."""
         return max(self.by_rank, key=lambda rank: (rank.device.peak_bytes, -rank.rank))
 
     @cached_property
     def reserved_band(self) -> tuple[int, int] | None:
-        """Reserved bytes of the largest rank: with fixed segments, and with expandable ones.
+        """The reserved bytes of the largest rank, without and with expandable segments of the allocator.
 
         None where the allocator's setting is given.
         """
@@ -194,7 +194,7 @@ class Cluster:
 
     @cached_property
     def messages(self) -> list[Message] | None:
-        """The messages of the largest rank in a training step; None if they are not modelled."""
+        """The collective messages of the largest rank in a training step; None if they are not modelled."""
         if not self.trains:
             return None
         try:
@@ -203,7 +203,7 @@ class Cluster:
             return None
 
     def messages_of_rank(self, rank: int) -> list[Message]:
-        """Returns the messages of a rank in a step. Raises `InputError` for a run that is not modelled."""
+        """Returns the collective messages of a rank in a step. Raises `InputError` for a run that is not modelled."""
         if self.framework.own_messages is not None:
             messages = self.framework.own_messages(self.run, rank)
             if messages is not None:
@@ -223,7 +223,7 @@ class Cluster:
 
 
 def _contains(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
-    """Whether each chunk has the layers of the chunk in its place, or more."""
+    """Whether each pipeline chunk has all layers of the chunk with the same index in `smaller_chunks`."""
     return all(layers >= smaller for layers, smaller in zip(chunks, smaller_chunks, strict=True))
 
 
@@ -234,5 +234,5 @@ def attention_of(memory: Memory, framework: Framework) -> AttentionImplementatio
 
 
 def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:
-    """Returns the rank that needs the most device memory; the first of equal ones."""
+    """Returns the memory of the rank that needs the most device memory; the first of several equal ranks."""
     return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))

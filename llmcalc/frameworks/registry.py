@@ -57,7 +57,7 @@ def frameworks_for_plans(request: LayoutRequest) -> tuple[Framework, ...]:
 
 
 def layout_of(request: LayoutRequest) -> Layout:
-    """Returns the layout of a request, with its framework's defaults.
+    """Returns the parallel layout of a request, completed with its framework's defaults.
 
     Raises `InputError` for options that contradict each other.
     """

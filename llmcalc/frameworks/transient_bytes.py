@@ -1,4 +1,4 @@
-"""Transient bytes of a rank at some moments of a step, for estimates: beyond its passes and its parameters.
+"""A rank's temporary bytes at moments of a training step, in addition to its passes and its parameters.
 
 They are buffers in which gradients are summed over replicas, parameters that are sharded and gathered, and temporary
 tensors of the optimizer's step. Each framework counts its own (`transient_bytes` of its `estimate.py`).
@@ -48,7 +48,7 @@ class StageParameters(NamedTuple):
 
 
 class TransientBytes(NamedTuple):
-    """Transient bytes of a rank, beyond its passes and its parameters, by moment. All are 0 by default.
+    """A rank's temporary bytes by moment of a step, in addition to its passes and parameters. All are 0 by default.
 
     Bytes of a moment inside of the passes are added to `in_passes`: they are negative where less exists then.
 
@@ -93,12 +93,12 @@ TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters]], 
 
 
 def no_transient_bytes(layout: Layout, stage_parameters: Sequence[StageParameters]) -> TransientBytes:
-    """Returns the transient bytes of a framework that has none."""
+    """Returns zero temporary bytes, for frameworks that allocate none."""
     return TransientBytes()
 
 
 class OptimizerStepBytes(NamedTuple):
-    """The temporary bytes of an optimizer's step. All are 0 by default.
+    """The temporary bytes of an optimizer step, per element of its tensors. All are 0 by default.
 
     per_parameter: bytes per parameter.
     per_largest: further bytes per element of the largest tensor.
@@ -117,7 +117,7 @@ class OptimizerStepBytes(NamedTuple):
     gradient_width: int = 0
 
     def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
-        """Returns the peak of temporary bytes on one rank. sharded: whether each rank updates only its shard."""
+        """Returns the step's largest temporary bytes on a rank. sharded: whether each rank updates only its shard."""
         dense = sum(stage.dense for stage in stage_parameters)
         experts = sum(stage.experts for stage in stage_parameters)
         shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)

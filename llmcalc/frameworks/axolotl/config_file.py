@@ -148,7 +148,7 @@ def is_axolotl(data: Table) -> bool:
 
 
 def read_axolotl(data: Table, source: Source) -> Launch:
-    """Reads an axolotl config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
@@ -189,7 +189,7 @@ def read_axolotl(data: Table, source: Source) -> Launch:
 
 
 def _check_frozen(reading: Reading, data: Table) -> None:
-    """Notes patterns of trained parameters that do not cover the whole language model (utils/freeze.py)."""
+    """Records patterns of trained parameters that leave out parts of the model, as unknown (utils/freeze.py)."""
     patterns = data.get("unfrozen_parameters") or []
     if not isinstance(patterns, list):
         raise reading.wrong("unfrozen_parameters", f"{shown(patterns)}; expected a list of patterns")
@@ -205,7 +205,7 @@ LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
 
 
 def _accumulation(reading: Reading, data: Table) -> int:
-    """Returns the micro-batches per step: the file's, or the batch of all devices divided by their micro-batches."""
+    """Returns the number of micro-batches per step, from the file or from the batch size of all devices."""
     if data.get("gradient_accumulation_steps") is None and data.get("batch_size") is not None:
         total = size_of(reading, "batch_size", data["batch_size"])
         return max(1, total // reading.size(data, "micro_batch_size", 1))
@@ -313,7 +313,7 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _four_bit_format(reading: Reading, data: Table) -> str:
-    """Returns the format of weights in 4 bits: nf4 whose scales are quantized too by default."""
+    """Returns the number format of 4-bit weights, by default nf4 with quantized scales."""
     options = data.get("bnb_config_kwargs") or {}
     if not isinstance(options, Mapping):
         raise reading.wrong("bnb_config_kwargs", f"{shown(options)}; expected a table")
@@ -328,7 +328,7 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 
 
 def _check_overrides(reading: Reading, data: Table) -> None:
-    """Notes the fields of the model's config that the file replaces and that are not read."""
+    """Records fields of the model's config that the file overrides and that are not modelled, as unknown."""
     for key in ("model_config", "overrides_of_model_config"):
         fields = data.get(key) or {}
         if not isinstance(fields, Mapping):
@@ -345,7 +345,7 @@ PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 
 
 def _preferences(reading: Reading, name: str, words: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the batch of training on preference pairs."""
+    """Returns the batch settings of training on preference pairs."""
     if name == "kto":
         return kto_words(reading, words)
     if name not in PREFERENCES:

@@ -40,7 +40,7 @@ class Bf16OptimizerRun(ReplicatedRun):
             self.flat_sums = Storage(self.meter, size * self.accumulation_dtype.bytes)
 
     def backward(self, loss: Tensor) -> None:
-        """Runs the backward pass, adds each gradient to its sum (`update_hp_grads`) and reduces the sums."""
+        """Runs the backward pass, adds gradients to float32 sums (`update_hp_grads`) and reduces the sums."""
         super(ReplicatedRun, self).backward(loss)
         self.meter.place = Place("backward")
         for weight in self.parameters:

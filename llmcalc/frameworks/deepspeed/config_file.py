@@ -95,7 +95,7 @@ def is_deepspeed(config: Table) -> bool:
 
 
 def read_deepspeed(config: Table, source: Source, trainer: Table | None = None) -> Launch:
-    """Reads a DeepSpeed config into a launch.
+    """Returns the training run of a DeepSpeed config.
 
     trainer: the Trainer's settings for "auto" values: batch, num_microbatches, bf16, fp16; its defaults by default.
     Raises `InputError`, which names file and key.
@@ -109,7 +109,7 @@ def read_deepspeed(config: Table, source: Source, trainer: Table | None = None) 
 
 
 def read_into(reading: Reading, config: Table, world_size: int | None, trainer: Table) -> RunUnder:
-    """Reads a DeepSpeed config that is part of another launch file."""
+    """Returns the training run of a DeepSpeed config that is part of another launch file."""
     for key in config:
         if key in IGNORED or str(key).startswith("_"):
             reading.ignored.append(key)
@@ -134,13 +134,13 @@ def read_into(reading: Reading, config: Table, world_size: int | None, trainer: 
 
 
 def run_of_program(reading: Reading, config: Table, world: int | None, settings: Mapping[str, Any]) -> RunUnder:
-    """Returns the run of a program that creates its own config. settings: those that the config does not have."""
+    """Returns the run of a program that creates its own DeepSpeed config. settings: settings not in the config."""
     run = read_into(reading, config, world, {})
     return without_chunked_loss(reading, run._replace(settings={**run.settings, **settings}))
 
 
 def without_chunked_loss(reading: Reading, run: RunUnder) -> RunUnder:
-    """Returns the run with a loss over whole logits in stage 3, whose gathered head is not modelled in chunks."""
+    """Returns the training run with an unchunked loss in stage 3, since a gathered head is not modelled with chunks."""
     if run.layout.zero != 3 or run.settings.get("cross_entropy") not in ("chunked", "split"):
         return run
     reading.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
@@ -149,7 +149,7 @@ def without_chunked_loss(reading: Reading, run: RunUnder) -> RunUnder:
 
 
 def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
-    """Returns the settings that affect memory, with DeepSpeed's defaults."""
+    """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
     values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
     for key, value in reading.table(config, "zero_optimization").items():
@@ -225,7 +225,7 @@ def _convert(reading: Reading, path: str, field_type: Any, value: Any) -> Any:
 
 
 def _type_text(field_type: Any) -> str:
-    """Describes a field's type for an error message."""
+    """Returns a description of a field's type for an error message."""
     if get_origin(field_type) is Literal:
         return " or ".join(map(str, get_args(field_type)))
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(
@@ -234,10 +234,10 @@ def _type_text(field_type: Any) -> str:
 
 
 def _batches(reading: Reading, config: Table, world: int, trainer: Table) -> dict[str, int]:
-    """Returns the sequences per micro-batch and the number of micro-batches. One of three keys is derived."""
+    """Returns the sequences per micro-batch and the number of micro-batches; one of three keys is derived."""
 
     def read_size(key: str) -> int | None:
-        """Returns a whole number of the config; None if it is missing or `auto`."""
+        """Returns the value of a key as a whole number; None if it is missing or `auto`."""
         value = config.get(key)
         return None if value in (None, AUTO) else size_of(reading, key, value)
 
@@ -276,7 +276,7 @@ TRAINER_BATCH = 8
 
 
 def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any]:
-    """Returns the number formats. bf16 and fp16 have 16-bit weights and fp32 master weights."""
+    """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
     formats = {}
     if not trainer and any(reading.table(config, name).get("enabled") == AUTO for name in ("bf16", "fp16")):
         reading.filled_in["bf16"] = False

@@ -1,4 +1,4 @@
-"""Logs of DeepSpeed: its estimates of model states (runtime/zero/stage3.py, stage_1_and_2.py) and see_memory_usage."""
+"""Reads DeepSpeed's logs: estimates of model states (runtime/zero/stage3.py, stage_1_and_2.py), see_memory_usage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MILLION = 10**6
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads DeepSpeed's estimates and measurements; None for a log without any."""
+    """Returns DeepSpeed's memory estimates and measurements in a log; None for a log without any."""
     facts = Facts(log, PATTERNS)
     names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
     terms = [*_estimates(log, facts), *facts.largest(*names)]

@@ -26,7 +26,7 @@ class UnpackHook:
 
 
 class GatheringProfile(Eager):
-    """Runs a program whose parameters are gathered module by module.
+    """Runs a model's program, whose parameters are gathered module by module.
 
     coordinator: gathers and releases parameters; None in a run that only lists them.
     opened: modules that the current step gathered.
@@ -36,7 +36,7 @@ class GatheringProfile(Eager):
     coordinator: Coordinator | None = None
 
     def gather_with(self, coordinator: Coordinator) -> None:
-        """Makes all further parameters partitioned, gathered by `coordinator`."""
+        """Partitions all parameters created from now on; `coordinator` gathers them."""
         self.coordinator = coordinator
         self.opened: list[Path] = []
         self.of_frames: list[list[Path]] = []
@@ -51,7 +51,7 @@ class GatheringProfile(Eager):
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
-        """Returns the path and full tensor of every trained parameter."""
+        """The path and full tensor of every trained parameter."""
         if self.coordinator is None:
             return super().parameters
         return [
@@ -61,7 +61,7 @@ class GatheringProfile(Eager):
         ]
 
     def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
-        """Returns the parameters of a node that no pass reads."""
+        """Returns the parameters of a module that no pass reads."""
         weights = super().unread_parameters(name, parameter_use)
         if self.coordinator is None:
             return weights
@@ -80,7 +80,7 @@ class GatheringProfile(Eager):
         return self.gather_for_use(super()._shared_weight(weight, name, shape))
 
     def gather_for_use(self, weight: Tensor) -> Tensor:
-        """Gathers the module of a parameter if necessary. Returns the parameter."""
+        """Returns a parameter, after gathering its module if necessary."""
         if self.coordinator is not None and not self.prepares:
             parameter = self.coordinator.by_tensor.get(id(weight))
             if parameter is not None and not any(
@@ -93,7 +93,7 @@ class GatheringProfile(Eager):
     # --- running ----------------------------------------------------------------------------------------------------
 
     def step(self, step: Step) -> None:
-        """Runs a step, and releases its parameters afterwards."""
+        """Runs a step of the program, and releases the step's parameters afterwards."""
         if self.coordinator is None:
             super().step(step)
             return
@@ -126,7 +126,7 @@ class GatheringProfile(Eager):
             node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _module(self, frame: Frame) -> None:
-        """Runs a module between gathering and release of its parameters."""
+        """Runs a module of the program between gathering and release of the module's parameters."""
         if self.coordinator is None:
             super()._module(frame)
             return

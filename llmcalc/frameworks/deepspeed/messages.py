@@ -1,4 +1,4 @@
-"""Messages of DeepSpeed for the gradients and weights of replicas.
+"""The collective messages with which DeepSpeed reduces gradients and gathers weights.
 
 Gradients are reduced in the format of the weights, in buckets of 500 million elements, in stages 2 and 3 per
 micro-batch. Weights are gathered once per step, in stage 3 module by module in both passes (deepspeed/runtime/zero).
@@ -16,7 +16,7 @@ BUCKET = 5 * 10**8
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """Yields the messages for the weights of a replica group."""
+    """Yields the collective messages for the weights of a replica group."""
     stage, ranks, width = group.layout.zero, group.ranks, group.width
     if not stage:
         for size in _buckets(group.elements):
@@ -43,7 +43,7 @@ def _by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
 
 
 def _buckets(elements: int) -> list[int]:
-    """Returns the elements of each bucket."""
+    """Returns the number of elements of each gradient bucket."""
     full_buckets, remaining_elements = divmod(elements, BUCKET)
     return [BUCKET] * full_buckets + [remaining_elements] * (remaining_elements > 0)
 

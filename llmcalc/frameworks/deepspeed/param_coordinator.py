@@ -38,7 +38,7 @@ class ParameterStorage(Storage):
         self.inner: Storage | None = None
 
     def __del__(self) -> None:
-        """Does nothing: the inner storage frees itself."""
+        """Does nothing, since the inner storage frees itself."""
 
 
 class AllGatherHandle:
@@ -51,7 +51,7 @@ class AllGatherHandle:
 
 
 class Parameter:
-    """A partitioned parameter.
+    """A parameter partitioned over the ranks.
 
     path: its path in the model.
     module: the path of its module.
@@ -203,7 +203,7 @@ class Coordinator:
 
     @contextmanager
     def gathering_stream(self) -> Iterator[None]:
-        """Allocates on the all-gather stream, or on the current stream without overlap."""
+        """Returns a context that allocates on the all-gather stream, or without overlap on the current stream."""
         stream = GATHERING if self.settings.overlaps else self.meter.stream
         with on_stream(self.meter, stream), counted_as(self.meter, "weights"):
             yield
@@ -260,7 +260,7 @@ class Coordinator:
             self._release(parameter)
 
     def _release(self, parameter: Parameter) -> None:
-        """Releases a parameter."""
+        """Frees a gathered parameter."""
         if parameter.available and parameter.gathering is None:
             parameter.storage.inner, parameter.available = None, False
             self.live_elements -= parameter.count
@@ -307,7 +307,7 @@ class Coordinator:
         del from_host
 
     def _from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
-        """Copies the rank's shards from the host; returns nothing without offloading."""
+        """Copies the rank's shards from the host, and returns their storages; none without offloading."""
         if self.settings.offload_param == "none" or self.ranks == 1:
             return []
         return [

@@ -42,7 +42,7 @@ def zero_run(
     workspace: int = 0,
     meter: Meter | None = None,
 ) -> ZeroRun:
-    """Creates the run of one rank. ranks: number of partitions. Raises `InputError` for settings not modelled."""
+    """Returns the training run of a rank. ranks: number of partitions. Raises `InputError` for unmodelled settings."""
     settings = settings.resolved(spec.hidden_size)
     settings.check()
     _check(training, settings)
@@ -78,7 +78,7 @@ def replicated_run(
     workspace: int,
     meter: Meter | None,
 ) -> ReplicatedRun:
-    """Creates the run of a rank in stage 0. DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
+    """Returns a rank's training run in stage 0. DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
     if training.dtype == "float32":
         return ReplicatedRun(spec, training, settings, ranks, workspace, meter)
     if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE):
@@ -95,7 +95,7 @@ def updates_flat_copy(training: Training, settings: DeepSpeedSettings) -> bool:
 
 
 def cast_adapters(training: Training) -> Training:
-    """Returns the training with adapters in the weights' format: the engine casts all parameters."""
+    """Returns the training settings with adapters in the weights' number format: DeepSpeed casts all parameters."""
     return (
         training
         if training.adapters is None
@@ -131,7 +131,7 @@ def replay_zero(
     rank: int,
     runtime: Runtime,
 ) -> tuple[ReplayResult, tuple[Term, ...]]:
-    """Replays set-up and two steps of one rank on the allocator. Later steps repeat the second.
+    """Replays the set-up and two training steps of one rank on the allocator. Later steps repeat the second.
 
     Returns also what the rank keeps on the host.
     """
@@ -141,7 +141,7 @@ def replay_zero(
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """Computes the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
+    """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory, layout = run.memory, run.layout
     settings = settings_of(layout, run.own_settings, run.version)
     training = memory.training(runtime)
@@ -155,7 +155,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
 
 
 def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:
-    """Returns the settings of a layout. Raises `InputError` for a layout or version not modelled."""
+    """Returns DeepSpeed's settings in a layout. Raises `InputError` for a layout or version not modelled."""
     settings = own_settings if isinstance(own_settings, DeepSpeedSettings) else DeepSpeedSettings()
     for name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
         if getattr(layout, name) > 1:
@@ -173,7 +173,7 @@ def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSet
 
 
 def tensor_status(settings: DeepSpeedSettings, training: Training) -> Term:
-    """Returns the verification status of the tensors, which tests compare with real DeepSpeed processes.
+    """Returns the verification status of the run's tensors, which tests compare with real DeepSpeed processes.
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
     """

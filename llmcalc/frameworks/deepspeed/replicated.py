@@ -37,7 +37,7 @@ class ReplicatedRun(ZeroRun):
         del gradients
 
     def run_optimizer(self) -> None:
-        """Updates the tensors of `trained`, and frees their gradients."""
+        """Updates the tensors in `trained`, and frees their gradients."""
         training = self.training
         with self.graph.no_grad():
             run_step(
@@ -53,7 +53,7 @@ class ReplicatedRun(ZeroRun):
             trained.gradient = None
 
     def backward(self, loss: Tensor) -> None:
-        """Runs the backward pass, and reduces the gradients after the last one of a step."""
+        """Runs a backward pass, and reduces the gradients after the last backward pass of a step."""
         super().backward(loss)
         self.meter.place = Place("backward")
         if self.is_last_microbatch:
@@ -89,14 +89,14 @@ class ReplicatedRun(ZeroRun):
                 del in_float
 
     def update(self) -> None:
-        """Runs the optimizer; of 16-bit weights on float32 copies of the gradients."""
+        """Runs the optimizer step; for 16-bit weights with float32 copies of the gradients."""
         self.meter.place = Place("step")
         if self.dtype is not FLOAT32:
             self.check_overflow()
         super().update()
 
     def host_terms(self) -> tuple[()]:
-        """Returns no terms: nothing is on the host."""
+        """Returns no parts of host memory, since stage 0 keeps nothing on the host."""
         return ()
 
 
@@ -107,7 +107,7 @@ class FlatCopyRun(ReplicatedRun):
     """
 
     def prepare_training(self) -> None:
-        """Creates the flat weights, their float32 copy and its states."""
+        """Creates the flat weights, their float32 copy and the optimizer states."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         size, width = sum(map(elements, self.parameters)), self.dtype.bytes
         with counted_as(self.meter, "weights"):

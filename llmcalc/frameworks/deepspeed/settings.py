@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: the keys that decide memory, with DeepSpeed's own defaults.
+"""The keys of DeepSpeed's config that affect memory, with DeepSpeed's own defaults.
 
 Source: deepspeed 0.19.8, deepspeed/runtime/zero/config.py (`DeepSpeedZeroConfig`), runtime/config.py and
 runtime/precision_config.py. `auto` is for the integration in transformers (integrations/deepspeed.py,
@@ -111,7 +111,7 @@ class DeepSpeedSettings:
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
     def elements(self, name: str) -> int:
-        """Returns a size that is not `auto`."""
+        """Returns the value of a size setting that is not `auto`, in elements."""
         size = getattr(self, name)
         assert isinstance(size, int), name
         return size

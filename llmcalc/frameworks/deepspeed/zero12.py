@@ -45,7 +45,7 @@ class Bucket:
     elements: int = 0
 
     def clear(self) -> None:
-        """Empties the bucket."""
+        """Empties the bucket of gradients."""
         self.weights, self.elements = [], 0
 
 
@@ -141,7 +141,7 @@ class PartitionedRun(ZeroRun):
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[Term, ...]:
-        """Returns the partition, its gradients and states, and the buffers of ZeRO-Offload (`__init__`).
+        """Returns the host memory of the partition, its gradients and states, and ZeRO-Offload's buffers (`__init__`).
 
         Gradients of several micro-batches are accumulated for whole parameters (`buffer_to_accumulate_to_in_cpu`).
         """
@@ -160,7 +160,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def contiguous(self) -> bool:
-        """Whether gradients are copied into the bucket's buffer."""
+        """Whether gradients are copied into the bucket's contiguous buffer."""
         return self.settings.contiguous_gradients or self.offloads
 
     @property
@@ -184,7 +184,7 @@ class PartitionedRun(ZeroRun):
         return self.process_gradients
 
     def process_gradients(self, weight: Tensor) -> None:
-        """Accumulates or reduces a new gradient; the hook of a parameter."""
+        """Accumulates or reduces a new gradient, as the hook of a parameter."""
         if id(weight) not in self.pieces:  # an input of a part that runs again
             return
         self.setup_buckets()
@@ -205,7 +205,7 @@ class PartitionedRun(ZeroRun):
         self.has_buffers = True
 
     def _fill_param_grad_accum_attribute(self, weight: Tensor) -> None:
-        """Accumulates a gradient in its separate format."""
+        """Accumulates a gradient in the separate accumulation format."""
         if id(weight) not in self.accumulated:
             with counted_as(self.meter, "gradients"):
                 self.accumulated[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
@@ -277,7 +277,7 @@ class PartitionedRun(ZeroRun):
         self.pending_frees = []
 
     def average_tensor(self) -> None:
-        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the pieces' ranks."""
+        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the ranks of the pieces."""
         settings, own_rank = self.settings, self.rank
         to_reduce: list[PartitionPiece] = []
         for weight in self.bucket.weights:
@@ -351,7 +351,7 @@ class PartitionedRun(ZeroRun):
         self._store(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
 
     def _copy_to_host(self, weight: Tensor) -> None:
-        """Copies a gradient and its norm for the host.
+        """Copies a gradient and its norm into buffers that are sent to the host.
 
         Source: `set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`.
         """
@@ -375,7 +375,7 @@ class PartitionedRun(ZeroRun):
             self.reduce_gradients()
 
     def reduce_gradients(self) -> None:
-        """Reduces the gradients after the backward pass, in stage 1."""
+        """Reduces the gradients after the backward pass (stage 1)."""
         if not self.settings.overlaps:
             for weight in self.parameters:
                 if self.gradient(weight) is not None:
@@ -406,7 +406,7 @@ class PartitionedRun(ZeroRun):
             weight.grad = None
 
     def _get_flat_partition(self) -> None:
-        """Returns the gradients of the rank's partition, padded with zeros."""
+        """Collects the gradients of the rank's partition, padded with zeros."""
         assert self.accumulated_partition is not None
         self.averaged_gradients, self.accumulated_partition = self.accumulated_partition, None
         padding_elements = self.partition_size - sum(

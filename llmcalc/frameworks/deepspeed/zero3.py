@@ -97,7 +97,7 @@ class Stage3Run(ZeroRun):
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[Term, ...]:
-        """Returns the fp32 partitions with their gradients and states, and the parts of parameters.
+        """Returns the host memory of the fp32 partitions, their gradients and states, and the parameter shards.
 
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
@@ -144,7 +144,7 @@ class Stage3Run(ZeroRun):
     # --- passes -----------------------------------------------------------------------------------------------------
 
     def forward(self) -> Tensor:
-        """Runs the forward pass from the start of the trace."""
+        """Runs the forward pass, from the start of the recorded module order."""
         self.coordinator.reset_step()
         return super().forward()
 
@@ -162,7 +162,7 @@ class Stage3Run(ZeroRun):
         return self.reduce_independent
 
     def reduce_independent(self, weight: Tensor) -> None:
-        """Adds a new gradient to the bucket, and reduces a full bucket; the hook of a parameter.
+        """Adds a new gradient to the bucket and reduces a full bucket, as the hook of a parameter.
 
         Source: `reduce_independent_p_g_buckets_and_remove_grads`.
         """
@@ -200,7 +200,7 @@ class Stage3Run(ZeroRun):
         self.bucket, self.elements = [], 0
 
     def _copy_to_host(self, parameter: Parameter) -> None:
-        """Accumulates a shard on the host; at the last micro-batch with its float32 norm (`partition_grads`)."""
+        """Accumulates a gradient shard on the host, at the last micro-batch with its fp32 norm (`partition_grads`)."""
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return
@@ -213,7 +213,7 @@ class Stage3Run(ZeroRun):
         del grad_buffer
 
     def _avg_scatter_contiguous_grads(self) -> list[Storage]:
-        """All-reduces the bucket's buffer, which `mul` copies. Returns the storages of this rank's shards."""
+        """All-reduces the bucket's buffer, which `mul` copies, and returns the storages of this rank's shards."""
         message = reduced = None
         if self.communication_dtype is not self.dtype:
             message = Storage(self.meter, self.elements * self.communication_dtype.bytes)
@@ -230,10 +230,10 @@ class Stage3Run(ZeroRun):
         return [*padded, *(parameter for parameter in (message, reduced) if parameter is not None)]
 
     def _avg_scatter_grads(self) -> list[Storage]:
-        """Concatenates the gradients, unless there is one without padding, and reduces them.
+        """Reduces the concatenated gradients, and returns the storages of this rank's shards.
 
         Source: `reduce_scatter_coalesced`.
-        Returns the storages of this rank's parts.
+        A single gradient without padding is not copied.
         """
         casts: list[Storage] = []
         if self.communication_dtype is not self.dtype:

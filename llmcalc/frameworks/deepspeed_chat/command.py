@@ -45,7 +45,7 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a DeepSpeed-Chat command into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -70,7 +70,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def _loss(where: str, arguments: Mapping[str, Any]) -> str:
-    """Returns the loss of the step that a command runs; empty for step 1. where: the file's name."""
+    """Returns the loss of the training step (1, 2) that a command runs; empty for step 1. where: the file's name."""
     if "--actor_model_name_or_path" in arguments:
         return "rlhf"
     if "--num_padding_at_beginning" in arguments:
@@ -121,7 +121,7 @@ def _config(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _settings(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the settings that the DeepSpeed config does not have."""
+    """Returns the run's settings that are not in the DeepSpeed config."""
     settings: dict[str, Any] = {"seq": reading.size(data, "max_seq_len", 512), "optimizer": "adamw"}
     if reading.flag(data, "gradient_checkpointing"):
         settings["recompute"] = "full-reentrant"

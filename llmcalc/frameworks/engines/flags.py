@@ -23,7 +23,7 @@ _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, 
 
 
 class Flag(NamedTuple):
-    """A flag of an engine.
+    """A command-line flag of a serving engine.
 
     names: its spellings, the usual one first.
     kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), gib, switch (no value), word,
@@ -50,11 +50,11 @@ class Flag(NamedTuple):
 
     @property
     def field(self) -> str:
-        """The name of its value: `max_model_len` of `--max-model-len`."""
+        """The name of the flag's value, such as `max_model_len` of `--max-model-len`."""
         return self.names[0].lstrip("-").replace("-", "_")
 
     def read(self, value: Any) -> Any:
-        """Reads its value. Raises `InputError` with the flag's name."""
+        """Returns the flag's value from text. Raises `InputError` with the flag's name."""
         name = self.names[0]
         if self.refused:
             raise InputError(f"{name}: {self.refused}")
@@ -103,7 +103,7 @@ def _number(name: str, value: Any) -> int:
 
 
 def _tokens(name: str, value: Any) -> int:
-    """A number of tokens as vLLM and SGLang read it: 32k is 32,000 and 32K is 32,768."""
+    """Returns a number of tokens as vLLM and SGLang read it: 32k is 32,000 and 32K is 32,768."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(value).strip())
@@ -125,7 +125,7 @@ def _amount(name: str, value: Any, share: bool) -> float:
 
 
 def refused_flags(feature: str, *names: str, switches: Sequence[str] = ()) -> list[Flag]:
-    """Returns flags that are not modelled, each by its name. feature: the subject of the message."""
+    """Returns flags that llmcalc refuses, since it does not model them. feature: the subject of the error message."""
     reason = f"{feature}: not modelled; remove the flag"
     values = [Flag((name,), refused=reason) for name in names]
     return values + [Flag((name,), "switch", refused=reason) for name in switches]
@@ -136,7 +136,7 @@ MOST_ITEMS = 10_000
 
 
 def _items(name: str, value: Any) -> list[Any]:
-    """The items of a list: of a sequence, of JSON in brackets, or of words with spaces or commas between them."""
+    """Returns the items of a list, from a sequence, JSON in brackets, or words between spaces or commas."""
     if isinstance(value, list | tuple):
         items = list(value)
     elif isinstance(value, int):
@@ -149,7 +149,7 @@ def _items(name: str, value: Any) -> list[Any]:
 
 
 def _table(name: str, value: Any) -> Mapping[str, Any]:
-    """A table: a mapping, JSON, `name=1,other=2`, or a whole number, which is the table's `level`."""
+    """Returns name → value, from a mapping, JSON, `name=1,other=2`, or a whole number, the value of `level`."""
     if isinstance(value, Mapping):
         return {str(key): _scalar(item) for key, item in value.items()}
     text = str(value).strip()
@@ -165,7 +165,7 @@ def _table(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _scalar(value: Any) -> Any:
-    """A number, a flag, or JSON that was written as text; any other value as it is."""
+    """Returns the number, boolean or JSON value that a text states; any other value unchanged."""
     if not isinstance(value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", value):
         return value
     try:
@@ -175,17 +175,17 @@ def _scalar(value: Any) -> Any:
 
 
 def by_name(flags: Iterable[Flag]) -> dict[str, Flag]:
-    """Returns spelling → flag. A long flag may have hyphens for its underscores, and the other way round."""
+    """Returns spelling → flag. A long flag may be spelled with hyphens or with underscores."""
     return {spelling: flag for flag in flags for name in flag.names for spelling in (name, spelled(name))}
 
 
 def spelled(argument: str) -> str:
-    """Returns a flag with hyphens for the underscores of its name: `--max_model_len` is `--max-model-len`."""
+    """Returns the spelling of a flag with hyphens for underscores: `--max-model-len` for `--max_model_len`."""
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
 def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads values that are given by the flags' names without hyphens, as in Python.
+    """Returns the values of flags from Python keyword names, such as `max_model_len`.
 
     Raises `InputError` for an unknown flag, with the nearest name.
     """
@@ -210,14 +210,14 @@ def _is_idle(flags: Sequence[Flag], field: str) -> bool:
 
 
 class FlagOf(NamedTuple):
-    """The flag that a word of a command line names. keys: the keys behind it, of a table, as in `--flag.key`."""
+    """The flag that an argument names. keys: the keys of a table behind the flag, as in `--flag.key`."""
 
     flag: Flag
     keys: tuple[str, ...] = ()
 
 
 def flag_named(flags_by_name: Mapping[str, Flag], name: str) -> FlagOf | None:
-    """Returns the flag of a name: its spelling, a beginning that no other flag has, or one with keys of a table.
+    """Returns the flag that an argument names by its spelling, by an unambiguous prefix, or with keys of a table.
 
     flags_by_name: spelling → flag.
     """
@@ -249,7 +249,7 @@ def split_arguments(
     instead: Mapping[str, str],
     unknown: dict[str, str] | None = None,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Splits arguments of a command line into those of llmcalc, and the values of an engine's flags by their fields.
+    """Splits command-line arguments into llmcalc's arguments and the values of an engine's flags, by field name.
 
     other_arguments: options of llmcalc that stay → whether they take a value.
     instead: option of llmcalc that the engine replaces → the engine's flag.
@@ -313,7 +313,7 @@ def _turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: 
 
 
 def _next_value(name: str, flag: Flag, queue: deque[str]) -> Any:
-    """Takes the value of a flag from the arguments after it. Raises `InputError` where it is missing."""
+    """Removes a flag's value from the queue of arguments and returns it. Raises `InputError` where it is missing."""
     following = queue[0].lower() if queue else ""
     if flag.kind == "switch":
         return queue.popleft() if following in ("true", "false") else True
@@ -327,7 +327,7 @@ def _next_value(name: str, flag: Flag, queue: deque[str]) -> Any:
 
 
 def _values_of(queue: deque[str]) -> list[str]:
-    """Takes the words before the next flag."""
+    """Removes the arguments before the next flag from the queue and returns them."""
     words = []
     while queue and not re.match(r"--?[A-Za-z]", queue[0]):
         words.append(queue.popleft())
@@ -335,7 +335,7 @@ def _values_of(queue: deque[str]) -> list[str]:
 
 
 def _set_key(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """Sets the value of a key of a table; the tables on its way are made."""
+    """Sets the value of a nested key in a table, and creates the tables on its path."""
     *outer, last = keys
     for key in outer:
         if not isinstance(values.get(key), dict):

@@ -1,4 +1,4 @@
-"""The model of a rank as an engine has it: weights, caches per layer and token, and the widths of its matrices."""
+"""The shard of a model on one rank of a serving engine: weights, caches per layer and token, and matrix widths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONG = 2**21
 
 
 class TokenCache(NamedTuple):
-    """Caches of equal layers that grow with the tokens.
+    """The KV caches of layers of one attention type, whose bytes grow with the tokens.
 
     kind: kind of attention. layers: their number. window: tokens that each keeps at most; None for all.
     width: elements of one token in one layer.
@@ -42,7 +42,7 @@ class TokenCache(NamedTuple):
 
 
 class StateCache(NamedTuple):
-    """Recurrent states of equal layers. layers: their number. bytes: bytes of one sequence in one layer."""
+    """The recurrent states of layers of one type. layers: their number. bytes: bytes per sequence and layer."""
 
     kind: str
     layers: int
@@ -50,7 +50,7 @@ class StateCache(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The experts of a layer on a rank.
+    """The routed experts of a layer on one rank.
 
     top_k: experts of a token. width: width of an expert. number: their number.
     """
@@ -62,7 +62,7 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EngineRank:
-    """The model of one rank. layout, rank: its place. quantize: scheme of the weights, None for the checkpoint's.
+    """The model on one rank. layout, rank: the rank's place. quantize: the weights' scheme, None for the checkpoint's.
 
     dtype: number format of the weights; None for the published one. with_towers: whether encoders are loaded.
     with_mtp: whether the modules of multi-token prediction are loaded, which draft tokens.
@@ -78,7 +78,7 @@ class EngineRank:
 
     @cached_property
     def model(self) -> RankModel:
-        """The model with the rank's sizes."""
+        """The model with the rank's shard sizes."""
         return rank_model(self.preset.model, self.layout, self.rank)
 
     @property
@@ -91,12 +91,12 @@ class EngineRank:
 
     @cached_property
     def number_of_layers(self) -> int:
-        """The layers of the rank's stages."""
+        """The number of layers in the rank's pipeline stages."""
         return len(self.model.chunks.layers)
 
     @cached_property
     def scheme(self) -> str | None:
-        """The scheme of the weights; None for the scheme of the checkpoint's config, or none."""
+        """The quantization scheme of the weights; None for the checkpoint's scheme, or for no quantization."""
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
         table, published = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
@@ -107,19 +107,19 @@ class EngineRank:
 
     @cached_property
     def weights(self) -> int:
-        """Bytes of the rank's weights and, where they are loaded, of the encoders."""
+        """Bytes of the rank's weights, and of the image and audio encoders where they are loaded."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
             return self._with_divided_blocks()
         return self._weights(self.model, self.scheme)
 
     def _with_divided_blocks(self) -> int:
-        """Bytes where experts are MXFP4: ranks divide their bytes evenly, though not always into whole blocks."""
+        """Bytes of weights with MXFP4 experts, which ranks divide evenly, not always into whole quantization blocks."""
         full_model = self.preset.model
         saved = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
         return self._weights(self.model, "none") - saved // (self.layout.tp * self.layout.pp)
 
     def _weights(self, model: ModelSpec, scheme: str | None) -> int:
-        """Returns bytes of a model's weights under a scheme. scheme: None for the checkpoint's own."""
+        """Returns the bytes of a model's weights. scheme: the quantization scheme, None for the checkpoint's own."""
         return int(self._use(model, scheme).weights)
 
     def _use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
@@ -144,7 +144,7 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The caches that grow with the tokens. A module that drafts has the kind of the last full layers."""
+        """The KV caches of the rank's layers, which grow with the tokens; drafting modules have full attention."""
         caches = [
             TokenCache(group.kind, group.layers, None if group.tokens == LONG else group.tokens, group.width)
             for group in self._groups
@@ -158,7 +158,7 @@ class EngineRank:
 
     @property
     def drafting_layers(self) -> int:
-        """The layers that draft tokens; 0 where they are not loaded."""
+        """The number of loaded layers that draft tokens (multi-token prediction)."""
         mtp = self.preset.model.mtp
         if mtp is None or not self.with_mtp:
             return 0
@@ -166,7 +166,7 @@ class EngineRank:
 
     @property
     def state_caches(self) -> list[StateCache]:
-        """The recurrent states."""
+        """The recurrent states of the rank's layers."""
         return [
             StateCache(group.kind, group.layers, -(-group.bytes // group.layers))
             for group in self._groups
@@ -175,7 +175,7 @@ class EngineRank:
 
     @cached_property
     def widths(self) -> tuple[int, bool, Experts | None]:
-        """The width of the widest dense feed-forward network of the rank, whether it is gated, and the experts."""
+        """The width of the rank's widest dense feed-forward network, whether the network is gated, and the experts."""
         dense, gated, experts = 0, False, None
         for place in self.model.tree().walk():
             op = place.node.op
@@ -189,13 +189,13 @@ class EngineRank:
 
     @cached_property
     def rope_elements(self) -> int:
-        """Elements of the tables of cosines and sines: one table for each kind of rotation in the model."""
+        """The elements of RoPE's tables of cosines and sines, with a table for each base and dimension in the model."""
         positions = longest_sequence(self.preset.model) or 0
         return sum(dim * positions for _, dim in {*_rotations(self.preset.model)})
 
     @cached_property
     def latent_projections(self) -> int:
-        """Elements of the up-projections of MLA's latents, which vLLM stores once more for its absorbed products."""
+        """The elements of MLA's up-projections, of which vLLM stores a second copy for absorbed matrix products."""
         elements = 0
         for part, count in mixers(self.preset.model):
             if isinstance(part, MLA):
@@ -205,7 +205,7 @@ class EngineRank:
 
 
 def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
-    """Yields the mixers of the decoder, with the number of their layers."""
+    """Yields each attention or recurrence module of the decoder, with its number of layers."""
     for _, stack in spec.stacks():
         for _, layer, count, _ in stack.groups():
             for part in _parts(layer):
@@ -213,13 +213,13 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
 
 
 def key_heads(spec: ModelSpec) -> list[int]:
-    """Returns the heads of keys and values of each kind of attention in the decoder."""
+    """Returns the number of key and value heads of each attention type in the decoder."""
     heads = (getattr(part, "num_key_value_heads", None) for part, _ in mixers(spec))
     return [int(number) for number in heads if number]
 
 
 def _parts(record: Record, depth: int = 0) -> Iterator[Record]:
-    """Yields a record and all records in it, but no encoders of images."""
+    """Yields a component and all components inside it, except image encoders."""
     yield record
     if depth > 8:
         return
@@ -233,7 +233,7 @@ def _parts(record: Record, depth: int = 0) -> Iterator[Record]:
 
 
 def _rotations(spec: ModelSpec) -> Iterator[tuple[float, int]]:
-    """Yields base and rotated dimensions of every rotation."""
+    """Yields the base and the number of rotated dimensions of each rotary embedding."""
     for part, _ in mixers(spec):
         if isinstance(part, MLA):
             yield 0.0, int(part.qk_rope_head_dim)

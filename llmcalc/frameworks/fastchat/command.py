@@ -15,7 +15,7 @@ from ..launch.trainer import keys_read
 
 
 class Script(NamedTuple):
-    """A training script.
+    """A training script of FastChat or Qwen, with its defaults.
 
     rank: default rank of adapters.
     targets: default layers with adapters.
@@ -61,13 +61,13 @@ def _name(command: CommandLine) -> str:
 
 
 def starts_program(command: CommandLine) -> bool:
-    """Whether a command starts one of the scripts with arguments that they add to the Trainer's."""
+    """Whether a command starts a script of FastChat or Qwen with its arguments."""
     signs = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
     return _name(command) in SCRIPTS and any(word.partition("=")[0] in signs for word in command.words)
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a command of one of the scripts into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     name = _name(command)

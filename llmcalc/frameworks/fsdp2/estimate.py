@@ -1,4 +1,4 @@
-"""Estimates the memory of FSDP2 ranks without an allocator, for plans."""
+"""Estimates the memory of FSDP2 ranks without an allocator, for the search over layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .training import torchtitan_training
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """Estimates the memory of every rank. The shards are the master weights; gradients have the same width."""
+    """Returns the memory estimate of FSDP2 ranks. Shards are the master weights, and gradients have their width."""
     memory_use, parameter_count, training = memory.states, memory.states.count.total, memory.training()
     per_parameter = bytes_per_parameter(memory)
     if memory_use.has_master:
@@ -48,7 +48,7 @@ def transient_bytes(
     layout: Layout,
     stage_parameters: Sequence[StageParameters],
 ) -> TransientBytes:
-    """Returns the transient bytes of a rank.
+    """Returns the temporary bytes of a rank: gathered parameters, gradient reductions and the optimizer step.
 
     width: bytes of an element of gathered parameters and of gradients.
     shard_width: bytes of an element of a shard.

@@ -22,7 +22,7 @@ LLAMA = (
 def _compared(
     measurement: str, test: str, parts: Iterable[tuple[str, str]], optimizers: Iterable[str], source: str
 ) -> FrameworkEvidence:
-    """Returns the evidence of runs that a test compares with a measurement. source: torch's code, for other runs."""
+    """Returns evidence for runs that a test compares with a measurement. source: torch's code, for other runs."""
     witness = Witness("exact", measurement, test)
     return FrameworkEvidence(
         name="fsdp2",
@@ -111,7 +111,7 @@ DIVIDED = _compared(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """Returns the evidence for a run in a layout."""
+    """Returns the tests and measurements that support results for a layout."""
     if layout.pp > 1:
         return PIPED
     return DIVIDED if layout.tp > 1 else SHARDED

@@ -56,7 +56,7 @@ SHARED_LAYERS = "FSDP2 of layers that share parameters is not modelled"
 
 
 class FsdpProfile(RingAttention):
-    """Runs a program whose parameters are sharded in groups.
+    """Runs a model's program with FSDP's hooks, which gather and free groups of sharded parameters.
 
     traffic: the communication state of the groups; None in a run that only lists the parameters.
     layer_paths: per stack, the path of its layers.
@@ -80,7 +80,7 @@ class FsdpProfile(RingAttention):
     # --- parameters -------------------------------------------------------------------------------------------------
 
     def prepare(self, program: Flow) -> None:
-        """Creates the parameters, and finds the modules of the head."""
+        """Creates the parameters' shards, and finds the modules of the head."""
         super().prepare(program)
         layer_norms = layer_norm_names(program)
         for group in self.groups.values():
@@ -115,7 +115,7 @@ class FsdpProfile(RingAttention):
         return parameter.unsharded_param
 
     def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
-        """Returns the codes of a weight in 4 bits, which are sharded. Every rank has all scales: they are no parameter.
+        """Returns the sharded 4-bit codes of a quantized weight; its scales, which are no parameter, are on every rank.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
         """
@@ -148,7 +148,7 @@ class FsdpProfile(RingAttention):
         return False
 
     def prepare_unread(self, program: Flow) -> None:
-        """Creates the parameters that no pass reads."""
+        """Creates the shards of parameters that no pass reads."""
         for name, parameter_use, _ in unused_modules(program.root):
             if parameter_use.tensors():
                 raise self.unsupported("FSDP2 of parameters that no pass reads is not modelled", name)
@@ -224,7 +224,7 @@ class FsdpProfile(RingAttention):
         return out
 
     def step(self, step: Step) -> None:
-        """Runs a step; the embedding may be a separate group."""
+        """Runs a step of the program; the embedding may be a separate group."""
         is_embedding = len(self.frames) <= 1 and step.name == EMBEDDING.path and bool(step.outs)
         if self.traffic is None or not self.splits or not is_embedding:
             super().step(step)
@@ -235,7 +235,7 @@ class FsdpProfile(RingAttention):
         group.post_forward([self.get(step.outs[0])])
 
     def module(self, frame: Frame) -> None:
-        """Runs a module; the head may be a separate group."""
+        """Runs a module of the program; the head may be a separate group."""
         scope = frame.scope
         if self.traffic is None or not self.splits or len(self.frames) != 1 or scope.name not in IN_HEAD:
             super().module(frame)

@@ -1,4 +1,4 @@
-"""Messages of FSDP2 for the gradients and weights of replicas.
+"""The collective messages with which FSDP2 gathers weights and reduces gradients.
 
 Per micro-batch, a layer's weights are gathered in bfloat16 before its forward pass and, if they are freed in between,
 before its backward pass. Weights outside of layers are gathered once. Gradients are reduced in float32 after the
@@ -18,7 +18,7 @@ from ...parallel.weight_shards import shard_rows
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """Yields the messages of a replica group: layer by layer, then for weights outside of layers.
+    """Yields the collective messages of a replica group: layer by layer, then for weights outside of layers.
 
     All shards are padded to the longest.
     """

@@ -78,12 +78,12 @@ class GatheredStorage(Storage):
         self.block: Any = None
 
     def fill(self) -> None:
-        """Allocates the memory."""
+        """Allocates the memory of the gathered parameter."""
         with counted_as(self.meter, "weights"):
             self.block = self.meter.allocate(self.bytes)
 
     def clear(self) -> None:
-        """Frees the memory."""
+        """Frees the memory of the gathered parameter."""
         if self.block is not None:
             self.meter.free(self.block)
             self.block = None
@@ -143,7 +143,7 @@ class Parameter:
 
     @property
     def is_cast(self) -> bool:
-        """Whether it is gathered in another number format than that of its shards."""
+        """Whether the parameter is gathered in another number format than that of its shards."""
         return self.shard.dtype is not self.unsharded_param.dtype
 
 
@@ -178,13 +178,13 @@ class Traffic:
 
     @contextmanager
     def communication_stream(self, stream: int) -> Iterator[None]:
-        """Allocates new storages on a stream, as communication buffers."""
+        """Returns a context in which new storages are communication buffers, allocated on a stream."""
         with on_stream(self.meter, stream + self.streams), counted_as(self.meter, "communication"):
             yield
 
     @contextmanager
     def call_watched(self, group: Group, moment: Moment) -> Iterator[None]:
-        """Calls `watch` before and after a hook of a group."""
+        """Returns a context that calls `watch` before and after a hook of a group."""
         if self.watch is not None:
             self.watch(group, moment, False)
         yield
@@ -240,7 +240,7 @@ class Group:
         return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
 
     def step_collectives(self, microbatches: int, reduces: int) -> Iterator[Collective]:
-        """Yields the collectives of a step. reduces: number of backward passes that reduce gradients."""
+        """Yields the group's collectives in a step. reduces: number of backward passes that reduce gradients."""
         sharding = self.traffic.sharding
         trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
         gathered_bytes = self.gather_bytes * sharding.shards
@@ -262,7 +262,7 @@ class Group:
     # --- gathering --------------------------------------------------------------------------------------------------
 
     def unshard(self, forward: bool, stream: int | None = COPY_IN) -> None:
-        """Starts the all-gather, if it has not started. stream: None for the default stream."""
+        """Starts the group's all-gather, if it has not started. stream: None for the default stream."""
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(forward, stream)
 
@@ -323,7 +323,7 @@ class Group:
         parameter.unsharded_param.storage.fill()
 
     def reshard(self) -> None:
-        """Frees the unsharded parameters."""
+        """Frees the group's unsharded parameters."""
         if self.is_unsharded:
             for parameter in self.parameters:
                 assert isinstance(parameter.unsharded_param.storage, GatheredStorage)

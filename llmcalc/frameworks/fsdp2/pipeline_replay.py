@@ -68,16 +68,16 @@ class SchedulePasses(PassCounter):
         self.starts: list[int] = [0] * chunks
 
     def begin_step(self) -> None:
-        """Begins another schedule."""
+        """Begins the next pipeline schedule."""
         self.schedule += 1
         self.starts = list(self.forwards)
 
     def _position(self, chunk: int, pass_number: int) -> int:
-        """Returns the position of a pass: its index in the schedule, at most 2, plus 3 after the first schedule."""
+        """Returns the index of a pass in its schedule, at most 2, plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
     def _case(self, chunk: int, kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a forward pass. Passes of the same case have the same events."""
+        """Returns the class of a forward pass; all passes of a class allocate and free the same tensors."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return (
             chunk,
@@ -87,7 +87,7 @@ class SchedulePasses(PassCounter):
         )
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass. Returns its case and its id."""
+        """Counts a backward pass, and returns its class and its identity."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -95,7 +95,7 @@ class SchedulePasses(PassCounter):
 
 
 class PassRecorder(SchedulePasses):
-    """Runs and records passes. parameters: per chunk, its gathered parameters."""
+    """Runs passes and records their events. parameters: per chunk, its gathered parameters."""
 
     def __init__(self, meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         super().__init__(len(parameters))
@@ -144,7 +144,7 @@ class PassRecorder(SchedulePasses):
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):
-    """Replays recorded traces instead of running passes. parameters: per chunk, its gathered parameters."""
+    """Replays recorded events instead of running passes. parameters: per chunk, its gathered parameters."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class PlayedChunk(ShardedChunk):
         return output
 
     def _run_backward(self, stage_inputs: Sequence[Tensor], run: Callable[[], None]) -> None:
-        """Runs or replays a backward pass, and collects all gradients that it leaves."""
+        """Runs or replays a backward pass, and collects all gradients that exist after it."""
         assert self.passes is not None
         gathered_parameters = self.gathered()
         accumulated_gradients: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered_parameters]
@@ -230,7 +230,7 @@ def played_stage(
     schedule_settings: ScheduleSettings,
     rehearsals: Rehearsals,
 ) -> ReplayResult | None:
-    """Replays set-up and two steps of a rank with many micro-batches on the caching allocator.
+    """Replays the set-up and two training steps of a rank with many micro-batches on the caching allocator.
 
     Returns None for a rank with few micro-batches or many layers, and if its passes do not repeat.
 
@@ -274,7 +274,7 @@ def played_stage(
 
 
 def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[ShardedChunk], is_last_stage: bool) -> RecordedRank:
-    """Records the passes of a rank.
+    """Records the forward and backward passes of a pipeline rank.
 
     make_run: creates the run.
     chunks: chunks of the rank, after set-up.
@@ -299,7 +299,7 @@ def _rehearsed_traces(
     is_last_stage: bool,
     stacks: Sequence[Sequence[LayerStack]],
 ) -> dict[PassCase, PassTrace]:
-    """Records passes, and returns the trace of each case. stacks: per chunk, the stacks of which few layers run."""
+    """Records passes, and returns class of passes → events. stacks: per chunk, the stacks of which few layers run."""
     traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
         run = make_run(meter=(recorder := Recorder()))
@@ -317,7 +317,7 @@ def _rehearsed_traces(
 
 
 def _record_passes(run: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int) -> list[RecordedPass]:
-    """Runs two steps and returns their passes. group: micro-batches of a group in `_run_schedule`."""
+    """Runs two training steps and returns their passes. group: micro-batches of a group in `_run_schedule`."""
     run.set_up()
     passes = PassRecorder(recorder, [chunk.gathered() for chunk in run.chunks])
     for chunk in run.chunks:

@@ -1,4 +1,4 @@
-"""Reads the FSDP settings of the Trainer and of accelerate into a layout.
+"""Reads a layout from the FSDP settings of the Trainer and of accelerate.
 
 Source: accelerate 1.x, utils/dataclasses.py, `FullyShardedDataParallelPlugin` and `ParallelismConfig`.
 """
@@ -126,7 +126,7 @@ def reduction_settings(reading: Reading, table: Table, command_settings: Mapping
     Beside adapters version 1 has a flat parameter for each adapter, and others for frozen weights, which have no
     gradients (peft/utils/other.py, `fsdp_auto_wrap_policy`, which transformers' Trainer sets).
     table: FSDP's keys without the prefix `fsdp_`.
-    words: the settings of a run without FSDP.
+    command_settings: the settings of a run without FSDP.
     """
     version = size_of(reading, "fsdp_config.fsdp_version", table.get("version", 1))
     is_half_precision = command_settings.get("precision") == "autocast" or command_settings.get("dtype") in (
@@ -144,7 +144,7 @@ def reduction_settings(reading: Reading, table: Table, command_settings: Mapping
 def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of mixed-precision FSDP, which gathers 16-bit weights from fp32 shards.
 
-    words: the settings of the run without FSDP, with autocast.
+    command_settings: the settings of the run without FSDP, with autocast.
     """
     out = dict(command_settings)
     if out.get("precision") == "autocast":
@@ -154,14 +154,14 @@ def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, A
 
 
 def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Reads FSDP in accelerate's config. words: the settings of the run without FSDP."""
+    """Returns the FSDP run of an accelerate config. command_settings: the settings of the run without FSDP."""
     machines = size_of(reading, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     table = {str(key).removeprefix("fsdp_"): value for key, value in reading.table(config, "fsdp_config").items()}
     return _run(reading, table, world, machines, reading.table(config, "parallelism_config"), command_settings)
 
 
 def read_trainer(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Reads FSDP in arguments of the Trainer. words: the settings of the run without FSDP.
+    """Returns the FSDP run of Trainer arguments. command_settings: the settings of the run without FSDP.
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """
@@ -175,7 +175,7 @@ def read_trainer(reading: Reading, config: Table, world: int, command_settings: 
 def _run(
     reading: Reading, table: Table, world: int, machines: int, parallel: Table, command_settings: dict[str, Any]
 ) -> RunUnder:
-    """Builds the run of an FSDP configuration."""
+    """Returns the training run of an FSDP configuration."""
     layout, fsdp_words = fsdp_layout(reading, table, world, machines, parallel)
     settings = reduction_settings(reading, table, command_settings)
     return RunUnder(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)

@@ -79,7 +79,7 @@ def fsdp_memory(
     schedule_settings: ScheduleSettings = NEWEST,
     shared: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
-    """Replays the training of one rank. `training.dtype` is the compute format.
+    """Returns the memory of one rank from a replay of its training. `training.dtype` is the compute format.
 
     tensors: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
     piped: how the schedule of a pipeline is run. shared: what is known of other ranks of the
@@ -124,7 +124,7 @@ def fsdp_memory(
 
 
 def host_terms(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> tuple[Term, ...]:
-    """Returns the terms of a rank's host memory: pinned shards and gradients, and the optimizer's states."""
+    """Returns the named parts of a rank's host memory, in bytes: pinned shards and gradients, and optimizer states."""
     stacks, record = layer_stacks(spec), optimizer(training.optimizer)
     weights = gradients = states = 0
     for layer, group in _run_of_few_layers(spec, training, layout, rank, fsdp).lowering.groups.items():
@@ -146,7 +146,7 @@ def host_terms(spec: ModelSpec, training: Training, layout: Layout, rank: int, f
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """Computes the memory of one rank under torchtitan at the run's date.
+    """Returns the memory of one rank under torchtitan at the run's date.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
@@ -223,7 +223,7 @@ def communication(
 
 
 def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
-    """Returns the messages of a rank's replay; None for layouts whose replay has no messages.
+    """Returns the collective messages in a rank's replay; None for layouts whose replay has none.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -241,7 +241,7 @@ def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
 
 
 def _add_times(previous_collective: Collective, collective: Collective, times: int) -> Collective:
-    """Adds the repetitions of a collective to those counted before."""
+    """Returns a collective with the repetitions of an equal one added."""
     return previous_collective._replace(times=previous_collective.times + times * collective.times)
 
 

@@ -48,7 +48,7 @@ class Float8:
 
 @dataclass(frozen=True)
 class TitanSettings:
-    """Settings of a job without options in `llmcalc memory`. Files of accelerate set the last four.
+    """Settings of a torchtitan job that have no option in `llmcalc memory`. Files of accelerate set the last four.
 
     old: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.

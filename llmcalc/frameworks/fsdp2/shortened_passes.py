@@ -1,4 +1,4 @@
-"""Derives recorded passes of a pipeline stage with many equal layers from passes recorded with few.
+"""Derives the passes of a pipeline stage with many equal layers from passes recorded with few layers.
 
 The recorded stage has four repeats of its pattern of layers. `RepeatAnalysis` checks that the second and the third do
 the same, and has the events of every repeat between the first and the last from theirs. The tensors that outlive a pass
@@ -59,7 +59,7 @@ class ShortenedPasses:
     def _sources(
         self, chunk: ShardedChunk, full_chunk: ShardedChunk, stacks: Sequence[LayerStack]
     ) -> list[tuple[int, int | None]]:
-        """Returns the recorded parameter of each gathered parameter of the full chunk.
+        """Returns, for each gathered parameter of the full chunk, the recorded parameter that represents it.
 
         It is the parameter's number, and the repeat among the inner ones; None for the parameter of no inner repeat.
         """
@@ -83,7 +83,7 @@ class ShortenedPasses:
         return sources
 
     def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
-        """Returns the events with all layers, and the passes in them."""
+        """Returns the events of passes with all layers, and the passes in them."""
         events: list[Event] = []
         passes: list[RecordedPass] = []
         for i, piece in enumerate(self.pieces):
@@ -94,7 +94,7 @@ class ShortenedPasses:
         return events, passes
 
     def _unfolded_pass(self, recorded: RecordedPass, piece: Sequence[Event], start: int, end: int) -> RecordedPass:
-        """Returns a pass with all layers. piece: its recorded events. start, end: indices of those with all layers."""
+        """Returns a pass with all layers. piece: its recorded events. start, end: indices of its full events."""
         chunk, kind, _ = recorded.pass_id
         recorded_chunk, sources = self.chunks[chunk], self.sources[chunk]
         outputs = {i: (template, storage) for i, template, storage in recorded.outputs}
@@ -125,7 +125,7 @@ class ShortenedPasses:
         )
 
     def _storage(self, storage: int, inner_repeat: int | None) -> int:
-        """Returns the number of a storage with all layers. inner_repeat: the repeat of its twin; None for no twin."""
+        """Returns a storage's number in passes with all layers. inner_repeat: its repeat; None outside of repeats."""
         if inner_repeat is None:
             return self.repeated.numbers.get(storage, storage)
         if storage not in self.repeated.starts:

@@ -1,4 +1,4 @@
-"""Reads torchtitan jobs (TOML) of 2024 to 2026. Those of 2024 have the layout in `[training]` and `[experimental]`.
+"""Reads torchtitan jobs (TOML) of 2024 to 2026. Jobs of 2024 have the layout in `[training]` and `[experimental]`.
 
 Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py
 and distributed/pipeline_parallel.py at 9810191bb^ (2026-02-22), the last version with such files.
@@ -161,7 +161,7 @@ class _Job:
         self.data, self.reading = config, reading
 
     def find(self, key: str, *sections: str) -> tuple[str, Any]:
-        """Looks a key up in these sections. Returns (section.key, value or None)."""
+        """Returns (section.key, value or None) of a key, which it searches in the job's sections."""
         for section in sections:
             table = self.data.get(section)
             if isinstance(table, Mapping) and key in table:
@@ -169,17 +169,17 @@ class _Job:
         return f"{sections[0]}.{key}", None
 
     def size(self, key: str, default: int, *sections: str, minimum: int = 1) -> int:
-        """Returns a whole number of the job."""
+        """Returns the value of a key as a whole number."""
         name, value = self.find(key, *sections)
         return default if value is None else size_of(self.reading, name, value, least=minimum)
 
     def flag(self, key: str, default: bool, *sections: str) -> bool:
-        """Returns a true-or-false value of the job."""
+        """Returns the value of a key as a boolean."""
         name, value = self.find(key, *sections)
         return default if value is None else flag_value(self.reading, name, value)
 
     def word(self, key: str, default: str, allowed_values: Mapping[str, Any], *sections: str) -> str:
-        """Returns a value of the job that is one of several allowed words."""
+        """Returns the value of a key whose text must be in `allowed_values`."""
         name, value = self.find(key, *sections)
         if value is None:
             return default
@@ -190,18 +190,18 @@ class _Job:
 
 
 def read_titan(config: Table, source: Source) -> Launch:
-    """Reads a torchtitan job. Raises `InputError` that names file and key."""
+    """Returns the training run of a torchtitan job. Raises `InputError` that names file and key."""
     with reading_of(source) as reading:
         return _read_sections(_Job(config, reading), source.world_size)
 
 
 def read_job(config: Table, reading: Reading, spec: ModelSpec) -> Launch:
-    """Reads a job whose model is known. Raises `InputError`, which names the key."""
+    """Returns the training run of a job whose model is known. Raises `InputError`, which names the key."""
     return _read_sections(_Job(config, reading), reading.source.world_size, spec)
 
 
 def _read_sections(job: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
-    """Builds the model, layout and settings of a job."""
+    """Returns the training run of a job: its model, layout and settings."""
     reading = job.reading
     for name, table in job.data.items():
         _check_section(reading, name, table)
@@ -222,7 +222,7 @@ def _read_sections(job: _Job, world_size: int | None, spec: ModelSpec | None = N
 
 
 def _check_section(reading: Reading, name: str, table: Any) -> None:
-    """Notes the keys of a section that are ignored or not modelled."""
+    """Records the keys of a section that are ignored or not modelled."""
     if not isinstance(table, Mapping):
         raise reading.wrong(name[:60], f"{shown(table)}; expected a table")
     for key, value in table.items():
@@ -352,7 +352,7 @@ def _split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tupl
 
 
 def _schedules(job: _Job, layout: Layout) -> int:
-    """Returns the number of local batches per step, over which gradients accumulate."""
+    """Returns the number of local batches per step over which gradients accumulate (pipeline schedules per step)."""
     local = _local_batch(job)
     name, global_batch = job.find("global_batch_size", "training")
     total = -1 if global_batch is None else size_of(job.reading, name, global_batch, least=-1)
@@ -371,7 +371,7 @@ def _local_batch(job: _Job) -> int:
 
 
 def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
-    """Translates the job to options of `llmcalc memory`."""
+    """Returns option of `llmcalc memory` → value, from the job's keys."""
     reading, training = job.reading, "training"
     local, steps = _local_batch(job), _schedules(job, layout)
     batch, micro = local, steps
@@ -460,7 +460,7 @@ def _implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
 
 
 def _compiles_layers(job: _Job) -> bool:
-    """Returns whether layers are compiled."""
+    """Whether layers are compiled."""
     if "compile" in job.data:
         components = job.find("components", "compile")[1]
         names = ["model", "loss"] if components is None else components

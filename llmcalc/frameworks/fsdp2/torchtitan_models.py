@@ -30,7 +30,7 @@ class Llama(NamedTuple):
     rope_theta: float = 500000.0
 
     def hidden(self) -> int:
-        """Width of the feed-forward network: two thirds of 4 · dim, times the multiplier, rounded up."""
+        """The width of the feed-forward network: two thirds of 4 · dim, times the multiplier, rounded up."""
         width = int(2 * (4 * self.dim) / 3)
         width = width if self.ffn_dim_multiplier is None else int(self.ffn_dim_multiplier * width)
         return self.multiple_of * ((width + self.multiple_of - 1) // self.multiple_of)
@@ -128,7 +128,7 @@ MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 
 
 def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
-    """Returns the model of `[model] name` and `flavor`. is_2024_form: whether the job has the form of 2024.
+    """Returns the model of a job's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
 
     Raises `InputError`, which names the field, for an unknown model.
     """
@@ -155,17 +155,17 @@ def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> Mod
 
 
 def _swiglu(width: int) -> Table:
-    """Returns the description of a SwiGLU network."""
+    """Returns the model-spec table of a SwiGLU network."""
     return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
 
 
 def _layer(attention: Table, network: Table, norm: Table) -> Table:
-    """Returns the description of a layer."""
+    """Returns the model-spec table of a layer."""
     return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
 
 
 def _llama(args: Llama) -> Table:
-    """Returns the description of a Llama model."""
+    """Returns the model-spec table of a Llama model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     attention: Table = {
         "num_attention_heads": args.n_heads,
@@ -182,7 +182,7 @@ def _llama(args: Llama) -> Table:
 
 
 def _moe(experts: Experts) -> Table:
-    """Returns the description of a mixture of experts."""
+    """Returns the model-spec table of a mixture of experts."""
     table: Table = {
         "type": "moe",
         "num_experts": experts.num_experts,
@@ -196,7 +196,7 @@ def _moe(experts: Experts) -> Table:
 
 
 def _qwen(args: Qwen3) -> Table:
-    """Returns the description of a Qwen3 model."""
+    """Returns the model-spec table of a Qwen3 model."""
     norm = {"type": "rmsnorm", "eps": 1e-6}
     attention: Table = {
         "num_attention_heads": args.n_heads,
@@ -219,7 +219,7 @@ def _qwen(args: Qwen3) -> Table:
 
 
 def _deepseek(args: DeepSeek) -> Table:
-    """Returns the description of a DeepSeek model."""
+    """Returns the model-spec table of a DeepSeek model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     query_fields = {"q_lora_rank": args.q_lora_rank} if args.q_lora_rank else {}
     attention: Table = {

@@ -48,12 +48,12 @@ ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
 
 
 def is_python(text: str) -> bool:
-    """Whether a Python file has configurations of torchtitan."""
+    """Whether a Python file contains configurations of torchtitan."""
     return "Trainer.Config" in text and re.search(r"^from torchtitan[\w.]* import", text, re.MULTILINE) is not None
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a configuration into a launch. words: its function's name, and overrides (`training.steps=5`).
+    """Returns the training run of a configuration function. words: the function's name, and overrides.
 
     Raises `InputError`, which names file, function and field.
     """
@@ -101,7 +101,7 @@ def _launch(reading: Reading, config: Config, name: str) -> Launch:
 
 
 def _model(reading: Reading, family: str, size: str) -> ModelSpec:
-    """Returns the model of a flavor of a model family."""
+    """Returns the model of a torchtitan model family and flavor."""
     if family == "gpt_oss":
         preset = NAMED.get((family, size))
         if preset is None:
@@ -113,7 +113,7 @@ def _model(reading: Reading, family: str, size: str) -> ModelSpec:
 
 
 def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
-    """Returns the job's sections, as in TOML files."""
+    """Returns the sections of the equivalent TOML job."""
     job: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
     for key, value in config.items():
         section, _, field = key.partition(".")
@@ -134,7 +134,7 @@ def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _tokens(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
-    """Returns the batch of a job that sets tokens per micro-batch and the longest context."""
+    """Returns the batch settings of a job that sets tokens per micro-batch and the longest context."""
     context = size_of(
         reading, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
     )

@@ -98,7 +98,7 @@ def torchtitan_training(
     The shards are the master weights. Gradients are reduced in float32, unless they have a format of their own.
     Adapters are sharded in their own format, and gathered in that of the weights.
 
-    how: the same training on one device.
+    training: the same training on one device.
     version: the date of torchtitan; None (default) for the newest.
     settings: settings of a job; the defaults of torchtitan by default.
     Raises `InputError` for adapters under version 1 of FSDP.
@@ -197,7 +197,7 @@ class FsdpRun(TrainingRun):
 
     traffic: the communication state of its groups, with their collectives.
     program: the program of a rank of tensor parallelism; by default that of the whole model.
-    ring: the ranks of a sequence in context parallelism, with `how` of this rank's tokens; None (default) without.
+    ring: the ranks of a sequence (context parallelism), with the training on this rank's tokens; None by default.
     """
 
     profile: type[FsdpProfile] = FsdpProfile
@@ -271,7 +271,7 @@ def set_resharding_and_prefetch(
 
 
 def _set_prefetch(layers: Sequence[Group], ahead: int) -> None:
-    """Sets the number of layers that each layer prefetches. ahead: that number."""
+    """Sets which layers each layer prefetches. ahead: the number of layers."""
     for i, group in enumerate(layers):
         if i + ahead < len(layers):
             group.forward_prefetch = layers[i + 1 : i + 1 + ahead]
@@ -280,7 +280,7 @@ def _set_prefetch(layers: Sequence[Group], ahead: int) -> None:
 
 
 def head_sharing_reason(spec: ModelSpec, training: Training) -> str:
-    """Returns the reason why embedding and head cannot be separate groups; empty if they can."""
+    """Returns the reason why embedding and head cannot be separate FSDP groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
     if training.choices.cross_entropy in ("chunked", "split") or training.include:
@@ -299,7 +299,7 @@ def record(
     program: RankFlow | None = None,
     ring: Ring | None = None,
 ) -> RecordedEvents:
-    """Records set-up and two steps of a rank for `RepeatAnalysis`. layers, program, ring: as in `FsdpRun`."""
+    """Records the set-up and two training steps of a rank. layers, program, ring: as in `FsdpRun`."""
     run = FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring)
     run.set_up()
     set_up = meter.cut()

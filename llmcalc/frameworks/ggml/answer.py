@@ -1,4 +1,4 @@
-"""What a server of llama.cpp or of its fork does with the memory of its devices and of the host, as an answer."""
+"""Converts the buffers of a llama.cpp server into an `EngineMemory` of its devices and host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .settings import GIB
 
 
 def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = ()) -> EngineMemory:
-    """Returns what a server does with the memory of its devices and of the host."""
+    """Returns the memory of a server's devices and host."""
     rules, record, model = server.rules, server.record, server.model
     terms = []
     devices = (*server.devices, HOST)
@@ -68,7 +68,7 @@ def _cache_origin(server: GgmlServer) -> str:
 
 
 def _message(server: GgmlServer, buffers: Buffers) -> str:
-    """The message of the first GPU that is too small; empty where all buffers fit."""
+    """Returns llama.cpp's message for the first GPU that is too small; empty where all buffers fit."""
     for device in server.devices:
         needed = buffers.total(device)
         if needed > server.free:

@@ -1,4 +1,4 @@
-"""What a server of llama.cpp or its fork does, changes that leave more room on its GPUs, and placements that fit."""
+"""The memory of a llama.cpp server, flag changes that free memory of its GPUs, and placements that fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL_BATCH = 128
 
 
 def memory(server: GgmlServer) -> EngineMemory:
-    """Computes the buffers of a server, after --fit."""
+    """Returns the memory of a server, after llama.cpp's --fit has adjusted its flags."""
     fitted = fit(server)
     changed = engine_memory(fitted.server, fitted.buffers, fitted.notes)
     if not fitted.notes:
@@ -32,7 +32,7 @@ def memory(server: GgmlServer) -> EngineMemory:
 
 
 def _room(server: GgmlServer) -> int:
-    """The fewest bytes that a GPU has left; below 0 where buffers do not fit.
+    """Returns the free bytes of the fullest GPU; negative where buffers do not fit.
 
     The graphs are laid out only where tensors and caches alone leave room.
     """
@@ -47,13 +47,13 @@ def _least_left(server: GgmlServer, buffers: Buffers) -> int:
 
 
 def _fixed(server: GgmlServer, **flags: Any) -> GgmlServer:
-    """A server whose layers are as the flags say."""
+    """Returns the server with --fit off and all layers on GPUs, unless flags state their number."""
     everything = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
     return server.with_flags(fit="off", **(everything | flags))
 
 
 def _largest(least: int, most: int, room: Callable[[int], int]) -> int | None:
-    """Returns the largest value that leaves room, which falls with the value; None if the least value leaves none.
+    """Returns the largest value for which `room`, a falling function, is not negative; None if none exists.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
@@ -77,7 +77,7 @@ def _largest(least: int, most: int, room: Callable[[int], int]) -> int | None:
 
 
 def fewest_host_experts(server: GgmlServer) -> int | None:
-    """The fewest layers whose experts are on the host (-ncmoe) with which the GPUs hold the rest."""
+    """Returns the fewest layers with experts on the host (-ncmoe) for which the rest fits on the GPUs."""
     number = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
@@ -86,19 +86,19 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
 
 
 def most_layers(server: GgmlServer) -> int | None:
-    """The most layers (-ngl, with the output as one) that the GPUs hold."""
+    """Returns the most layers (-ngl, with the output layer) that fit on the GPUs."""
     return _largest(0, len(server.model.layers) + 1, lambda layers: _room(_fixed(server, n_gpu_layers=layers)))
 
 
 def longest_context(server: GgmlServer) -> int | None:
-    """The longest context (-c), a multiple of 256, with which the GPUs hold everything."""
+    """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
     steps = max(1, server.context // 256)
     longest = _largest(1, steps, lambda step: _room(_fixed(server, ctx_size=256 * step)))
     return None if longest is None else 256 * longest
 
 
 def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes that leave more room on the GPUs, the cheapest first: as users type them, and as flags.
+    """Yields flag changes that free memory of the GPUs, the cheapest first, as (typed text, flag values).
 
     They are tried with all layers on the GPUs, where the user does not say how many.
     """
@@ -125,7 +125,7 @@ def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields the changed flags of each placement and what the server then does, the fewest devices first.
+    """Yields (flags, server's memory) of each placement, the fewest devices first.
 
     Of as many devices: everything on GPUs, a smaller cache, experts on the host, layers on the host. A placement that
     the user's flags fix is the only one.
@@ -164,7 +164,7 @@ def _placements(server: GgmlServer, split: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
-    """Returns the flags of a server with a slot for each user, and `seq` tokens for each slot.
+    """Returns the flags of a server with a slot per user and `seq` tokens per slot.
 
     Raises `InputError` for flags that say another context.
     """

@@ -1,4 +1,4 @@
-"""Compute buffers as ggml reserves them: a graph of tensors is divided over devices and allocated, without any values.
+"""The compute buffers that ggml reserves: assigns a graph's tensors to devices and allocates them, without values.
 
 The scheduler gives every operation a device, divides the graph into runs on one device, and copies what such a run
 reads from other devices (ggml/src/ggml-backend.cpp, `ggml_backend_sched_split_graph`). The allocator then places each
@@ -36,7 +36,7 @@ LEAVES: tuple[Operation, ...] = ("input", "weight", "cache")
 
 
 class Tensor:
-    """A tensor of a graph.
+    """A tensor of a compute graph.
 
     nbytes: its size. layout: equal for tensors that may share memory; None for a view with other strides.
     base: the tensor whose memory a view or a store is in. has_offset: whether a view begins within it.
@@ -84,14 +84,14 @@ class Tensor:
 
 
 class Graph:
-    """Operations in the order in which they run."""
+    """A compute graph: operations in the order in which they run."""
 
     def __init__(self) -> None:
         self.nodes: list[Tensor] = []
         self._visited: set[int] = set()
 
     def expand(self, *results: Tensor) -> None:
-        """Adds operations with all that they need, sources first (`ggml_build_forward_expand`)."""
+        """Adds operations and the operations they read, sources first (`ggml_build_forward_expand`)."""
         for result in results:
             if id(result) in self._visited or result.operation in LEAVES:
                 continue
@@ -111,7 +111,7 @@ class Graph:
 
 
 def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -> dict[str, int]:
-    """Computes the compute buffer of each device in bytes. A graph is allocated once.
+    """Returns device → bytes of its compute buffer. A graph can be allocated only once.
 
     devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
     """
@@ -121,7 +121,7 @@ def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -
 
 
 def _place(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
-    """Gives every tensor its device (passes 1 to 4 of the scheduler)."""
+    """Assigns a device to every tensor (passes 1 to 4 of the scheduler)."""
     for node in nodes:
         node.place = _fixed_device(node, devices)
     operations = [node for node in nodes if node.operation != "view"]
@@ -146,7 +146,7 @@ def _place(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
 
 
 def _home(tensor: Tensor, default: str) -> str:
-    """The device of a tensor that no operation is assigned to: its own, that of what it views, the host for inputs."""
+    """Returns the device of a tensor without an assigned device: its own, its base tensor's, or the host."""
     owner = tensor.base or tensor
     if owner.is_external:
         return owner.device or default
@@ -156,7 +156,7 @@ def _home(tensor: Tensor, default: str) -> str:
 
 
 def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:
-    """The device that an operation is fixed to: that of its cache or weight; the first GPU where it may move."""
+    """Returns the device of an operation's cache or weight, or the first GPU where the operation may move."""
     if node.device is not None:
         return node.device
     if node.base is not None and node.base.is_external:
@@ -175,7 +175,7 @@ _Ordered: TypeAlias = list[tuple[Tensor, Tensor | None]]
 
 
 def _with_copies(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
-    """Divides the graph into runs on one device, and adds the copies that a run reads at its start (pass 5)."""
+    """Divides the graph into splits on one device, and adds the copies that a split reads at its start (pass 5)."""
     copies: dict[tuple[int, str | None], Tensor] = {}
     ordered: _Ordered = []
     start = inputs = 0
@@ -208,14 +208,14 @@ def _reads_weight_elsewhere(node: Tensor, device: str | None) -> bool:
 
 
 class _Buffer:
-    """The buffer of a device: its free blocks, and how far it was ever used."""
+    """The compute buffer of a device: its free blocks, and its largest size in use."""
 
     def __init__(self) -> None:
         self.free: list[tuple[int, int]] = [(0, 2**62)]
         self.size = 0
 
     def allocate(self, nbytes: int) -> int:
-        """Takes the best-fitting free block, the last one only if no other is large enough. Returns its offset."""
+        """Allocates the best-fitting free block, the last one only if no other is large enough; returns its offset."""
         best = len(self.free) - 1
         least = -1
         for i, (_, block_bytes) in enumerate(self.free[:-1]):
@@ -230,7 +230,7 @@ class _Buffer:
         return offset
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Returns a block, merged with free ones beside it."""
+        """Frees a block, and merges it with adjacent free blocks."""
         if not nbytes:
             return
         free = self.free
@@ -249,7 +249,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> dict[str, int]:
-    """Allocates all tensors in their order, and returns how far the buffer of each device is used."""
+    """Allocates all tensors in their order, and returns device → bytes used of its buffer."""
     buffers = defaultdict[str, _Buffer](_Buffer)
     operations: list[tuple[Tensor, Sequence[Tensor]]] = []
     inputs: dict[int, Tensor] = {}
@@ -293,7 +293,7 @@ def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> di
 
 
 def _allocate_tensor(tensor: Tensor, buffers: Mapping[str, _Buffer]) -> None:
-    """Gives a tensor memory, where it is not external, a view, or allocated: that of a source, or a free block."""
+    """Allocates a tensor that is not external, a view or allocated, in place of a source or in a free block."""
     if tensor.is_allocated or tensor.is_external or tensor.base is not None:
         return
     tensor.is_allocated = True
@@ -308,7 +308,7 @@ def _allocate_tensor(tensor: Tensor, buffers: Mapping[str, _Buffer]) -> None:
 
 
 def _gives_memory(parent: Tensor, tensor: Tensor) -> bool:
-    """Whether an operation in place takes the memory of a source: where no other operation reads it."""
+    """Whether an operation can reuse the memory of a source in place: no other operation reads the source."""
     owner = parent.base or parent
     if (
         parent.is_external

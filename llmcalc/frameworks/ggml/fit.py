@@ -1,4 +1,4 @@
-"""What --fit changes until a margin is left on every GPU: the context, then experts, then layers.
+"""Simulates llama.cpp's --fit, which reduces context, experts and layers until every GPU has a free margin.
 
 Source: common/fit.cpp, `common_params_fit_impl`. It searches with the method of false position; as memory grows with
 the layers, a search by halves finds the same number.
@@ -21,7 +21,7 @@ PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up
 
 
 class Fitted(NamedTuple):
-    """A server after --fit: with its context, its placement, its buffers, and what was changed, in words."""
+    """A server after --fit: its context, placement and buffers, and notes on the changes."""
 
     server: GgmlServer
     placement: Placement
@@ -31,7 +31,7 @@ class Fitted(NamedTuple):
 
 @dataclass(frozen=True)
 class _Share:
-    """The layers of one GPU. layers: all. hosted: those of them with experts on the host, which come last.
+    """The layers of one GPU. layers: their number. hosted: number of layers with experts on the host, which come last.
 
     overflow: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
     """
@@ -42,7 +42,7 @@ class _Share:
 
 
 def fit(server: GgmlServer) -> Fitted:
-    """Changes what the user did not set, until each GPU has its margin left. Without --fit, changes nothing."""
+    """Returns the server with flags that --fit changes until each GPU has its free margin. Without --fit, unchanged."""
     placement = server.placement
     fitted = Fitted(server, placement, server.buffers(placement))
     if not server.fits or not server.devices:
@@ -66,7 +66,7 @@ def fit(server: GgmlServer) -> Fitted:
 
 
 def margins(server: GgmlServer) -> list[int]:
-    """The bytes that stay free on each GPU (--fit-target, in MiB)."""
+    """Returns the bytes that stay free on each GPU (--fit-target, in MiB)."""
     text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
     parts = text.split(",")
     if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in parts):
@@ -86,7 +86,7 @@ def _used(fitted: Fitted) -> int:
 
 
 def _with_less_context(fitted: Fitted, targets: list[int]) -> Fitted:
-    """Reduces a context that the user did not set, to no less than --fit-ctx."""
+    """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
     server = fitted.server
     longest, used = server.context, _used(fitted)
     least = int(server.flags.get("fit_ctx", server.record.fit_ctx)) * server.streams
@@ -115,7 +115,7 @@ def _with_context(server: GgmlServer, context: int) -> Fitted:
 
 @dataclass
 class _Fit:
-    """The search for the layers of each GPU. fitted: the server with its context. targets: bytes to use at most."""
+    """The search for each GPU's layers. fitted: the server with its context. targets: most bytes to use per GPU."""
 
     fitted: Fitted
     targets: list[int]
@@ -125,7 +125,7 @@ class _Fit:
         return self.fitted.server
 
     def place(self, shares: list[_Share]) -> Placement:
-        """The placement of layers: the last ones on GPUs, in the order of the GPUs."""
+        """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
         number, on_gpus = len(self.server.model.layers), sum(share.layers for share in shares)
         split = tuple(float(share.layers) for share in shares) if on_gpus else self.server.split
         layers = Layers(number, self.server.devices, on_gpus, split, True)
@@ -149,12 +149,12 @@ class _Fit:
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
     def holds(self, shares: list[_Share], *numbers: int) -> bool:
-        """Whether GPUs of these numbers keep their margin."""
+        """Whether all GPUs keep their free margin with these layers."""
         buffers = self.buffers(shares)
         return all(buffers.total(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(shares))
 
     def layers(self) -> Fitted:
-        """Fills the GPUs from the last to the first with layers without experts, then from the first with experts."""
+        """Returns the server with layers placed: without experts from the last GPU on, then with experts."""
         number = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
         shares = [_Share()] * len(self.server.devices)
@@ -172,7 +172,7 @@ class _Fit:
         return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
 
     def _filled(self, shares: list[_Share], i: int, most: int, has_experts: bool) -> list[_Share]:
-        """Gives a GPU as many layers as it holds, without their experts; the output has none."""
+        """Returns the shares with as many layers, without their experts, as fit on GPU `i`."""
 
         def with_layers(layers: int) -> list[_Share]:
             hosted = max(layers - (i == len(shares) - 1), 0) if has_experts else 0
@@ -181,7 +181,7 @@ class _Fit:
         return with_layers(_largest(most, lambda n: self.holds(with_layers(n), i)))
 
     def _with_experts(self, shares: list[_Share]) -> list[_Share]:
-        """Gives experts back to GPUs, the first GPU first, and parts of one more layer."""
+        """Returns the shares with experts moved to GPUs, the first GPU first, and a part of one more layer."""
         for i in range(len(shares)):
             most = sum(share.hosted for share in shares)
             if not most:
@@ -195,7 +195,7 @@ class _Fit:
         return _largest(most, lambda n: self.holds(_converted(shares, i, n), i))
 
     def _with_part(self, shares: list[_Share], i: int) -> list[_Share]:
-        """Puts parts of the next layer's experts on a GPU, as many as it holds."""
+        """Returns the shares with as many parts of the next layer's experts as fit on GPU `i`."""
         source = next((j for j, share in enumerate(shares) if share.hosted), None)
         if source is None or source < i:
             return shares
@@ -212,7 +212,7 @@ class _Fit:
 
 
 def _converted(shares: list[_Share], i: int, number: int) -> list[_Share]:
-    """Takes layers with hosted experts from the GPUs, first to last, and gives them to a GPU with their experts."""
+    """Returns the shares with layers moved to GPU `i` together with their hosted experts, from the first GPU on."""
     changed = list(shares)
     left = number
     for j, share in enumerate(changed):
@@ -224,7 +224,7 @@ def _converted(shares: list[_Share], i: int, number: int) -> list[_Share]:
 
 
 def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[str, ...]) -> list[_Share]:
-    """Moves one layer to a GPU, where only a part of its experts is not."""
+    """Returns the shares with one layer moved to a GPU, except the parts of its experts in `overflow`."""
     changed = list(shares)
     if source != i:
         changed[source] = replace(changed[source], layers=changed[source].layers - 1, hosted=changed[source].hosted - 1)
@@ -234,7 +234,7 @@ def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[st
 
 
 def _largest(most: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `most` that holds, where smaller ones hold too; 0 if none does."""
+    """Returns the largest number up to `most` for which `holds`, a monotone condition, is true; 0 if none is."""
     if holds(most):
         return most
     low, high = 0, most

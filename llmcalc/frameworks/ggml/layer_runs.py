@@ -1,4 +1,4 @@
-"""Which layers' graphs are laid out: where a pattern of layers repeats, its first repeats and the last.
+"""Selects the layers whose graphs are built: of a repeating pattern of layers, the first repeats and the last.
 
 From its second repeat on, a pattern allocates and frees the same bytes, but its results may alternate between two free
 blocks; so an even number of repeats is left out.
@@ -16,7 +16,7 @@ FIRST_REPEATS, LAST_REPEATS = 3, 2
 
 
 def laid_out_layers(keys: Sequence[Hashable]) -> list[int]:
-    """Returns the indices of the layers whose graphs are laid out. keys: equal for layers with equal graphs."""
+    """Returns the indices of the layers whose graphs are built. keys: equal for layers with equal graphs."""
     chosen: list[int] = []
     start = 0
     while start < len(keys):
@@ -34,7 +34,7 @@ def laid_out_layers(keys: Sequence[Hashable]) -> list[int]:
 
 
 def _dropped(keys: Sequence[Hashable], start: int, pattern: int) -> int:
-    """The layers that are left out where a pattern of so many layers begins at a layer: a multiple of the pattern."""
+    """Returns the number of layers to leave out, a multiple of `pattern`, where the pattern repeats from `start` on."""
     end = start + pattern
     while end < len(keys) and keys[end] == keys[end - pattern]:
         end += 1

@@ -1,4 +1,4 @@
-"""A model as llama.cpp loads it: its tensors by their GGUF names, and the sizes of its layers.
+"""A model as llama.cpp loads it: its tensors with GGUF names and bytes, and the sizes of its layers.
 
 Names: gguf-py/gguf/tensor_mapping.py. Types: those of a GGUF file's header, else those that llama-quantize chooses.
 """
@@ -101,7 +101,7 @@ class GgufTensor(NamedTuple):
 
 
 class Latent(NamedTuple):
-    """The sizes of latent attention. query_rank: 0 where the query is not compressed."""
+    """The sizes of latent attention (MLA). query_rank: 0 where the query is not compressed."""
 
     rank: int
     rope: int
@@ -112,7 +112,7 @@ class Latent(NamedTuple):
 
 @dataclass
 class LayerShape:
-    """The sizes of a layer.
+    """The sizes of a layer that determine its graph and its cache.
 
     heads: query heads. key_width, value_width: cached elements of a token, over all heads. window: tokens that it
     attends to; None for all. latent: the sizes of latent attention.
@@ -138,13 +138,13 @@ class LayerShape:
 
 @dataclass(frozen=True, eq=False)
 class GgufModel:
-    """A model as llama.cpp loads it. quantize: a scheme of llmcalc; None for the file's or the published one."""
+    """A model as llama.cpp loads it. quantize: llmcalc's scheme; None for the file's or the published format."""
 
     preset: Preset
     quantize: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for schemes that no GGUF file has."""
+        """Raises `InputError` for quantization schemes that no GGUF file has."""
         if self.quantize is not None and self._mix is None:
             raise InputError(
                 f"--quantize {self.quantize}: is not a format of GGUF; expected one such as q4_k_m or q8_0"
@@ -160,12 +160,12 @@ class GgufModel:
 
     @property
     def trained_context(self) -> int:
-        """The context length that the model was trained for; 0 if it states none."""
+        """The context length in tokens that the model was trained for; 0 if it states none."""
         return int(longest_sequence(self.preset.model) or 0)
 
     @cached_property
     def file(self) -> Path | None:
-        """The GGUF file that is the TARGET; None for any other."""
+        """The GGUF file that the user named as the model; None for other models."""
         path = Path(self.preset.target.partition("?")[0])
         return path if path.suffix == ".gguf" else None
 
@@ -176,7 +176,7 @@ class GgufModel:
 
     @property
     def scheme(self) -> str:
-        """The number format of the weights, in words."""
+        """The name of the weights' number format."""
         if self.quantize is not None:
             return self.quantize
         if self.file is not None:
@@ -185,7 +185,7 @@ class GgufModel:
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
-        """The layers, first to last."""
+        """The sizes of each layer, from the first to the last."""
         by_index: dict[int, LayerShape] = {}
         for place in _layer_places(self.preset.model.tree().place()):
             shape = _shape(place)
@@ -195,7 +195,7 @@ class GgufModel:
 
     @cached_property
     def stored(self) -> tuple[GgufTensor, ...]:
-        """The tensors of the file."""
+        """The tensors of the GGUF file."""
         if self.file is None or self.quantize is not None:
             return tuple(self._chosen())
         return tuple(
@@ -206,7 +206,7 @@ class GgufModel:
 
     @cached_property
     def tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors as they are loaded. A tied output is loaded a second time, with the output layer.
+        """The tensors that llama.cpp loads. A tied output is loaded a second time, with the output layer.
 
         Modules of multi-token prediction, which files have as further layers, are left in the file.
         """
@@ -218,7 +218,7 @@ class GgufModel:
 
     @cached_property
     def modules(self) -> tuple[LayerShape, ...]:
-        """The modules of multi-token prediction, which are layers after the last one; empty without them."""
+        """The sizes of the multi-token-prediction modules, which are further layers of the file; empty without them."""
         shapes: list[LayerShape] = []
         for place in self.preset.model.tree().place().children():
             if place.node.optional == MTP.name and place.node.indices:
@@ -227,7 +227,7 @@ class GgufModel:
 
     @cached_property
     def module_tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors of the modules of multi-token prediction, with the types of further layers."""
+        """The tensors of the multi-token-prediction modules, with the number formats of further layers."""
         number = len(self.layers)
         if self.file is not None and self.quantize is None:
             return tuple(tensor for tensor in self.stored if tensor.layer is not None and tensor.layer >= number)
@@ -242,16 +242,16 @@ class GgufModel:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the tensors in the file."""
+        """The bytes of all tensors in the GGUF file."""
         return sum(tensor.nbytes for tensor in self.stored)
 
     def _chosen(self) -> Iterator[GgufTensor]:
-        """Yields the tensors with the types that llama-quantize chooses, or in the published format."""
+        """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
         for site, nbytes in self._sizes(list(sites(self.preset.model.tree()))):
             yield GgufTensor(_gguf_name(site), nbytes, site.layer)
 
     def _sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:
-        """Each tensor with its bytes."""
+        """Returns each weight with its bytes."""
         model = self.preset.model
         scheme = self._mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
         bits = 32 if self.preset.dtype == "float32" else 16
@@ -264,7 +264,7 @@ class GgufModel:
 
 
 def _layer_places(place: Place) -> Iterator[Place]:
-    """Yields the places of groups of equal layers of the decoder."""
+    """Yields each group of equal decoder layers, as a node of the model's tree."""
     for child in place.children():
         if child.optional:
             continue
@@ -319,7 +319,7 @@ def _shape(layer: Place) -> LayerShape:
 
 
 def _gguf_name(site: WeightSite) -> str:
-    """The name that a tensor has in a GGUF file."""
+    """Returns the name of a weight in a GGUF file."""
     is_weight = site.tensor.role != "vector" or site.name.endswith("norm") or site.name == "sinks"
     end = "weight" if is_weight else "bias"
     if site.layer is None:

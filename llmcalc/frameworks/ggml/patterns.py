@@ -1,4 +1,4 @@
-"""Regular expressions of `--override-tensor`, matched in time linear in the name whatever the pattern is.
+"""Compiles regular expressions of `--override-tensor`, which match in time linear in the tensor's name.
 
 A pattern is the user's text, and Python's `re` needs exponential time for some. So a pattern becomes a small automaton
 that is in all of its states at once. The syntax is ECMAScript's, as std::regex reads it, without look-ahead and
@@ -42,7 +42,7 @@ ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a pattern begins to match: only at the start of the name, or only at its end."""
+    """An anchor of a regular expression: the start of the name (`^`), or its end (`$`)."""
 
     is_end: bool
 
@@ -52,7 +52,7 @@ _Step: TypeAlias = Test | _Start | None
 
 
 class Pattern:
-    """A compiled pattern. Raises `InputError` for a wrong one, with the flag that it came from."""
+    """A compiled regular expression. Raises `InputError` for an invalid one, which names its flag."""
 
     def __init__(self, text: str, flag: str) -> None:
         self._text, self._flag, self._at, self._depth, self._steps = text, flag, 0, 0, 0
@@ -65,7 +65,7 @@ class Pattern:
             raise self._error("an unmatched )")
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern occurs anywhere in a name (std::regex_search). A name is searched once."""
+        """Whether the pattern occurs anywhere in a name (std::regex_search). Results are cached."""
         if name not in self._matched:
             self._matched[name] = self._search(name[:LONGEST_NAME])
         return self._matched[name]
@@ -86,7 +86,7 @@ class Pattern:
         return False
 
     def _follow(self, state: int, states: set[int], at_start: bool, at_end: bool) -> None:
-        """Adds a state, and all that are reached from it without a character."""
+        """Adds a state of the automaton, and all states reachable without reading a character."""
         pending = [state]
         while pending:
             current = pending.pop()
@@ -134,7 +134,7 @@ class Pattern:
         return state
 
     def _repeated(self, start: int) -> int:
-        """Reads an atom with its repeat count, and writes it out as often as that says."""
+        """Parses an atom with its repeat count, and adds a copy of its states for each repetition."""
         begin = self._at
         end = self._atom(start)
         after = self._at
@@ -171,7 +171,7 @@ class Pattern:
         return end
 
     def _counts(self) -> tuple[int, int | None]:
-        """Reads `*`, `+`, `?` or `{m,n}`: the fewest and the most times; None for any number."""
+        """Parses `*`, `+`, `?` or `{m,n}`, and returns the fewest and the most repetitions; None for no limit."""
         sign = self._next()
         if sign and sign in "*+?":
             self._at += 1

@@ -1,5 +1,4 @@
-"""Where llama.cpp loads tensors: layers by -ngl over the devices of -ts, then overrides of -ot, -ncmoe, -cmoe and
--ncffn.
+"""The devices to which llama.cpp loads tensors: layers by -ngl and -ts, then overrides by -ot and -ncmoe.
 
 Source: src/llama-model.cpp (`load_tensors`), src/llama-model-loader.cpp (`create_tensor`), common/arg.cpp.
 """
@@ -29,14 +28,14 @@ MOST_OVERRIDES = 4_096
 
 @dataclass(frozen=True)
 class Override:
-    """Tensors that a pattern matches go to a device."""
+    """An override of --override-tensor: tensors whose names match a pattern are loaded to a device."""
 
     pattern: Pattern
     device: str
 
 
 def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
-    """Reads `pattern=device,…`. Raises `InputError` for a wrong pattern and for an unknown device."""
+    """Returns the overrides of `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
     overrides = []
     parts = text.split(",")
     if len(parts) > MOST_OVERRIDES:
@@ -64,7 +63,7 @@ def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
 
 @dataclass(frozen=True)
 class Layers:
-    """The devices of layers. number: layers of the model. devices: the GPUs. on_gpus: layers on GPUs, with the output.
+    """The devices of layers. number: layers of the model. devices: GPUs. on_gpus: layers on GPUs, with the output.
 
     split: the share of each GPU. output_counts_first: whether the output is the first of the layers on GPUs.
     """
@@ -76,7 +75,7 @@ class Layers:
     output_counts_first: bool
 
     def device(self, layer: int) -> str:
-        """The device of a layer; that of the output is the layer after the last one."""
+        """Returns the device of a layer; the index after the last layer stands for the output."""
         active = min(self.on_gpus, self.number + 1) if self.devices else 0
         start = max(self.number + self.output_counts_first - self.on_gpus, 0)
         if layer < start or layer - start >= active:
@@ -88,7 +87,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tensors are. overrides: the user's, in their order. host_experts: layers whose experts are on the host.
+    """The devices of all tensors. overrides: the user's, in order. host_experts: layers with experts on the host.
 
     host_networks: layers whose dense networks are on the host.
     partial: layers of which only some experts' tensors are on the host: layer → the parts that are
@@ -102,7 +101,7 @@ class Placement:
     host_networks: frozenset[int] = frozenset()
 
     def device(self, tensor: GgufTensor) -> str:
-        """The device of a tensor. Token embeddings are on the host."""
+        """Returns the device of a tensor. Token embeddings are on the host."""
         for override in self.overrides:
             if override.pattern.matches(tensor.name):
                 return override.device
@@ -121,5 +120,5 @@ class Placement:
 
     @property
     def has_overrides(self) -> bool:
-        """Whether tensors are moved away from their layer, which turns pipeline parallelism off."""
+        """Whether tensors are on other devices than their layer, which turns pipeline parallelism off."""
         return bool(self.overrides or self.host_experts or self.host_networks or self.partial)

@@ -1,4 +1,4 @@
-"""The graph of one micro-batch of a model, as llama.cpp and ik_llama.cpp build it, for its compute buffers.
+"""Builds the compute graph of one micro-batch as llama.cpp and ik_llama.cpp do, to compute its buffers.
 
 Sources: src/llama-graph.cpp and src/models/*.cpp of llama.cpp, src/llama.cpp of ik_llama.cpp (`llm_build_context`).
 Operations on a few bytes per token (the choice of experts, positions) are left out or merged.
@@ -30,7 +30,7 @@ one by one. silu: activation and product are two operations, in place.
 
 @dataclass(frozen=True)
 class GraphRules:
-    """How a version builds its graph; `presets/engines/llama_cpp.toml` explains the fields."""
+    """The rules by which a version builds its graph; `presets/engines/llama_cpp.toml` explains the fields."""
 
     style: Style
     mask_f16: bool = False
@@ -41,18 +41,18 @@ class GraphRules:
     moves_by_expert: bool = False
 
     def moves(self, tokens: int) -> bool:
-        """Whether a product of so many tokens with a weight on the host moves to a GPU."""
+        """Whether a matrix product of `tokens` tokens with a weight on the host moves to a GPU."""
         return tokens >= self.least_moved_tokens
 
     def moves_experts(self, tokens: int, layer: LayerShape) -> bool:
-        """Whether products of so many tokens with experts on the host move to a GPU."""
+        """Whether matrix products of `tokens` tokens with experts on the host move to a GPU."""
         by_expert = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
         return self.moves(tokens) and (by_expert or not self.moves_by_expert)
 
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """The settings of a run that its graph depends on.
+    """The settings of a server on which its compute graph depends.
 
     tokens: tokens of a micro-batch. outputs: rows of logits. streams: caches with sequences of their own.
     cells: cells of the cache by window (None: full layers). flash: whether attention is one operation.
@@ -118,7 +118,7 @@ class _Builder:
         return Tensor(size, sources, "new", (*elements, bytes), may_move=may_move)
 
     def _typed(self, elements: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
-        """A new tensor of a type whose 256 elements have so many bytes."""
+        """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
         size = block_bytes
         for axis in elements:
             size *= axis
@@ -128,7 +128,7 @@ class _Builder:
         return Tensor(like.nbytes, sources, "inplace", like.layout)
 
     def _view(self, source: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
-        """A view, with a layout where it is contiguous. offset: whether it begins within its source."""
+        """Returns a view of a tensor. offset: whether it begins within its source."""
         layout = None if elements is None else (*elements, source.layout[-1] if source.layout else F32)
         return Tensor(source.nbytes, (source,), "view", layout, has_offset=offset)
 
@@ -147,7 +147,7 @@ class _Builder:
         return self._inplace(normed, normed, weight)
 
     def mask(self, window: int | None) -> Tensor:
-        """The mask of layers with a window, converted to 16 bits where flash attention needs it."""
+        """Returns the attention mask of layers with a window, converted to 16 bits where flash attention needs it."""
         if window not in self._masks:
             tokens = self.settings.tokens // self.settings.streams
             rows = -(-tokens // MASK_ROWS) * MASK_ROWS if self.rules.pad_mask else tokens
@@ -194,7 +194,7 @@ class _Builder:
     def _mix(
         self, query: Tensor, keys: Tensor, values: Tensor, heads: int, value_dim: int, window: int | None
     ) -> Tensor:
-        """Attention over the cache: one operation, or scores, their softmax in place, and the mixed values."""
+        """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
         settings, tokens = self.settings, self.settings.tokens
         cells = settings.cells[window]
         if settings.flash:
@@ -209,7 +209,7 @@ class _Builder:
         return merged
 
     def latent_attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
-        """Latent attention: expanded keys and values, absorbed products, or ik's modes."""
+        """Adds latent attention: with expanded keys and values, absorbed products, or ik's modes."""
         assert layer.latent is not None
         settings, tokens, latent = self.settings, self.settings.tokens, layer.latent
         rank, rope, nope, _, query_rank = latent
@@ -255,7 +255,7 @@ class _Builder:
         query_rope: Tensor,
         cache_device: str,
     ) -> Tensor:
-        """Keys and values of every head, in a cache of their own size."""
+        """Adds latent attention with expanded keys and values of every head in the cache."""
         assert layer.latent is not None
         tokens, (_, rope, nope, value_dim, _) = self.settings.tokens, layer.latent
         heads = layer.heads
@@ -275,7 +275,7 @@ class _Builder:
     def _by_groups_of_heads(
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
-        """ik's -mla 2 and 3 with flash attention: keys and values are expanded from the cache for some heads at a time.
+        """Adds ik's -mla 2 and 3 with flash attention, which expands keys and values from the cache per group of heads.
 
         -amb bounds the MiB of the expanded keys and values of one group of heads.
         """
@@ -311,7 +311,7 @@ class _Builder:
         return result
 
     def _absorbed(self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor) -> Tensor:
-        """Attention over the latents themselves."""
+        """Adds attention over the cached latents, with absorbed products."""
         assert layer.latent is not None
         settings, tokens = self.settings, self.settings.tokens
         rank, rope, _, value_dim, _ = layer.latent
@@ -338,7 +338,7 @@ class _Builder:
     def _scored(
         self, query: Tensor, cache: Tensor, values: Tensor, cells: int, heads: int, rank: int, window: int | None
     ) -> Tensor:
-        """Scores and mixed latents; ik's -amb bounds the MiB of the scores of some heads at a time."""
+        """Adds attention scores and weighted latents; ik's -amb bounds the MiB of scores per group of heads."""
         tokens, bound = self.settings.tokens, self.settings.attention_batch_mib
         mib = cells * tokens * heads * F32 // MIB
         steps = 1 if not bound or bound >= mib else min(-(-mib // bound), heads)
@@ -407,7 +407,7 @@ class _Builder:
         return total
 
     def recurrence(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
-        """A recurrent layer: its input projection, its states, and its output projection."""
+        """Adds a recurrent layer: its input projection, its states, and its output projection."""
         tokens = self.settings.tokens
         width = max(self.hidden, 2 * layer.heads * layer.head_dim)
         states = Tensor(0, operation="cache", device=self.layer_device(i))
@@ -440,7 +440,7 @@ class _Builder:
         return self.graph
 
     def _mixed(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:
-        """What a layer's attention or recurrence adds; None for a layer that is a network alone."""
+        """Returns the output of a layer's attention or recurrence; None for a layer with only a network."""
         if not layer.heads and not layer.state_elements:
             return None
         normed = self.norm(f"blk.{i}.attn_norm.weight", i, stream)
@@ -480,7 +480,7 @@ def model_graph(
     layer_device: Callable[[int], str],
     weight: Callable[[str], tuple[int, str] | None],
 ) -> Graph:
-    """Builds the graph of one micro-batch.
+    """Returns the compute graph of one micro-batch.
 
     layers: the layers that are laid out, by their index. number: layers of the model.
     layer_device: index of a layer → its device; the index after the last one is the output's.

@@ -66,12 +66,12 @@ def is_gpt_neox(data: Table) -> bool:
 
 
 def _underscored(data: Table) -> dict[str, Any]:
-    """Returns the arguments with underscores, as both spellings are used."""
+    """Returns the arguments with underscores in place of hyphens."""
     return {str(key).replace("-", "_"): value for key, value in data.items()}
 
 
 def read_gpt_neox(data: Table, source: Source) -> Launch:
-    """Reads a GPT-NeoX config into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         arguments = _underscored(data)
         for name, values in OFF.items():
@@ -93,7 +93,7 @@ def read_gpt_neox(data: Table, source: Source) -> Launch:
 
 
 def _deepspeed_keys(reading: Reading, arguments: Table) -> dict[str, Any]:
-    """Returns the config that DeepSpeed is given (`_set_config`, `calculate_derived`)."""
+    """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
     config = {name: value for name, value in arguments.items() if name in DEEPSPEED}
     half = reading.table(arguments, "fp16")
     kind = arguments.get("precision") or ("bfloat16" if half.get("type") == "bfloat16" else None)
@@ -120,7 +120,7 @@ def _kernels(reading: Reading, arguments: Table) -> dict[str, Any]:
 
 
 def _mixer(reading: Reading, arguments: Table) -> str:
-    """Returns the kind of all layers."""
+    """Returns the attention or recurrence type of all layers, and records other types as unknown."""
     config = reading.value(arguments, "attention_config", [[["global"], "all"]])
     kinds: set[str] = set()
     for entry in config if isinstance(config, list) else [config]:
@@ -134,7 +134,7 @@ def _mixer(reading: Reading, arguments: Table) -> str:
 
 
 def _model(reading: Reading, arguments: Table, mixer: str) -> ModelSpec:
-    """Returns the model of the arguments. mixer: the kind of all layers."""
+    """Returns the model that GPT-NeoX's arguments describe. mixer: attention or recurrence type of all layers."""
     layers, width, heads, positions = (
         size_of(reading, name, arguments.get(name))
         for name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
@@ -178,7 +178,7 @@ def _model(reading: Reading, arguments: Table, mixer: str) -> ModelSpec:
 
 
 def _mamba(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
-    """Returns the description of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
+    """Returns the model-spec table of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
     if reading.flag(arguments, "mamba_use_bias_in_linears"):
         reading.unknown["mamba_use_bias_in_linears"] = "biases of Mamba's linear layers are not modelled"
     return {
@@ -192,7 +192,7 @@ def _mamba(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
 
 
 def _norm(reading: Reading, arguments: Table) -> dict[str, Any]:
-    """Returns the description of the norms."""
+    """Returns the model-spec table of the norms."""
     name = str(reading.value(arguments, "norm", "layernorm"))
     if name not in ("layernorm", "rmsnorm"):
         raise reading.wrong("norm", f"{shown(name)}; expected layernorm or rmsnorm")
@@ -202,7 +202,7 @@ def _norm(reading: Reading, arguments: Table) -> dict[str, Any]:
 
 
 def _rotation(reading: Reading, arguments: Table) -> dict[str, Any]:
-    """Returns the description of rotary positions."""
+    """Returns the model-spec table of rotary positions."""
     share, base = (reading.value(arguments, name, default) for name, default in ROTATION.items())
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise reading.wrong("rotary_pct", f"{shown(share)}; expected a share from 0 to 1")
@@ -215,7 +215,7 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 
 
 def _network(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
-    """Returns the description of the feed-forward network (`ParallelMLP`). Gated ones have two thirds of the width."""
+    """Returns the model-spec table of the feed-forward network (`ParallelMLP`). Gated networks have 2/3 of the width."""
     activation = str(reading.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED
     if not is_gated and activation not in ("gelu", "relu", "silu"):

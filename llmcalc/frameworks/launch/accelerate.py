@@ -49,12 +49,12 @@ ACCELERATE_IGNORED = frozenset(
 
 
 def is_accelerate(data: Table) -> bool:
-    """Whether a table is one of accelerate's configs."""
+    """Whether a table of YAML or JSON is a config of accelerate."""
     return "distributed_type" in data or all(name in data for name in ACCELERATE_SIGNS)
 
 
 def read_accelerate(data: Table, source: Source) -> Launch:
-    """Reads accelerate's config. Raises `InputError`, which names file and key."""
+    """Returns the training run of an accelerate config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         return _accelerate(reading, data, source.world_size)
 

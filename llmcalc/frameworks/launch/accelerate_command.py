@@ -1,4 +1,4 @@
-"""Reads what `accelerate launch` adds to the arguments of the Trainer: its config file, and its own arguments.
+"""Reads the settings that `accelerate launch` adds to the Trainer's arguments: its config file and its own arguments.
 
 Source: accelerate 1.x, commands/launch.py; utils/launch.py, which hands both over to the script in the environment.
 """
@@ -21,7 +21,7 @@ STAGED = ("offload_optimizer_device", "offload_param_device")
 
 
 def config_table(launcher: Sequence[str], where: str, read_text: ReadText | None) -> dict[str, Any]:
-    """The config of `accelerate launch`: that of its file, with its arguments in their place; empty without it."""
+    """Returns the config of `accelerate launch`: its file, overridden by its arguments; empty for other launchers."""
     place = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
     if place is None or launcher[place + 1] != "launch":
         return {}
@@ -43,7 +43,7 @@ def config_table(launcher: Sequence[str], where: str, read_text: ReadText | None
 
 
 def _with_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
-    """A config with the arguments of the command in the place of the file's."""
+    """Returns an accelerate config in which the command's arguments replace the file's values."""
     for key in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
         if key in flags:
             table[key] = flags[key]
@@ -63,13 +63,13 @@ def _with_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
 
 
 def processes_of(table: Table) -> int | None:
-    """The number of processes of a config; None if it has none."""
+    """Returns the number of processes in an accelerate config; None if the config states none."""
     number = table.get("num_processes")
     return number if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**7 else None
 
 
 def trainer_arguments(source: Source) -> dict[str, Any]:
-    """The arguments of the Trainer that stand for what `accelerate launch` was told.
+    """Returns the Trainer's arguments that are equivalent to the config of `accelerate launch`.
 
     Raises `InputError` for a framework that the Trainer does not start.
     """
@@ -93,7 +93,7 @@ def trainer_arguments(source: Source) -> dict[str, Any]:
 
 
 def _deepspeed(config: Any) -> Any:
-    """The DeepSpeed config of accelerate's section: a file, or one of the section's own keys."""
+    """Returns the DeepSpeed config in accelerate's config: the named file, or a table of the config's keys."""
     table = config if isinstance(config, Mapping) else {}
     if table.get("deepspeed_config_file") is not None:
         return table["deepspeed_config_file"]

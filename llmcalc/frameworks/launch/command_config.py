@@ -1,4 +1,4 @@
-"""Finds the config file of a command, and puts values that are typed behind it in the place of the file's."""
+"""Finds the config file that a command names, and overrides its values with those typed in the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEEPEST = 20
 
 
 def config_place(command: CommandLine) -> tuple[str, int, int] | None:
-    """The config file with which a command starts a program, and the words that name it; None if it names none.
+    """Returns a command's config file, with start and end of the words that name it; None if the command names none.
 
     The file is the first word with the ending of one, or the value of `--config`.
     """
@@ -38,7 +38,7 @@ def config_place(command: CommandLine) -> tuple[str, int, int] | None:
 
 
 def with_typed_values(config: Table, command: CommandLine, where: str) -> dict[str, Any]:
-    """The tables of a command's config file, with the values that its other words type.
+    """Returns the tables of a command's config file, overridden by the command's other words.
 
     A word is `key=value`, or an argument `--key value`; a key with dots is one of an inner table. Raises `InputError`
     for a word of another form.
@@ -62,14 +62,14 @@ def with_typed_values(config: Table, command: CommandLine, where: str) -> dict[s
 
 
 def _value(value: Any, where: str) -> Any:
-    """A typed value; a list in brackets is one of YAML."""
+    """Returns the value of a word of the command; brackets are a list in YAML."""
     if isinstance(value, str) and re.fullmatch(r"\[.*\]", value, re.DOTALL) and not is_unresolved(value):
         return parse_yaml(value, where)
     return plain_value(value)
 
 
 def _place(table: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Sets the value of a key with dots. The tables on its way are copied."""
+    """Sets the value of a dotted key, and copies the tables on its path."""
     *names, name = key.split(".")
     if len(names) >= DEEPEST:
         raise InputError(f"{where}: {key[:60]}: too many dots; expected at most {DEEPEST} names")

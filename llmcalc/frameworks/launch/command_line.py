@@ -1,4 +1,4 @@
-"""Splits a script's command into launcher, program and arguments, and the text of `--launch` into its parts."""
+"""Splits a shell command into launcher, program and arguments, and the value of `--launch` into its parts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
 
 
 class TypedLaunch(NamedTuple):
-    """The text of `--launch`: `NAME=VALUE … FILE ARGUMENT …`.
+    """The parts of the value of `--launch`: `NAME=VALUE … FILE ARGUMENT …`.
 
     path: the file's name.
     variables: variables typed before it.
@@ -63,7 +63,7 @@ class TypedLaunch(NamedTuple):
 
 
 def typed_launch(text: str) -> TypedLaunch:
-    """Splits the text of `--launch`. The name of a file that exists is not split."""
+    """Splits the value of `--launch` into its parts. The name of an existing file is not split."""
     if len(text) > LONGEST_TYPED:
         raise InputError(f"--launch: {len(text):,} letters; expected at most {LONGEST_TYPED:,}")
     if not re.search(r"\s", text) or _exists(text):
@@ -86,7 +86,7 @@ def typed_launch(text: str) -> TypedLaunch:
 
 
 def _exists(name: str) -> bool:
-    """Whether a file has a name, which may be none that a file can have."""
+    """Whether a file of this name exists; false for a name that no file can have."""
     try:
         return Path(name).exists()
     except (OSError, ValueError):
@@ -94,7 +94,7 @@ def _exists(name: str) -> bool:
 
 
 def command_line(command: Command) -> CommandLine | None:
-    """The parts of a command; None if it starts neither a Python file, a module, nor a program of a known package."""
+    """Returns a command's launcher, program and arguments; None unless it starts Python or a known program."""
     words = list(command.words)
     place = (command.line, command.loops)
     for i, word in enumerate(words):
@@ -114,12 +114,12 @@ def command_line(command: Command) -> CommandLine | None:
 
 
 def _after_dashes(words: list[str]) -> list[str]:
-    """The arguments without the `--` that ends those of a launcher."""
+    """Returns the arguments without the `--` that ends a launcher's own arguments."""
     return words[1:] if words[:1] == ["--"] else words
 
 
 def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
-    """Argument → its value: True without a value, a text for one value, a list for several."""
+    """Returns argument → value: True without a value, a text for one value, a list for several."""
     out: dict[str, Any] = {}
     name = ""
     values: list[str] = []
@@ -147,7 +147,7 @@ def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
 
 
 def overrides_of(words: Sequence[str]) -> dict[str, Any]:
-    """Hydra's overrides, `key=value` or `+key=value`, as a table of dotted keys. Words of another form are left out."""
+    """Returns Hydra's overrides, `key=value` or `+key=value`, as dotted key → value. Other words are skipped."""
     out: dict[str, Any] = {}
     for word in words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", word, re.DOTALL)
@@ -159,7 +159,7 @@ def overrides_of(words: Sequence[str]) -> dict[str, Any]:
 def plain_arguments(
     arguments: Mapping[str, Any], reading: Reading, read: Sequence[str] | frozenset[str]
 ) -> dict[str, Any]:
-    """Arguments by their names with underscores, with flags and numbers converted.
+    """Returns arguments with underscores in their names, and with booleans and numbers converted.
 
     read: names whose values matter. One of them that is known only when the script runs is an error.
     """
@@ -174,7 +174,7 @@ def plain_arguments(
 
 
 def plain_value(value: Any) -> Any:
-    """The value of a command-line argument, converted to a flag or a number if it is one."""
+    """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
     if isinstance(value, list):
         return [plain_value(item) for item in value]
     if not isinstance(value, str):
@@ -188,7 +188,7 @@ def plain_value(value: Any) -> Any:
 
 
 def model_name(reading: Reading, flag: str, value: Any) -> str:
-    """The model that an argument names; with a mark before it if it is known only when the script runs."""
+    """Returns the model name in an argument, with a mark before it if the name is known only when the script runs."""
     if isinstance(value, str) and is_unresolved(value):
         return f"${printable(value).lstrip('$')}"
     return "" if value is None else str(value)[:200]

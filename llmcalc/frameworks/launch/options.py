@@ -1,4 +1,4 @@
-"""Options typed beside a launch file replace the file's values, for all readers."""
+"""Replaces values of a launch file by options that the user typed beside the file, for all readers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_with_options(
     source: Source,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Reads a launch file, with options typed beside it in the place of its values.
+    """Returns the training run of a launch file, in which options typed beside the file replace its values.
 
     file: the kind of the file.
     read: the function that reads its tables, its arguments, its command or its text.
@@ -57,7 +57,7 @@ def read_with_options(
 
 
 def _adapter_formats(launch: Launch) -> Launch:
-    """The run without a format of master weights, if it trains adapters, which have a format of their own."""
+    """Returns the training run, without a number format of master weights if it trains adapters."""
     if launch.settings.get("lora_rank") is None:
         return launch
     return replace(
@@ -66,7 +66,7 @@ def _adapter_formats(launch: Launch) -> Launch:
 
 
 def _value(launch: Launch, name: str) -> Any:
-    """The file's value of an option; None if the file leaves it open."""
+    """Returns the launch file's value of an option; None if the file states none."""
     if name == "framework":
         return launch.framework
     if name == "fsdp":
@@ -77,7 +77,7 @@ def _value(launch: Launch, name: str) -> Any:
 
 
 def override(launch: Launch, options: Mapping[str, Any]) -> Launch:
-    """The run with options in the place of the file's settings and layout.
+    """Returns the training run in which options replace the file's settings and layout.
 
     Raises `InputError` for sizes of a layout that contradict each other.
     """
@@ -98,7 +98,7 @@ def override(launch: Launch, options: Mapping[str, Any]) -> Launch:
 
 
 def _with_layout(launch: Launch, options: Mapping[str, Any]) -> Launch:
-    """The run in another layout over the same number of devices.
+    """Returns the training run with another layout over the same number of devices.
 
     A file that leaves the framework open takes that of the options. Raises `InputError` for a framework that
     contradicts the file's, and for sizes that contradict each other.

@@ -1,4 +1,4 @@
-"""Reads values of a Python file from its syntax tree. Nothing in the file is imported or run.
+"""Evaluates constants in a Python file from its syntax tree. Nothing in the file is imported or run.
 
 It evaluates literals, arithmetic of numbers, names of constants, attributes of names, and the arguments of calls. A
 value of any other form is `UNKNOWN`.
@@ -23,14 +23,14 @@ DEEPEST = 40
 
 
 class Unknown:
-    """A value that the syntax tree does not state. text: the source of its expression."""
+    """A value that cannot be evaluated from the syntax tree. text: the source of its expression."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 def is_python(text: str, where: str) -> bool:
-    """Whether a file has Python in it, by the ending of its name, or by its first statement."""
+    """Whether a file is Python source, by the suffix of its name or by its first statement."""
     if where.endswith(".py"):
         return True
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
@@ -38,7 +38,7 @@ def is_python(text: str, where: str) -> bool:
 
 
 def parse_python(text: str, where: str) -> ast.Module:
-    """The syntax tree of a Python file. Raises `InputError` for a text that is too large or no Python."""
+    """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large or no Python."""
     if len(text) > LARGEST:
         raise InputError(f"{where}: {len(text):,} letters of Python; expected at most {LARGEST:,}")
     try:
@@ -50,7 +50,7 @@ def parse_python(text: str, where: str) -> ast.Module:
 
 
 def value_of(node: ast.expr, names: Mapping[str, Any], deep: int = 0) -> Any:
-    """The value of an expression. names: values of names, dotted ones too."""
+    """Returns the value of an expression. names: variable or dotted name → value."""
     if deep > DEEPEST:
         return Unknown("…")
     if isinstance(node, ast.Constant):
@@ -86,7 +86,7 @@ def _whole(operation: ast.operator, left: int, right: int) -> Any:
 
 
 def dotted(node: ast.expr) -> str:
-    """The dotted name of an expression, such as `Trainer.Config`; empty if it is none."""
+    """Returns the dotted name that an expression is, such as `Trainer.Config`; empty for other expressions."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < DEEPEST:
         parts.append(node.attr)
@@ -95,14 +95,14 @@ def dotted(node: ast.expr) -> str:
 
 
 def source_of(node: ast.AST) -> str:
-    """The kind of an expression and its name, for messages."""
+    """Returns a description of an expression for messages: its kind and its name."""
     if isinstance(node, ast.Call):
         return f"{dotted(node.func) or 'a call'}(…)"[:60]
     return type(node).__name__
 
 
 def constants(body: list[ast.stmt]) -> dict[str, Any]:
-    """The values of names that plain assignments give, in order."""
+    """Returns variable → value from plain assignments, in their order."""
     names: dict[str, Any] = {}
     for statement in body:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
@@ -117,7 +117,7 @@ def constants(body: list[ast.stmt]) -> dict[str, Any]:
 
 
 def functions_of(module: ast.Module) -> dict[str, ast.FunctionDef]:
-    """The functions of a module, by their names."""
+    """Returns name → function definition of a module."""
     return {statement.name: statement for statement in module.body if isinstance(statement, ast.FunctionDef)}
 
 
@@ -147,13 +147,13 @@ class Configurations:
         self.work: int = 0
 
     def spend(self, values: int) -> None:
-        """Counts values that are read. Raises `RecursionError` beyond `MOST_WORK`."""
+        """Counts evaluated values. Raises `RecursionError` beyond `MOST_WORK`."""
         self.work += values
         if self.work > MOST_WORK:
             raise RecursionError
 
     def of(self, name: str, arguments: Mapping[str, Any] | None = None, deep: int = 0) -> Config:
-        """The configuration that a function returns. Raises `RecursionError` for functions that call each other."""
+        """Returns the configuration that a function builds. Raises `RecursionError` for recursive functions."""
         if deep > 10:
             raise RecursionError
         function = self.functions[name]
@@ -171,7 +171,7 @@ class Configurations:
         return {}
 
     def statement(self, statement: ast.stmt, names: Config, configs: dict[str, Config], deep: int) -> None:
-        """Reads a statement of a function. What a condition or a loop assigns is unknown."""
+        """Evaluates a statement of a function. Assignments in a condition or a loop give unknown values."""
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             for target in targets:
@@ -205,7 +205,7 @@ class Configurations:
             raise RecursionError
 
     def value(self, node: ast.expr, names: Config, configs: dict[str, Config], deep: int) -> Config:
-        """The value of an expression: under the empty path if it is no configuration."""
+        """Returns the configuration that an expression gives; a value that is no configuration has the empty path."""
         self.spend(1)
         if deep > DEEPEST:
             raise RecursionError

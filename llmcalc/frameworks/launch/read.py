@@ -1,4 +1,4 @@
-"""Reads launch files of any kind, which it recognizes by their contents."""
+"""Reads training launch files of any kind, which it recognizes by their contents."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_launch(
     gpu: str = "",
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Reads a launch file.
+    """Returns the training run of a launch file.
 
     path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as they
         are typed in a shell.
@@ -87,7 +87,7 @@ def launch_of(
     arguments: Sequence[str] = (),
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Reads the text of a launch file.
+    """Returns the training run of a launch file's text.
 
     folder: folder of files that it names; None (default) to read no such file.
     variables: variables that are set before a script runs.
@@ -122,7 +122,7 @@ def launch_of(
 
 
 def _tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
-    """Reads tables of any kind."""
+    """Returns the training run of the parsed tables of a launch file."""
     where = source.where
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: is no launch file; expected {launch_files()}")
@@ -135,7 +135,7 @@ def _tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
 
 
 def _parsed(text: str, where: str) -> Any:
-    """The tables of a text in JSON, TOML or YAML."""
+    """Returns the tables of a text, parsed as JSON, TOML or YAML."""
     if text.lstrip().startswith("{"):
         return parse_braces(text, where)
     toml = re.search(r"^[ \t]*\[[A-Za-z_][\w.\- \"]*\][ \t]*(#.*)?$", text, re.MULTILINE)
@@ -145,7 +145,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:
-    """Reads a Python file by the kind that recognizes it, without running it."""
+    """Returns the training run of a Python launch file, which is not executed."""
     for file in kinds():
         if file.read_python is not None and file.is_python(text):
             return read_with_options(file, file.read_python, text, source, options)
@@ -158,7 +158,7 @@ def _python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:
 
 @cache
 def _command() -> re.Pattern[str]:
-    """A pattern of script lines that start Python, directly or with a launcher."""
+    """Returns a regular expression for script lines that start Python, directly or with a launcher."""
     launchers = (framework(name).launcher for name in NAMES)
     console = (rf"{name}\s+({'|'.join(verbs)})" if verbs else name for name, verbs in CONSOLE_PROGRAMS.items())
     programs = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *console))
@@ -166,7 +166,7 @@ def _command() -> re.Pattern[str]:
 
 
 def starts_python(text: str) -> bool:
-    """Whether a line of a text starts Python."""
+    """Whether a line of a shell script starts Python."""
     return _command().search(text) is not None
 
 
@@ -180,7 +180,7 @@ def _is_script(text: str) -> bool:
 
 
 def _text_reader(where: str, folder: Path | None) -> ReadText:
-    """A reader of the text of a file that another one names.
+    """Returns a function that reads a file named in the launch file, as (path, text).
 
     The file is in that one's folder, in the current folder, or in the folder above.
     """
@@ -217,7 +217,7 @@ def _fetcher(where: str, folder: Path | None) -> Fetch:
 
 
 def _script(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
-    """Reads the command of a script that trains. An error names the arguments that the script is without."""
+    """Returns the training run of a shell script. An error names script arguments that were not typed."""
     try:
         return _training_command(script, source, batch, options)
     except InputError as error:
@@ -238,7 +238,7 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
     environments = {command.line: command.env for command in script.commands}
 
     def start(command: CommandLine) -> Source:
-        """The source of a command: its environment and its number of devices."""
+        """Returns the source information of a command: its environment and its number of devices."""
         command_env = environments.get(command.line, {})
         env = {**script.env(), **{name: value for name, value in command_env.items() if not is_unresolved(value)}}
         world = source.world_size or processes([*batch, *command.launcher], env)
@@ -291,7 +291,7 @@ def _with_arguments(
     start: Callable[[CommandLine], Source],
     options: Mapping[str, Any],
 ) -> Launch:
-    """Reads the arguments of a command that no kind recognizes by its program."""
+    """Returns the training run of a command by its arguments, where no kind of launch file recognizes its program."""
     where = source.where
     readers = [file for file in kinds() if file.read_arguments is not None]
     for file in readers:
@@ -322,7 +322,7 @@ def _with_arguments(
 
 
 def _only(commands: list[CommandLine], where: str) -> CommandLine:
-    """The only command that trains. Raises `InputError` for several different ones."""
+    """Returns the only training command. Raises `InputError` for several different commands."""
     if len({(command.program, tuple(command.words)) for command in commands}) == 1:
         return commands[0]
     values: dict[str, list[str]] = {}
@@ -343,7 +343,7 @@ def _only(commands: list[CommandLine], where: str) -> CommandLine:
 
 
 def _config(name: str, command: CommandLine, source: Source, options: Mapping[str, Any]) -> Launch:
-    """Reads the file that a program is started with, by the kind of its contents, with what is typed behind it."""
+    """Returns the training run of a program's config file, overridden by the command's other words."""
     if is_unresolved(name):
         raise InputError(f"{source.where}: line {command.line}: {unresolved_reason(name)}")
     if source.read_text is None:
@@ -359,7 +359,7 @@ def _config(name: str, command: CommandLine, source: Source, options: Mapping[st
 
 
 def _with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: str) -> Fetch | None:
-    """A reader of files that prefers those that the script writes."""
+    """Returns a function that reads a config file, first from the files that the script writes."""
     if not files:
         return fetch
 
@@ -407,7 +407,7 @@ COUNTS = {
 
 
 def _counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What arguments of a launcher count, and their values."""
+    """Yields (what is counted, such as machines, number as text) for each count in a launcher's arguments."""
     for i, word in enumerate(launcher):
         name, equals, value = word.partition("=")
         key = COUNTS.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)
@@ -416,14 +416,14 @@ def _counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
-    """Variables of a launcher's counts that the script does not set, processes of a machine first."""
+    """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
     pairs = sorted(_counts(launcher), key=lambda pair: pair[0])
     names = (re.sub(r"\W+", "", printable(value)) for _, value in pairs if is_unresolved(value) and "(" not in value)
     return tuple(dict.fromkeys(name for name in names if re.match(r"[A-Za-z_]", name)))
 
 
 def processes(launcher: list[str], env: Mapping[str, str]) -> int | None:
-    """The number of devices in arguments of the batch system and of the launcher: processes per machine · machines.
+    """Returns the number of devices, processes per machine · machines, from a launcher's arguments.
 
     env: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
     """

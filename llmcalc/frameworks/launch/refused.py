@@ -1,4 +1,4 @@
-"""Names the programs whose launch files are not read, by their keys."""
+"""Refuses launch files of programs that llmcalc does not read, which it recognizes by their keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RefusedProgram(NamedTuple):
 
 
 def _tables(data: Table, *names: str) -> bool:
-    """Whether all of these keys have tables."""
+    """Whether the file has a table under every one of these keys."""
     return all(isinstance(data.get(name), Mapping) for name in names)
 
 

@@ -11,7 +11,7 @@ from .record import CommandLine, Launch, LaunchFile, Source
 
 @dataclass(frozen=True)
 class RefusedProgram:
-    """A program whose files are not read.
+    """A training program whose launch files are refused.
 
     name: its name.
     commands: pattern of the programs of its commands.
@@ -38,15 +38,15 @@ class RefusedProgram:
         return has_sign and re.fullmatch(self.commands, command.program) is not None
 
     def read_command(self, command: CommandLine, source: Source) -> Launch:
-        """Refuses a command."""
+        """Raises `InputError` for a command of the program."""
         raise InputError(f"{source.where}: line {command.line}: {command.program} is {self.name}'s: {self.why}")
 
     def is_python(self, text: str) -> bool:
-        """Whether the text of a Python file is of the program."""
+        """Whether a Python file is written for the program."""
         return bool(self.python) and re.search(self.python, text, re.MULTILINE) is not None
 
     def read_python(self, _: str, source: Source) -> Launch:
-        """Refuses a Python file."""
+        """Raises `InputError` for a Python file of the program."""
         raise InputError(f"{source.where}: a Python file of {self.name}: {self.why}")
 
 

@@ -46,7 +46,7 @@ SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a script.
+    """A command of a shell script.
 
     words: its words.
     env: the variables set for this command.
@@ -62,7 +62,7 @@ class Command:
 
 @dataclass
 class Script:
-    """A script that is being read.
+    """A shell script, with the state of its reader.
 
     where: the file's name in messages.
     variables: name → text, or a list of texts for an array.
@@ -94,13 +94,13 @@ class Script:
     work: int = 0
 
     def env(self) -> dict[str, str]:
-        """The exported variables with known values."""
+        """The exported variables of the script whose values are known."""
         values = {name: self.variables.get(name, "") for name in sorted(self.exported)}
         return {name: value for name, value in values.items() if isinstance(value, str) and not is_unresolved(value)}
 
 
 def read_script(text: str, where: str, typed: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Script:
-    """Reads a script.
+    """Returns a shell script with its variables and commands, without running it.
 
     typed: variables that are set before the script runs.
     arguments: arguments of the script.
@@ -114,7 +114,7 @@ def read_script(text: str, where: str, typed: Mapping[str, str] | None = None, a
 
 
 def expander(where: str, variables: Mapping[str, str]) -> Callable[[str], str]:
-    """A function that expands the variables of texts, as Docker Compose does it: no letter but `$` has a meaning.
+    """Returns a function that expands variables in texts as Docker Compose does: only `$` has a meaning.
 
     variables: those that are set. The letters of all texts count as those of one script.
     """
@@ -136,7 +136,7 @@ _QUOTED = re.compile(r'[^"\\$`\0]+')
 
 
 class _Reader:
-    """Reads a text into a script. depth: number of `sh -c` around the text."""
+    """Parses shell source and adds its commands to a script. depth: number of `sh -c` around the source."""
 
     def __init__(self, script: Script, text: str, depth: int = 0, line: int = 1) -> None:
         self.script, self.text, self.depth = script, text, depth
@@ -150,7 +150,7 @@ class _Reader:
         self.spend(len(text))
 
     def spend(self, letters: int) -> None:
-        """Counts letters that are read or produced. Raises `InputError` beyond `MOST_WORK`."""
+        """Counts characters that are read or produced. Raises `InputError` beyond `MOST_WORK`."""
         self.script.work += letters
         if self.script.work > MOST_WORK:
             raise self.error(
@@ -171,7 +171,7 @@ class _Reader:
             self.statement()
 
     def statement(self) -> None:
-        """Reads a simple command up to its end, and runs it."""
+        """Reads a simple command up to its end, and applies its effect to the script."""
         words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
         line, end = self.line, ""
@@ -205,7 +205,7 @@ class _Reader:
             self.branches[-1].patterns = []
 
     def at_placeholder(self) -> bool:
-        """Whether a place that a user is to fill begins here."""
+        """Whether a placeholder that the user has to fill in, such as `<path>`, begins here."""
         return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
 
     def skip_comment(self) -> None:
@@ -214,7 +214,7 @@ class _Reader:
         self.at = len(self.text) if end < 0 else end
 
     def separator(self) -> str:
-        """Reads the separator that ends a command. Returns an empty text for `&>`, which is a redirection."""
+        """Reads and returns the separator that ends a command; empty for `&>`, which is a redirection."""
         letter = self.text[self.at]
         self.at += 1
         following = self.text[self.at : self.at + 1]
@@ -232,7 +232,7 @@ class _Reader:
         return letter
 
     def without_keyword(self, words: list[str]) -> list[str]:
-        """The words of a command without a keyword before it, such as `then` or `{`, which takes effect here."""
+        """Returns the words of a command without a leading keyword, such as `then`, and applies the keyword."""
         if words == ["{"]:
             self.begins(words, "")
             return []
@@ -271,7 +271,7 @@ class _Reader:
         return None if unsure else False
 
     def condition(self, words: list[str], end: str, branch: Branch) -> None:
-        """Reads a condition of `if` or `elif`, or a further one after && or ||, and turns to the branch after the last.
+        """Evaluates a condition of `if`, `elif`, && or ||, and opens the branch after the last condition.
 
         end: the separator after the condition.
         """
@@ -291,7 +291,7 @@ class _Reader:
             branch.runs = None if branch.runs is not False else False
 
     def holds(self, words: list[str]) -> bool | None:
-        """Whether a condition holds. Notes the variables that it assumes to be unset."""
+        """Whether a condition is true; None if unresolved. Records the variables that it assumes to be unset."""
         if words[:1] == ["[["] and words[-1] != "]]":  # && or || inside of the brackets
             words = [*words, "]]"]
         elif words[-1:] == ["]]"] and words[0] != "[[":
@@ -302,7 +302,7 @@ class _Reader:
         return result
 
     def begins(self, words: list[str], end: str) -> None:
-        """Opens the block of a word such as `if`."""
+        """Opens the block of a keyword such as `if`."""
         if len(self.branches) >= MOST_BLOCKS:
             raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
         if words[0] == "if":
@@ -325,7 +325,7 @@ class _Reader:
         self.branches.append(branch)
 
     def loop(self, variable: str, values: list[str]) -> Branch:
-        """The block of a loop over values. A variable that is typed beside the file's name has that value alone."""
+        """Returns the block of a loop over values; a variable that the user typed has only the typed value."""
         if variable in self.script.typed:
             values = [self.script.typed[variable]]
         if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
@@ -338,7 +338,7 @@ class _Reader:
         return Branch(True, taken=None, start=(self.at, self.line), variable=variable, values=values[1:])
 
     def ends(self) -> None:
-        """Closes a block, or goes back to the start of a loop that is not finished."""
+        """Closes a block, or returns to the start of an unfinished loop."""
         branch = self.branches.pop()
         if branch.start is None:
             return
@@ -353,15 +353,15 @@ class _Reader:
             self.branches.append(branch)
 
     def runs(self) -> bool:
-        """Whether no block around the place is skipped."""
+        """Whether the current position runs: no block around it is skipped."""
         return not any(branch.runs is False for branch in self.branches)
 
     def in_unsure_branch(self) -> bool:
-        """Whether a block around the place may be skipped or repeated."""
+        """Whether a block around the current position may be skipped or repeated."""
         return any(branch.runs is None for branch in self.branches)
 
     def finish(self, words: list[str], assignments: dict[str, str | list[str]], line: int, end: str) -> None:
-        """Runs a simple command: opens or closes a block, sets variables, or adds the command to the script."""
+        """Applies a simple command: opens or closes a block, sets variables, or adds the command to the script."""
         first = words[0] if words else ""
         joined = self.branches[-1] if self.branches and self.branches[-1].joins else None
         if joined is not None:
@@ -399,7 +399,7 @@ class _Reader:
             self.add_command(words, assignments, line)
 
     def assign(self, words: list[str], assignments: dict[str, str | list[str]]) -> None:
-        """Sets variables, and exports those of `export` and `declare -x`. words: of the command; none for `NAME=…`."""
+        """Sets variables, and exports them for `export` and `declare -x`. words: the command's; none for `NAME=…`."""
         is_certain = all(branch.runs for branch in self.branches)
         for name, value in assignments.items():
             is_known = is_certain and not (isinstance(value, str) and is_unresolved(value))
@@ -409,7 +409,7 @@ class _Reader:
             self.script.exported |= set(filter(NAME.fullmatch, words[1:]))
 
     def read_words(self, names: list[str], separators: str | list[str] | None) -> None:
-        """Sets variables to the words of a here-string, as `read` does."""
+        """Sets variables to the words of a here-string, as the command `read` does."""
         text = self.here_string or ""
         parts = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
         for i, name in enumerate(names):
@@ -417,7 +417,7 @@ class _Reader:
             self.script.variables[name] = value.strip()
 
     def add_command(self, words: list[str], assignments: dict[str, str | list[str]], line: int) -> None:
-        """Adds a command to the script; reads the text of `sh -c` instead."""
+        """Adds a command to the script; for `sh -c`, reads the quoted script instead."""
         self.script.words += len(words)
         if self.script.words > MOST_WORDS:
             raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
@@ -433,7 +433,7 @@ class _Reader:
         self.script.commands.append(Command(tuple(words), env, line, tuple(self.script.loops.items())))
 
     def set_container_variables(self, words: list[str]) -> None:
-        """Sets the variables that options of a container set for the script in it: `-e NAME=VALUE`."""
+        """Sets the environment variables of a container's options, `-e NAME=VALUE`, for the script in the container."""
         for option, word in pairwise(words):
             name, sets, value = word.partition("=")
             if option in ("-e", "--env") and sets and NAME.fullmatch(name):
@@ -468,7 +468,7 @@ class _Reader:
                 self.output_file = target
 
     def skip_here_documents(self) -> None:
-        """Reads the texts of here-documents. One whose command writes to a file is the text of that file."""
+        """Reads the texts of here-documents, and stores those that a command writes to a file."""
         waiting, self.waiting = self.waiting, []
         for mark, expands in waiting:
             start = self.at
@@ -488,7 +488,7 @@ class _Reader:
                     break
 
     def assigned(self, name: str, appends: bool) -> str | list[str]:
-        """The value after `NAME=`."""
+        """Reads and returns the value after `NAME=`."""
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
             items = self.array()
@@ -531,7 +531,7 @@ class _Reader:
                 raise self.error("an array grows too long")
 
     def word(self) -> list[str]:
-        """Reads a word; unquoted expansions are split where they have spaces, and an array gives its items."""
+        """Reads and returns a shell word, as several words where an unquoted expansion has spaces or is an array."""
         words: list[str] = []
         parts_so_far: list[str] = []  # the parts of the word that is not finished; empty if there is none
         start = self.at
@@ -560,7 +560,7 @@ class _Reader:
         return words
 
     def pieces(self) -> list[tuple[str, bool]]:
-        """The pieces of a word: (text, whether spaces in it split the word)."""
+        """Reads and returns the pieces of a word: (text, whether its spaces split the word)."""
         out: list[tuple[str, bool]] = []
         size, counted = 0, 0
         while self.at < len(self.text):
@@ -598,7 +598,7 @@ class _Reader:
         return out
 
     def quoted(self) -> list[tuple[str, bool]]:
-        """The pieces of a text in double quotes."""
+        """Reads and returns the pieces of a text in double quotes."""
         out: list[tuple[str, bool]] = [("", False)]
         while self.at < len(self.text):
             letter = self.text[self.at]
@@ -625,21 +625,21 @@ class _Reader:
         raise self.error('a quote " that does not end')
 
     def marked(self) -> tuple[str, bool]:
-        """Reads an unresolved name with its marks, in a text that is read again."""
+        """Reads and returns an unresolved name with its marks, in a text that is parsed a second time."""
         end = self.text.find(UNRESOLVED, self.at + 1)
         end = len(self.text) if end < 0 else end + 1
         start, self.at = self.at, end
         return self.text[start:end], False
 
     def plain(self, letters: re.Pattern[str]) -> tuple[str, bool]:
-        """Reads letters without a meaning in the shell. letters: their pattern."""
+        """Reads and returns characters without a special meaning in the shell. letters: their pattern."""
         match = letters.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
         return match[0], False
 
     def expansion(self) -> str:
-        """The text of an expansion, which begins with a dollar sign or a backquote."""
+        """Reads an expansion, which begins with a dollar sign or a backquote, and returns its text."""
         text = self.expanded()
         self.spend(len(text))
         return text
@@ -678,7 +678,7 @@ class _Reader:
         return unresolved(f"${sign}") if sign and sign in "0123456789#?$!-" else f"${sign}".rstrip()
 
     def command_output(self, text: str) -> str:
-        """The output of a command that only computes: `expr`, and `echo` of known words; else unresolved."""
+        """Returns the output of `expr` and of `echo` with known words; unresolved for other commands."""
         name, _, rest = text.partition(" ")
         if name in ("expr", "echo") and self.depth < 3 and not set(rest) & set("|<>;&`()"):
             value = self.inner(rest.replace("\\*", "*").replace("'*'", "*") if name == "expr" else rest)
@@ -690,14 +690,14 @@ class _Reader:
         return unresolved(f"$({text[:20]})")
 
     def argument(self, place: int) -> str:
-        """The script's argument at a place, from 1; unresolved if it is not typed."""
+        """Returns the script's argument number `place`, counted from 1; unresolved if it was not typed."""
         arguments = self.script.arguments
         if place > len(arguments):
             self.script.missing = max(self.script.missing, place)
         return arguments[place - 1] if 0 < place <= len(arguments) else unresolved(f"${place}")
 
     def balanced(self, start: int) -> str:
-        """The text inside brackets that open at `start`; continues after them."""
+        """Reads and returns the text inside the brackets that open at `start`."""
         opens, closes = self.text[start], {"(": ")", "{": "}"}[self.text[start]]
         depth, i = 0, start
         while i < len(self.text):
@@ -719,7 +719,7 @@ class _Reader:
         raise self.error(f"{opens} that does not end; expected {closes}")
 
     def braced(self, inner: str) -> str:
-        """The text of `${…}`."""
+        """Returns the expansion of `${…}`."""
         whole = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", inner)
         if whole is not None:
             value = self.script.variables.get(whole[1])
@@ -758,7 +758,7 @@ class _Reader:
         return text if value is not None or name in self.script.skipped else unresolved(f"${name}")
 
     def inner(self, text: str) -> str:
-        """A text with its own expansions, such as a default."""
+        """Returns a nested text, such as a default value, with its expansions."""
         if self.depth > 20:
             raise self.error("defaults nested too deeply")
         reader = _Reader(self.script, text, self.depth + 1, self.line)
@@ -772,7 +772,7 @@ class _Reader:
         return out
 
     def expanded_text(self, text: str) -> str:
-        """The text of a here-document with its expansions. Quotes are letters in it."""
+        """Returns the text of a here-document with its expansions, in which quotes have no special meaning."""
         reader = _Reader(self.script, text, self.depth + 1, self.line)
         parts: list[str] = []
         while reader.at < len(text):
@@ -791,7 +791,7 @@ class _Reader:
         return out
 
     def arithmetic(self, text: str) -> str:
-        """The value of an expression of whole numbers, variables, brackets and + - * / %; unresolved without it."""
+        """Returns the value of an arithmetic expression of whole numbers; unresolved if it cannot be evaluated."""
         from .shell_arithmetic import value_of
 
         value = value_of(text, self.script.variables)

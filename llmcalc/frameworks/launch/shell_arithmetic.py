@@ -1,4 +1,4 @@
-"""Whole-number expressions of launch files, evaluated without running anything: sums, products, brackets, lists.
+"""Evaluates whole-number expressions of launch files without running them: sums, products, brackets, lists.
 
 Two grammars: the shell's `$((…))`, and the lists in which Megatron-LM gives a pattern of layers (`([0]*3+[1]*45)`).
 """
@@ -27,7 +27,7 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 
 
 def tokens_of(text: str) -> list[str] | None:
-    """The tokens of an expression; None if a part of it is no token."""
+    """Returns the tokens of an arithmetic expression; None if a part of it is no token."""
     tokens, at = [], 0
     text = text.rstrip()
     if len(text) > 2000:
@@ -42,7 +42,7 @@ def tokens_of(text: str) -> list[str] | None:
 
 
 class _Expression:
-    """Reads tokens from the left. Raises `ValueError` for anything that is not an expression."""
+    """Parses and evaluates the tokens of an expression. Raises `ValueError` for tokens that are not an expression."""
 
     def __init__(self, tokens: list[str], variables: Mapping[str, str | list[str]]) -> None:
         self.tokens, self.variables, self.at = tokens, variables, 0
@@ -55,7 +55,7 @@ class _Expression:
         return self.tokens[self.at - 1]
 
     def choice(self, deep: int = 0) -> int | list[int]:
-        """A sum, a comparison (1 or 0), or a choice between two values by one."""
+        """Returns the value of a sum, of a comparison (1 or 0), or of a conditional `a ? b : c`."""
         value = self.sum(deep)
         if self.next() in COMPARISONS:
             sign, other = self.take(), self.sum(deep)
@@ -153,7 +153,7 @@ class _Expression:
 
 
 def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
-    """The number or the list of numbers of an expression; None if it cannot be evaluated."""
+    """Returns the number or list of numbers that an expression has as value; None if it cannot be evaluated."""
     tokens = tokens_of(text)
     if not tokens:
         return None
@@ -166,6 +166,6 @@ def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list
 
 
 def value_of(text: str, variables: Mapping[str, str | list[str]]) -> int | None:
-    """The whole number of an expression; None if it cannot be evaluated."""
+    """Returns the whole number that an expression has as value; None if it cannot be evaluated."""
     value = evaluated(text, variables)
     return value if isinstance(value, int) else None

@@ -1,4 +1,4 @@
-"""Conditions of a script, `[ … ]` and `test`, and the blocks that they choose."""
+"""Evaluates conditions of a shell script, `[ … ]` and `test`, and tracks the blocks that they select."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 
 @dataclass
 class Branch:
-    """A block that is being read.
+    """An open block of a shell script: a branch of `if` or `case`, or a loop.
 
     runs: whether its lines run; None if unresolved.
     taken: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
@@ -47,13 +47,13 @@ class Branch:
     condition: bool | None = None
 
     def turn(self, fits: bool | None) -> None:
-        """Goes on to the next branch. fits: whether its condition holds; None if unresolved."""
+        """Enters the next branch of the block. fits: whether its condition is true; None if unresolved."""
         self.runs = False if self.taken else (None if self.taken is None else fits)
         self.taken = self.taken or (None if fits is None else fits) or (None if self.taken is None else False)
 
 
 def holds(words: list[str]) -> bool | None:
-    """Whether a condition `[ … ]` holds; None if it is unresolved or not supported.
+    """Whether a condition `[ … ]` is true; None if it is unresolved or not supported.
 
     A variable that the script never sets is assumed to be unset.
     """

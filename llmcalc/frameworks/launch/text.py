@@ -1,4 +1,4 @@
-"""Reads YAML into plain tables, with limits against malicious files.
+"""Parses YAML into dictionaries and lists, with limits against malicious files.
 
 YAML has aliases, with which a short text stands for a huge one, and a list can contain itself. Both are refused before
 anything is built. What is built are texts, numbers, flags, lists and tables with texts as keys; a tag of any other type
@@ -45,7 +45,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def parse_braces(text: str, where: str) -> Any:
-    """The tables of JSON, or of YAML in braces. Raises `InputError` for a text that is neither, as JSON."""
+    """Returns the tables of JSON, or of YAML in braces. Raises `InputError` for a text that is neither."""
     try:
         return parse_json(text, where)
     except InputError as error:
@@ -102,7 +102,7 @@ def _check_events(yaml: Any, text: str, where: str) -> None:
 
 
 class _Builder:
-    """Builds plain values from PyYAML's nodes. A node is built once, for all of its aliases."""
+    """Builds Python values from PyYAML's nodes. A node is built once for all of its aliases."""
 
     def __init__(self, yaml: Any, where: str) -> None:
         self.yaml, self.where = yaml, where
@@ -113,7 +113,7 @@ class _Builder:
         return InputError(f"{self.where}: line {node.start_mark.line + 1}: {text}")
 
     def value(self, node: Any) -> Any:
-        """The value of a node."""
+        """Returns the Python value of a YAML node."""
         if id(node) not in self.built:
             if isinstance(node, self.yaml.ScalarNode):
                 value = self.scalar(node)
@@ -127,7 +127,7 @@ class _Builder:
         return self.built[id(node)]
 
     def require_tag(self, node: Any, *names: str) -> str:
-        """Returns the type of a YAML node. Raises `InputError` if it is none of `names`."""
+        """Returns the tag (type) of a YAML node. Raises `InputError` for a tag that is not supported."""
         name = str(node.tag).removeprefix("tag:yaml.org,2002:")
         if name not in names:
             raise InputError(
@@ -137,7 +137,7 @@ class _Builder:
         return name
 
     def scalar(self, node: Any) -> Any:
-        """The value of a scalar: a text, a number, a flag or None. A date stays text."""
+        """Returns the value of a YAML scalar: text, number, boolean or None. A date stays text."""
         kind = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
         if kind in ("int", "float"):
             if len(node.value) > LONGEST_NUMBER:
@@ -148,7 +148,7 @@ class _Builder:
         return None if kind == "null" else node.value
 
     def table(self, node: Any) -> dict[str, Any]:
-        """The entries of a table. They replace entries that `<<` merges.
+        """Returns the entries of a YAML mapping, which replace entries that `<<` merges.
 
         Raises `InputError` for a key that the table has twice with two values; YAML would keep the last.
         """
@@ -168,13 +168,13 @@ class _Builder:
         return merged | {str(self.value(key)): self.value(value) for key, value in entries.values()}
 
     def merged(self, node: Any) -> list[dict[str, Any]]:
-        """The tables that `<<` merges; the first one takes precedence."""
+        """Returns the YAML mappings that `<<` merges; the first mapping takes precedence."""
         nodes = node.value if isinstance(node, self.yaml.SequenceNode) else [node]
         if not all(isinstance(table, self.yaml.MappingNode) for table in nodes):
             raise self.error(node, "<< merges something that is no table; expected a table or a list of tables")
         return [self.value(table) for table in nodes]
 
     def are_equal_scalars(self, first: Any, second: Any) -> bool:
-        """Whether two nodes are scalars of the same text."""
+        """Whether two YAML nodes are scalars of the same text."""
         scalar = self.yaml.ScalarNode
         return isinstance(first, scalar) and isinstance(second, scalar) and first.value == second.value

@@ -110,7 +110,7 @@ TRAINER_SIGNS = (
 
 
 def is_trainer(data: Table) -> bool:
-    """Whether a table has arguments of the Trainer."""
+    """Whether a table has arguments of Hugging Face's Trainer."""
     return any(name in data for name in TRAINER_SIGNS) and "distributed_type" not in data
 
 
@@ -120,13 +120,13 @@ def is_run_by(words: Sequence[str]) -> bool:
 
 
 def read_trainer(data: Table, source: Source) -> Launch:
-    """Reads arguments of the Trainer. Raises `InputError`, which names file and argument."""
+    """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         return _trainer(reading, data, source.world_size)
 
 
 def read_arguments(arguments: Table, source: Source) -> Launch:
-    """Reads the arguments of a script's command, as `read_trainer` does."""
+    """Returns the training run of a command's Trainer arguments, as `read_trainer` does for a file."""
     plain: dict[str, Any] = {}
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
@@ -139,12 +139,12 @@ def read_arguments(arguments: Table, source: Source) -> Launch:
 
 
 def keys_read() -> frozenset[str]:
-    """All arguments that are read, with those that select a framework."""
+    """Returns all argument names that are read, with those that select a framework."""
     return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
 
 
 def _plain(value: Any) -> Any:
-    """The value of a command-line argument, converted to a flag or a number if it is one."""
+    """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if not isinstance(value, str):
@@ -175,7 +175,7 @@ def trained(
     published_weights: bool = False,
     shipped: Mapping[str, Table] = NO_FILES,
 ) -> Launch:
-    """The run of arguments of the Trainer, under the framework that they select.
+    """Returns the training run of Trainer arguments, under the framework that they select.
 
     kind: the name of the kind of file.
     data: the arguments, of which those that select a framework are read here.
@@ -206,7 +206,7 @@ def trained(
 def _with_named_files(
     reading: Reading, data: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
-    """The arguments with the tables of the files that these keys of a framework name."""
+    """Returns the arguments in which the framework's config files are replaced by their tables."""
     expected = f"a config of {framework(name).title}"
     tables = {
         key: reading.fetched(key, data[key], expected, shipped)
@@ -219,7 +219,7 @@ def _with_named_files(
 def trainer_words(
     reading: Reading, data: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, prefers: str = ""
 ) -> dict[str, Any]:
-    """The settings of a run of the Trainer, without the number formats of weights.
+    """Returns the settings of a Trainer run, without the number formats of weights.
 
     defaults: argument that the program fills in → its default.
     prefers: the argument with the length of sequences; empty (default) for any.
@@ -245,7 +245,7 @@ def trainer_words(
 
 
 def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
-    """The settings of an optimizer by the Trainer's name of it. key: the argument that names it."""
+    """Returns the settings of an optimizer from the Trainer's name for it. key: the argument with the name."""
     name = str(value)[:60]
     if name.startswith("OptimizerNames."):
         name = name.partition(".")[2].lower()
@@ -266,7 +266,7 @@ def pair_words(
     caches_reference: bool = False,
     keeps_logits: bool = False,
 ) -> dict[str, Any]:
-    """The batch of training on pairs, of which each has two sequences.
+    """Returns the batch settings of training on preference pairs, with two sequences per pair.
 
     loss: its name; those of `LOSSES_WITHOUT_REFERENCE` need no reference model.
     words: the settings of the run.
@@ -287,7 +287,7 @@ def pair_words(
 
 
 def kto_words(reading: Reading, words: Mapping[str, Any], reference: FrozenModel | None = None) -> dict[str, Any]:
-    """The batch of KTO, whose samples are single sequences; mismatched answers run without gradients before them.
+    """Returns KTO's batch settings: samples are single sequences; mismatched answers run without gradients first.
 
     words: the settings of the run. reference: as of `pair_words`.
     """
@@ -297,7 +297,7 @@ def kto_words(reading: Reading, words: Mapping[str, Any], reference: FrozenModel
 
 
 def add_reference(reading: Reading, words: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
-    """Adds the reference model of a loss to a run: beside adapters the frozen weights, else a copy of all weights.
+    """Adds a loss's reference model to a run: with adapters the frozen weights, otherwise a copy of all weights.
 
     words: the settings of the run.
     reference: the copy; None (default) for one in the number format of the trained weights.
@@ -324,7 +324,7 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 
 
 def weight_formats(reading: Reading, data: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
-    """The number formats of weights and products, and whether they depend on the checkpoint's.
+    """Returns the number formats of weights and matrix products, and whether they depend on the checkpoint's format.
 
     Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
     products of weights in fp32 alone. default: the program's default of `dtype`.
@@ -351,7 +351,7 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 
 
 def attention_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
-    """The setting of an attention implementation by transformers' name of it. key: the argument that names it."""
+    """Returns the attention setting from transformers' name of the implementation. key: the argument with the name."""
     name = str(value)[:80]
     if name in ("eager", "sdpa"):
         return {"attn_implementation": name}
@@ -363,7 +363,7 @@ def attention_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
 
 
 def trainer_kernels(reading: Reading, data: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS) -> dict[str, Any]:
-    """The settings of recomputation, attention, compilation and fused kernels."""
+    """Returns the settings of recomputation, attention, compilation and fused kernels."""
     words: dict[str, Any] = {}
     checkpoints = reading.flag(data, "gradient_checkpointing", defaults["gradient_checkpointing"])
     if checkpoints or reading.flag(data, "activation_checkpointing"):
@@ -384,7 +384,7 @@ def trainer_kernels(reading: Reading, data: Table, defaults: Mapping[str, Any] =
 
 
 def trainer_adapters(reading: Reading, data: Table) -> dict[str, Any]:
-    """The settings of low-rank adapters, by PEFT's names as TRL's `ModelConfig` has them."""
+    """Returns the settings of LoRA adapters, from PEFT's names in TRL's `ModelConfig`."""
     if data.get("lora_r") is None and not reading.flag(data, "use_peft"):
         for name in ("load_in_4bit", "load_in_8bit"):
             if reading.flag(data, name):
@@ -410,7 +410,7 @@ def lora_words(
     modules_to_save: tuple[str, Any] = ("", None),
     dropout: Any = None,
 ) -> dict[str, Any]:
-    """The settings of low-rank adapters.
+    """Returns the settings of LoRA adapters.
 
     rank, targets, modules_to_save: the argument's name and its value; None for the default.
     dropout: the dropout of the adapters' input; None or 0 for none.

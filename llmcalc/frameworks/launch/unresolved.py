@@ -1,4 +1,4 @@
-"""Words of a script that are known only when it runs, and what a message says of them."""
+"""Marks words of a script whose values are known only when it runs, and explains them in messages."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def unresolved(name: str) -> str:
-    """A word for a value that only a run has: the name between marks."""
+    """Returns a word that stands for a value known only when the script runs: a name between marks."""
     return f"{UNRESOLVED}{''.join(c for c in name if not c.isspace() and c not in (UNRESOLVED, ITEM))}{UNRESOLVED}"
 
 
 def is_unresolved(text: str) -> bool:
-    """Whether a part of a word is known only when the script runs."""
+    """Whether a word has a part that is known only when the script runs."""
     return UNRESOLVED in text
 
 
 def is_unset_variable(word: str) -> bool:
-    """Whether a word is nothing but a variable that the script never sets. A shell would leave the word out."""
+    """Whether a word is only a variable that the script never sets, which a shell would expand to no word."""
     return UNSET.fullmatch(word) is not None and not word[2:3].isdecimal()
 
 
 def printable(text: str, letters: int = 80) -> str:
-    """The word for a message, without marks, on one line, and cut to a number of letters."""
+    """Returns a word for a message: without marks, on one line, and cut to `letters` characters."""
     return one_line(text.replace(UNRESOLVED, ""))[:letters]
 
 
 def unresolved_reason(text: str) -> str:
-    """The message about an unresolved word: its variable, and what sets that variable."""
+    """Returns the message about an unresolved word: its variable, and the command that sets the variable."""
     name = text.split(UNRESOLVED)[1] if text.count(UNRESOLVED) > 1 else printable(text)
     shown = f"'{printable(text)[:60]}' is known only when the script runs"
     variable = NAME.match(name, 1) if name.startswith("$") else None

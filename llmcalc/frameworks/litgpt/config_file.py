@@ -59,7 +59,7 @@ def is_litgpt(data: Table) -> bool:
 
 
 def read_litgpt(data: Table, source: Source) -> Launch:
-    """Reads a LitGPT config into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a LitGPT config. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
@@ -127,7 +127,7 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _adapters(reading: Reading, data: Table, precision: str) -> dict[str, Any]:
-    """Returns the settings of adapters, whose number format is that of the weights, and of the frozen weights."""
+    """Returns the settings of LoRA adapters, in the weights' number format, and of the frozen weights."""
     targets = [
         target
         for name, (default, projections) in TARGETS.items()

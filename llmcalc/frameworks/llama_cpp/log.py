@@ -1,4 +1,4 @@
-"""Logs of llama.cpp and ik_llama.cpp (load_tensors, llama_kv_cache, llama_context), and Ollama's own lines.
+"""Reads logs of llama.cpp and ik_llama.cpp (load_tensors, llama_kv_cache, llama_context), and Ollama's own lines.
 
 Buffers of recurrent states (`RS`) count as cache, as they do where they are computed.
 """
@@ -75,7 +75,7 @@ FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads the buffers of llama.cpp or Ollama; None for a log without any."""
+    """Returns the buffers that llama.cpp or Ollama printed in a log; None for a log without any."""
     facts = Facts(log, PATTERNS, _is_of_a_slot)
     buffers = _buffers(log)
     terms = tuple(LogTerm(name, size, device=device) for (name, device), size in buffers.items())
@@ -120,7 +120,7 @@ _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 
 def _flags(facts: Facts) -> dict[str, str]:
-    """Returns the flags of llama-server: those that the log prints, with the formats of the cache."""
+    """Returns the flags of llama-server that the log states, with the cache's number formats."""
     flags = {name: facts.text(name) for name in (*FLAGS, *OF_IK) if name in facts}
     flags |= {name: {"0": "false", "1": "true"}[flags[name]] for name in ("fused_moe",) if name in flags}
     if facts.text("flash_attn") in FLASH:
@@ -132,7 +132,7 @@ def _flags(facts: Facts) -> dict[str, str]:
 
 
 def _ollama_flags(facts: Facts) -> dict[str, str]:
-    """Returns Ollama's options: a request has its share of the context."""
+    """Returns Ollama's options from the log, in which each request has an equal share of the context."""
     parallel = max(1, int(facts.text("parallel") or 1))
     options = {"num_batch": facts.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": facts.text("parallel")}
     if "ctx_size" in facts:
@@ -141,13 +141,13 @@ def _ollama_flags(facts: Facts) -> dict[str, str]:
 
 
 def _largest(terms: Sequence[LogTerm]) -> str:
-    """The largest term that a flag changes: the cache or the compute buffer."""
+    """Returns the name of the largest buffer that a flag changes: the cache or the compute buffer."""
     changed = [term for term in terms if term.name in ("kv_buffer", "compute_buffer")] or list(terms)
     return max(changed, key=lambda term: term.value).name
 
 
 def _buffers(log: LogText) -> dict[tuple[str, str], int]:
-    """Returns (term, device) → bytes. A context that is made anew, as after a trial of `--fit`, has new buffers."""
+    """Returns (buffer's name, device) → bytes; a context that is created again, as by `--fit`, replaces its buffers."""
     buffers: dict[tuple[str, str], int] = {}
     for line in log.lines_with(*(f'msg="{kind}"' for kind in _OLLAMA_NAMES)):
         match = _OLLAMA_BUFFER.search(line[:LONGEST_PREFIX])

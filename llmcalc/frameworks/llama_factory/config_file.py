@@ -111,7 +111,7 @@ def is_llama_factory(data: Table) -> bool:
 
 
 def read_llama_factory(data: Table, source: Source) -> Launch:
-    """Reads a LLaMA-Factory config into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a LLaMA-Factory config. Raises `InputError`, which names file and argument."""
     if is_version_1(data):
         return read_version_1(data, source)
     with reading_of(source) as reading:
@@ -148,14 +148,14 @@ def read_llama_factory(data: Table, source: Source) -> Launch:
 
 
 def _reference(data: Table) -> FrozenModel:
-    """Returns the copy of the model that losses on preferences compare with: in the format of products."""
+    """Returns the reference model of preference losses, in the number format of matrix products."""
     return FrozenModel(
         "llamafactory/train/trainer_utils.py, create_ref_model", "float16" if data.get("fp16") else "bfloat16"
     )
 
 
 def _with_kernels(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the arguments with the Trainer's names for checkpointing and Liger-Kernel.
+    """Returns the arguments with the Trainer's names for activation checkpointing and Liger-Kernel.
 
     Layers are checkpointed by default, in the reentrant way.
     """
@@ -181,7 +181,7 @@ def _attention(reading: Reading, data: Table) -> str:
 
 
 def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the settings of adapters and of the frozen weights."""
+    """Returns the settings of LoRA adapters and of the frozen weights."""
     targets = reading.value(data, "lora_target", "all")
     words = lora_words(
         reading,
@@ -247,7 +247,7 @@ def _low_rank(reading: Reading, data: Table, name: str, words: Table, world_size
 
 
 def _formats(reading: Reading, data: Table, kind: str) -> dict[str, Any]:
-    """Returns the number formats: trainable weights are cast to fp32 unless `pure_bf16` is set (`init_adapter`).
+    """Returns the number formats. Trainable weights are cast to fp32 unless `pure_bf16` is set (`init_adapter`).
 
     Frozen weights have the format of products, or the checkpoint's.
     """

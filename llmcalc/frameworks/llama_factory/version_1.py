@@ -37,12 +37,12 @@ IGNORED = frozenset(
 
 
 def is_version_1(data: Table) -> bool:
-    """Whether a table is a config of version 1."""
+    """Whether a table is a config of LLaMA-Factory's version 1."""
     return "model" in data and "model_class" in data and "micro_batch_size" in data
 
 
 def read_version_1(data: Table, source: Source) -> Launch:
-    """Reads a config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of a version-1 config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, READ | IGNORED, "", "no key that is known")
@@ -120,7 +120,7 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the settings of adapters and of the frozen weights."""
+    """Returns the settings of LoRA adapters and of the frozen weights."""
     table, name = reading.table(data, "peft_config"), _name(reading, data, "peft_config")
     quantization = reading.table(data, "quant_config")
     if not name:

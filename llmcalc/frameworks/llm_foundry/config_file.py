@@ -41,7 +41,7 @@ def is_llm_foundry(data: Table) -> bool:
 
 
 def read_llm_foundry(data: Table, source: Source) -> Launch:
-    """Reads an LLM Foundry config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of an LLM Foundry config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         model = reading.table(data, "model")
         world = reading.devices(source.world_size)
@@ -82,7 +82,7 @@ def read_llm_foundry(data: Table, source: Source) -> Launch:
 
 
 def _resolved(reading: Reading, data: Table, name: str, value: Any) -> Any:
-    """Returns a value with its reference to another key replaced. Raises `InputError` for a missing key."""
+    """Returns a value in which a reference to another key is replaced. Raises `InputError` for a missing key."""
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return value
@@ -141,7 +141,7 @@ def _attention_kernel(reading: Reading, model: Table) -> str:
 
 
 def _mpt(reading: Reading, model: Table, length: int) -> ModelSpec:
-    """Returns the MPT model of the section `model`, with LLM Foundry's defaults: biases and learned positions."""
+    """Returns the MPT model in the config's section `model`, with LLM Foundry's defaults."""
     config = reading.table(model, "attn_config")
     for key, values in ATTENTION_OFF.items():
         if key in config and config[key] not in values:

@@ -1,4 +1,4 @@
-"""Estimates the memory of Megatron-LM ranks without an allocator, for plans."""
+"""Estimates the memory of Megatron-LM ranks without an allocator, for the search over layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .settings_from_options import optimizer_bytes, settings_of
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """Estimates the memory of every rank of a model.
+    """Returns the estimate of the memory of every rank of a model.
 
     Weights are bf16; gradients, the master copy and states are fp32 by default.
     """
@@ -26,7 +26,7 @@ def estimate(memory: Memory) -> PeakEstimate:
 def measure_passes(
     memory: Memory, layout: Layout, stage: Stage, repeats: Sequence[int | None]
 ) -> list[MicroBatchBytes]:
-    """Measures one micro-batch on a pipeline stage. repeats: as in `peak_estimate.MeasurePasses`."""
+    """Returns the measured bytes of a micro-batch on a pipeline stage. repeats: as in `peak_estimate.MeasurePasses`."""
     meter = Meter()
     rank = layout.rank(pp=stage.rank)
     run = RankRun(memory.spec, settings_of(memory, layout), rank, meter)

@@ -1,4 +1,4 @@
-"""The parts that Megatron-LM supports, and the evidence for the memory of its runs."""
+"""The model components that Megatron-LM supports, and the tests and measurements of its memory."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ EVIDENCE = FrameworkEvidence(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """Returns the evidence for a Megatron-LM run; it is the same for every layout."""
+    """Returns the tests and measurements that support Megatron-LM's results, the same for every layout."""
     return EVIDENCE
 
 
 def check_parts(spec: ModelSpec) -> None:
-    """Raises `InputError` for a model part that Megatron-LM lacks, and lists the supported parts of that kind."""
+    """Raises `InputError` for a model component that Megatron-LM lacks, and lists the supported ones of its kind."""
     for part in evidence_of_parts(spec, frozenset({MTP.name})):
         if (part.kind, part.name) not in PARTS:
             supported_parts = sorted(name for kind, name in PARTS if kind == part.kind)

@@ -1,4 +1,4 @@
-"""Reads a launch of Megatron-LM: its functional tests' YAML, a JSON object of flags, or a script's command.
+"""Reads Megatron-LM's launch files: its functional tests' YAML, a JSON object of flags, or a shell command.
 
 A YAML file has `MODEL_ARGS` and `ENV_VARS`, and passes an argument without a value where it says `true`. An argument is
 read by the type of its field in `MegatronSettings`; one that has no field is ignored if it is known to change no memory
@@ -89,7 +89,7 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def is_megatron(table: Mapping[str, Any]) -> bool:
-    """Whether a table has arguments of Megatron-LM."""
+    """Whether a table of a launch file has arguments of Megatron-LM."""
     if isinstance(table.get("MODEL_ARGS"), Mapping | list):
         return True
     if isinstance(table.get(WRAPPED), Mapping):
@@ -120,7 +120,7 @@ def is_run_by(command_words: Sequence[str]) -> bool:
 
 
 def read_megatron(arguments_table: Table, source: Source) -> Launch:
-    """Reads the arguments of a launch: from a functional test's table, or a table of argument → value.
+    """Returns the training run of a functional test's table, or of a table of argument → value.
 
     Raises `InputError`, which names file and argument.
     """
@@ -155,7 +155,7 @@ def _arguments(reading: Reading, arguments_table: Mapping[str, Any], variables: 
 
 
 def _note_entry(reading: Reading, key: str) -> None:
-    """Notes a table entry that is ignored or unknown."""
+    """Records a key of the table as ignored or unknown."""
     if key in OTHER_ENTRIES or key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reading.ignored.append(key)
     else:
@@ -163,7 +163,7 @@ def _note_entry(reading: Reading, key: str) -> None:
 
 
 def _read_arguments(reading: Reading, arguments: Table, env: dict[str, str]) -> Launch:
-    """Builds the run's settings and model from its arguments."""
+    """Returns the training run of Megatron-LM's arguments: its settings and model."""
     source = reading.source
     values = _field_values(reading, arguments)
     argument_values = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
@@ -253,7 +253,7 @@ def _field_types() -> dict[str, Any]:
 
 
 def _field_values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns field → value of all arguments with a field, and notes the other arguments."""
+    """Returns field → value of all arguments with a field, and records the other arguments as ignored or unknown."""
     flags, values = MegatronSettings.flags(), dict[str, Any]()
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
@@ -287,7 +287,7 @@ def _field_values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, A
 
 
 def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
-    """Converts the value of an argument to the type of its field; None if the argument is not set.
+    """Returns the value of an argument in the type of its field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
     """
@@ -312,7 +312,7 @@ def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
 
 
 def _flag_value(reading: Reading, flag: str, value: Any) -> bool | None:
-    """Converts the value of an argument without parameters, such as `--swiglu`; None means false."""
+    """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean; None stays None."""
     if value in (True, None, "") or value == []:
         return True
     if value is False:
@@ -325,7 +325,7 @@ def _flag_value(reading: Reading, flag: str, value: Any) -> bool | None:
 
 
 def _parse_single_value(kind: Any, value: Any) -> Any:
-    """Converts a value to one type; None if the conversion fails."""
+    """Returns a value converted to a type; None if the conversion fails."""
     if get_origin(kind) is Literal:
         value_text = str(value)[:100]
         return value_text if value_text in get_args(kind) else None
@@ -354,7 +354,7 @@ def _parse_single_value(kind: Any, value: Any) -> Any:
 
 
 def _parse_list(kind: Any, value: Any) -> Any:
-    """Parses a list of values: a list, separate words, or a Python expression such as `([0]*3+[1]*45)`."""
+    """Returns a list of values, from a list, separate words, or a Python expression such as `([0]*3+[1]*45)`."""
     if isinstance(value, Mapping):
         return None
     if isinstance(value, str) and kind is int and "[" in value:
@@ -383,7 +383,7 @@ def _parse_list(kind: Any, value: Any) -> Any:
 
 
 def _expected_types(value_types: Sequence[Any]) -> str:
-    """Describes the allowed types of an argument for an error message."""
+    """Returns a description of the types that an argument may have, for an error message."""
     names = {int: "a whole number", float: "a number", str: "text"}
     descriptions = []
     for value_type in value_types:
@@ -397,7 +397,7 @@ def _expected_types(value_types: Sequence[Any]) -> str:
 
 
 def _environment_text(value: Any) -> str:
-    """Converts the value of an environment variable to text."""
+    """Returns the value of an environment variable as text."""
     if isinstance(value, bool):
         return str(value)
     return "" if value is None else str(value)[:1000]
@@ -407,7 +407,7 @@ def _environment_text(value: Any) -> str:
 
 
 def _model_kind(values: Mapping[str, Any], argument_values: Mapping[str, Any], script: str) -> Kind:
-    """Determines the pretraining script from its file name, or from arguments that only one script has."""
+    """Returns the kind of pretraining script, by its file name or by arguments that only one script has."""
     name = script.lower()
     for name_part, kind in SCRIPTS.items():
         if name_part in name:
@@ -433,7 +433,7 @@ FORMATS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
 
 
 def settings_of(s: MegatronSettings) -> dict[str, Any]:
-    """Translates the arguments to the settings of `llmcalc memory`, where an equivalent exists."""
+    """Returns option of `llmcalc memory` → value, for Megatron-LM's arguments that have such an option."""
     is_half_precision = s.bf16 or s.fp16
     command_settings: dict[str, Any] = {
         "phase": "training",

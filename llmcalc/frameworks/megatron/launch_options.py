@@ -1,4 +1,4 @@
-"""Options typed beside a Megatron-LM launch file, as arguments that replace those of the file."""
+"""Replaces arguments of a Megatron-LM launch file by options that the user typed beside the file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ARGUMENTS = {
 
 
 def _recompute(value: Any) -> dict[str, Any]:
-    """Returns the arguments for a value of `--recompute`; None removes an argument."""
+    """Returns Megatron-LM's arguments for a value of `--recompute`; None removes an argument."""
     removed: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
     if value == "none":
         return removed
@@ -109,7 +109,7 @@ def with_options(data: Table, options: Table, launch: Launch, where: str) -> Tab
 
 
 def _find_arguments(data: Table) -> tuple[str, Table]:
-    """Returns the key and the table of the arguments; an empty key if the file itself is the table."""
+    """Returns the key and the table of the file's arguments; an empty key if the whole file is the table."""
     for key in ("MODEL_ARGS", WRAPPED):
         if isinstance(data.get(key), Mapping):
             return key, data[key]
@@ -129,7 +129,7 @@ def _argument(data: Table, name: str) -> int | None:
 
 
 def _with_values(data: Table, changes: Mapping[str, Any]) -> Table:
-    """Returns the arguments with these values; None removes an argument."""
+    """Returns the file's arguments with changed values; None removes an argument."""
     key, table = _find_arguments(data)
     dropped = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
     arguments = {flag: value for flag, value in table.items() if _name(str(flag)) not in dropped}

@@ -1,4 +1,4 @@
-"""Muon on several ranks: each rank updates whole matrices, stored in the buffers in rank order.
+"""The layer-wise distributed Muon optimizer, in which each rank updates whole matrices.
 
 Source: Megatron-LM, megatron/core/optimizer/layer_wise_optimizer.py, `_compute_per_buffer_param_layout` and
 `_shard_params_ping_pong`.
@@ -35,7 +35,7 @@ FULL = 0.9
 def pack_buffer(
     parameters: list[Parameter], expert: bool, settings: MegatronSettings, layout: Layout, bucket: int | None
 ) -> Buffer:
-    """Builds a buffer in which every tensor lies in a single shard.
+    """Returns a buffer in which every tensor lies in a single shard.
 
     The costliest tensors come first, each in the shard with the emptiest to compute.
     bucket: elements after which a bucket ends; None for a single bucket.

@@ -1,4 +1,4 @@
-"""Runs of Megatron-Core whose model is named instead of described by arguments, as in verl and Megatron-Bridge."""
+"""Training runs of Megatron-Core with a model that is named, not described by arguments (verl, Megatron-Bridge)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..launch.record import Reading, RunUnder
 
 @dataclass(frozen=True)
 class MegatronRun:
-    """The sizes of a Megatron-Core run.
+    """The parallel sizes, batch sizes and recomputation settings of a Megatron-Core run.
 
     tp, pp, cp, ep, etp, vpp: sizes of its groups; etp None for tp.
     sequence_parallel: whether tokens are divided between tensor-parallel products.
@@ -50,7 +50,7 @@ def smallest_run(run: MegatronRun) -> int:
 
 
 def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings: dict[str, Any]) -> RunUnder:
-    """Returns the layout and the settings of a run. settings: further settings.
+    """Returns the layout and settings of a Megatron-Core run. settings: further settings of the run.
 
     Raises `InputError` for a number of devices that the groups do not divide.
     """
@@ -89,7 +89,7 @@ def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings
 
 
 def _recompute(reading: Reading, run: MegatronRun) -> str | None:
-    """Returns the recomputation setting; notes a setting that is not modelled for a named model."""
+    """Returns the value of `--recompute`, and records a setting that is not modelled for a named model."""
     if run.recompute_granularity is None:
         return None
     if run.recompute_granularity == "selective":

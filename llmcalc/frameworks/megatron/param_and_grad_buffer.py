@@ -1,4 +1,4 @@
-"""Gradient buffers of data parallelism, and the main parameters that a rank updates.
+"""The gradient buffers of data parallelism, and the main parameters that a rank updates.
 
 Sources: Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py, distributed_data_parallel.py and
 megatron/core/optimizer/distrib_optimizer.py, optimizer.py.
@@ -72,7 +72,7 @@ def make_buffer(
     tied: bool,
     distributed: bool,
 ) -> Buffer:
-    """Builds the buffer of a group of parameters.
+    """Returns the gradient buffer of a group of parameters.
 
     bucket: elements after which a bucket ends; None for a single bucket.
     tied: whether embedding and output layer share their table, which then has a bucket of its own.
@@ -113,7 +113,7 @@ def make_buffer(
 def bucket_size(
     settings: MegatronSettings, layout: Layout, coordinates: Coordinates, chunk: int, parameters: int
 ) -> int | None:
-    """Returns the number of elements per bucket; None for a single bucket.
+    """Returns the number of gradient elements per bucket; None for a single bucket.
 
     Only the first chunk of the first stage has several buckets, and only to overlap reductions.
     parameters: number of the chunk's parameters. Source: megatron/training/training.py, `resolve_ddp_bucket_size`.

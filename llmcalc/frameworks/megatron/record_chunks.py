@@ -1,4 +1,4 @@
-"""Records the passes of a rank's chunks one by one, each once for all ranks and layouts with such a chunk.
+"""Records the passes of each pipeline chunk separately, once for all ranks and layouts with an equal chunk.
 
 The passes of two chunks meet only in tensors that stay allocated after their first use, such as workspaces and dummy
 gradients: the first chunk that needs one allocates it. So a chunk is recorded alone, and its passes beside other chunks
@@ -30,7 +30,7 @@ Names: TypeAlias = frozenset[str | Shape]
 
 @dataclass(frozen=True)
 class RecordedChunk:
-    """The recorded passes of a chunk that no other chunk runs before.
+    """The recorded passes of a pipeline chunk, recorded without other chunks.
 
     program: the program of its layers.
     layers_before: the layers before it.
@@ -52,11 +52,11 @@ class RecordedChunk:
 
     @property
     def names(self) -> Names:
-        """Tensors that stay allocated, of forward and backward passes."""
+        """The names of tensors that stay allocated after forward and backward passes."""
         return frozenset(self.storages)
 
     def traces(self, number: int, before_forward: Names, before_backward: Names) -> dict[PassCase, PassTrace]:
-        """Returns case → the events of its passes, for the chunk of this number.
+        """Returns class of passes → memory events of its passes, for chunk number `number`.
 
         before_forward, before_backward: tensors that the chunks before it have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
@@ -80,7 +80,7 @@ class RecordedChunk:
 
 
 def _numbered(trace: PassTrace, number: int) -> PassTrace:
-    """Returns the trace of a pass of chunk 0 as one of the chunk of this number."""
+    """Returns a trace that was recorded for chunk 0, renumbered for chunk `number`."""
     if not number or not trace.releases_of_other_passes:
         return trace
     releases = {(number, *other): steps for (_, *other), steps in trace.releases_of_other_passes.items()}
@@ -90,7 +90,7 @@ def _numbered(trace: PassTrace, number: int) -> PassTrace:
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Returns the events of each kind of pass of a rank, and its chunks; None if they must be recorded together.
+    """Returns class of passes → memory events, and the rank's chunks; None if chunks must be recorded together.
 
     is_last_stage, by_previous: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.
@@ -133,7 +133,7 @@ def _recorded(
     alternates: bool,
     by_previous: bool,
 ) -> RecordedChunk:
-    """Returns a chunk of a rank, recorded once. alternates: whether forward and backward passes come in turn."""
+    """Returns a recorded chunk of a rank, from a cache. alternates: whether forward and backward passes alternate."""
     chunk = run.chunks[number]
     layers_before = chunk.lowering.first_layer_index if any(run.rank_choices.bf16_layers) else 0
     workspaces = run.persistent.cublas_bytes, run.persistent.engine_bytes
@@ -148,7 +148,7 @@ def _recorded(
 
 
 def _record(run: RankRun, chunk: Chunk, alternates: bool, by_previous: bool) -> RecordedChunk:
-    """Records a chunk of a run that has not begun."""
+    """Records the passes of a chunk of a run that has not begun."""
     run.chunks, chunk.number = [chunk], 0
     recorder = run.meter
     assert isinstance(recorder, Recorder)
@@ -169,7 +169,7 @@ def _record(run: RankRun, chunk: Chunk, alternates: bool, by_previous: bool) -> 
 
 
 def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
-    """Returns the storages that forward passes allocate."""
+    """Returns the numbers of the storages that forward passes allocate."""
     events = passes.events
     forward = (recorded for recorded in passes.passes if recorded.pass_id[1] != "B")
     in_forward = (event for recorded in forward for event in events[recorded.start : recorded.end])
@@ -177,7 +177,7 @@ def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
 
 
 def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
-    """Whether a chunk replaces the gather buffer of another one, which is too small for it."""
+    """Whether a chunk replaces the gather buffer of another chunk, which is too small for it."""
     users = [chunk for chunk in chunks if GATHER_BUFFER in chunk.in_forward]
     users += [chunk for chunk in reversed(chunks) if GATHER_BUFFER in chunk.names]
     sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]

@@ -1,4 +1,4 @@
-"""Runs two training steps of a rank, tensor by tensor: set-up, micro-batches in the schedule's order, and the
+"""Replays two training steps of a rank tensor by tensor: set-up, micro-batches in the schedule's order, and the
 optimizer's steps. A variable here that holds a tensor lives as long as Megatron's own variable.
 
 Sources: Megatron-LM, megatron/core/pipeline_parallel/schedules.py, megatron/training/training.py,
@@ -77,7 +77,7 @@ Source: Megatron-LM, megatron/training/training.py, `get_model`: `torch.cuda.str
 
 @dataclass
 class Chunk:
-    """The layers of one virtual pipeline stage.
+    """The layers of one virtual pipeline stage on a rank.
 
     stage: which stage of the pipeline; None without a pipeline.
     record_program: records the program of the layers.
@@ -96,7 +96,7 @@ class Chunk:
 
     @cached_property
     def program(self) -> RankFlow:
-        """Returns the program of the chunk's layers."""
+        """The program of the chunk's layers."""
         return self.record_program()
 
     @property
@@ -201,7 +201,7 @@ class RankRun:
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def storage(self, size: Any, kind: str) -> Storage:
-        """Allocates bytes of a kind of memory."""
+        """Allocates bytes that count as a kind of memory, such as gradients."""
         with counted_as(self.meter, kind):
             return Storage(self.meter, size)
 
@@ -285,7 +285,7 @@ class RankRun:
             )
 
     def _attention_layers(self) -> int:
-        """Counts this rank's layers with latent attention; each has RoPE tables of its own."""
+        """Returns the number of this rank's layers with latent attention, each of which has RoPE tables."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.mtp_layers
         layers = sum(len(chunk.stage.layers) for chunk in self.chunks if chunk.stage is not None)
@@ -486,7 +486,7 @@ class RankRun:
         self.end_step()
 
     def end_step(self) -> None:
-        """Runs what follows the passes of a step: deferred gradients and the optimizer."""
+        """Runs the end of a training step, after its passes: deferred gradients and the optimizer."""
         self.persistent.drain(self.layout.tp if self.rank_choices.sequence_parallel else 1)
         self.optimizer_step()
         if self.chunks[-1].last and not self.reported_losses:
@@ -494,7 +494,7 @@ class RankRun:
 
     @property
     def microbatches(self) -> int:
-        """Number of micro-batches to run; more would repeat the last one."""
+        """The number of micro-batches to replay; further micro-batches would repeat the last one."""
         if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
@@ -554,7 +554,7 @@ _padded_specs: dict[tuple[int, int], tuple[ModelSpec, ModelSpec]] = {}
 
 
 def _with_vocabulary(spec: ModelSpec, size: int) -> ModelSpec:
-    """Returns the model with a padded vocabulary, the same object for all ranks, whose programs can be shared."""
+    """Returns the model with a padded vocabulary, cached so that ranks can share programs."""
     key = id(spec), size
     if key not in _padded_specs:
         if len(_padded_specs) >= MAX_PADDED_SPECS:
@@ -613,7 +613,7 @@ class Interleaved:
         self.input_gradient: Tensor | None = None
 
     def chunk_of(self, step: int, forward: bool) -> int:
-        """Returns the chunk of a forward or backward step."""
+        """Returns the chunk that runs in a forward or backward step of the schedule."""
         chunk = self.order[step % self.total]
         return chunk if forward else self.chunks - 1 - chunk
 
@@ -626,7 +626,7 @@ class Interleaved:
         return self.last and chunk == self.chunks - 1
 
     def next_received(self, step: int, forward: bool) -> tuple[bool, int]:
-        """Returns whether the rank receives a tensor after a step, and for which chunk"""
+        """Returns whether the rank receives a tensor after a step, and the chunk that it is for."""
         if not (self.first if forward else self.last):
             return True, self.chunk_of(step + 1, forward)
         if step < self.pp - 1:
@@ -635,7 +635,7 @@ class Interleaved:
         return chunk != (self.chunks - 1 if forward else 0), chunk + (1 if forward else -1)
 
     def forward(self, step: int) -> ForwardOutput:
-        """Runs the forward pass of a step."""
+        """Runs the forward pass of a step of the schedule."""
         chunk = self.chunk_of(step, True)
         if self.is_first(chunk) and len(self.inputs[chunk]) == len(self.outputs[chunk]):
             self.inputs[chunk].append(None)
@@ -645,7 +645,7 @@ class Interleaved:
         return output
 
     def backward(self, step: int) -> Tensor | None:
-        """Runs the backward pass of a step. Returns the gradient of the chunk's input."""
+        """Runs the backward pass of a step of the schedule. Returns the gradient of the chunk's input."""
         chunk = self.chunk_of(step, False)
         if self.is_last(chunk) and not self.gradients[chunk]:
             self.gradients[chunk].append(None)
@@ -654,7 +654,7 @@ class Interleaved:
         return self.rank.backward(x, output, gradient)
 
     def run(self) -> None:
-        """Runs the three phases: warm-up, one forward and one backward pass in turn, and cool-down."""
+        """Runs the schedule's three phases: warm-up, alternating forward and backward passes, and cool-down."""
         self.inputs[0].append(None if self.is_first(0) else self.rank.receive_hidden())
         for step in range(self.warmup):
             self._warm_up(step)
@@ -671,7 +671,7 @@ class Interleaved:
             self._cool_down(step)
 
     def _warm_up(self, step: int) -> None:
-        """Runs a warm-up forward pass. The last one also receives the first gradient from the next stage."""
+        """Runs a warm-up forward pass. The last warm-up step also receives the first gradient from the next stage."""
         receives, next_chunk = self.next_received(step, True)
         receives = receives and step != self.total - 1
         receives_gradient = step == self.warmup - 1 and self.remaining > 0

@@ -1,4 +1,4 @@
-"""A run of Megatron-LM: its arguments, and what follows from them.
+"""The settings of a Megatron-LM run: its arguments, and the sizes derived from them.
 
 What `validate_args` of megatron/training/arguments.py derives from other arguments (commit d98e8a64, 2026-08-22) is a
 property here.
@@ -20,7 +20,7 @@ from .arguments import MegatronArguments, flag_of
 
 @dataclass(frozen=True)
 class MegatronSettings(MegatronArguments):
-    """Megatron-LM's arguments of a run, and the sizes that follow from them."""
+    """Megatron-LM's arguments of a run, and the sizes derived from them."""
 
     @property
     def tp(self) -> int:
@@ -49,7 +49,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def layers(self) -> int:
-        """Number of layers of the decoder, or of each half of an encoder-decoder; 0 if no argument sets it."""
+        """The number of decoder layers, or of encoder layers in an encoder-decoder; 0 if no argument sets it."""
         if self.hybrid_layer_pattern is not None:
             return sum(map(len, self.segments))
         return self.num_layers or self.encoder_num_layers or 0
@@ -73,17 +73,17 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def latent(self) -> bool:
-        """Whether attention is multi-latent, which a hybrid pattern marks with a plus sign or a D."""
+        """Whether attention is multi-latent (MLA), which a hybrid pattern marks with a plus sign or a D."""
         return self.multi_latent_attention or bool(set(self.hybrid_layer_pattern or "") & {"+", "D"})
 
     @property
     def tokens(self) -> int:
-        """Tokens per sequence; in an encoder-decoder those of the encoder."""
+        """The tokens per sequence; in an encoder-decoder the tokens of the encoder."""
         return self.seq_length or self.encoder_seq_length or 0
 
     @property
     def ffn(self) -> int:
-        """Width of a dense feed-forward network. With SwiGLU two thirds (arXiv:2002.05202), in multiples of 64."""
+        """The width of a dense feed-forward network; by default 4 (SwiGLU: 8/3) times the hidden size."""
         if self.ffn_hidden_size is not None:
             return self.ffn_hidden_size
         h = self.hidden_size or 0
@@ -125,7 +125,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def expert_layers(self) -> tuple[bool, ...]:
-        """Returns for each layer whether it has experts. A frequency N means the first of every N layers."""
+        """Per layer, whether it has experts: with a frequency N, the first of every N layers."""
         if self.num_experts is None:
             return (False,) * self.layers
         freq = self.moe_layer_freq
@@ -135,7 +135,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def delta_layers(self) -> tuple[bool, ...]:
-        """Returns for each layer whether it has gated DeltaNet. A frequency N means all but the last of every N layers.
+        """Per layer, whether it has Gated DeltaNet: with a frequency N, all but the last of every N layers.
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
@@ -150,13 +150,13 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches per step in each pipeline."""
+        """The number of micro-batches per step in each pipeline."""
         micro = (self.micro_batch_size or 1) * self.dp
         return max(1, (self.batch or micro) // micro)
 
     @property
     def batch(self) -> int | None:
-        """Sequences of the first steps: the first batch size of a ramp-up or a schedule, if there is one.
+        """The number of sequences of the first step, which a ramp-up or a batch schedule may set.
 
         Source: megatron/core/num_microbatches_calculator.py, `_parse_schedule`.
         """
@@ -172,7 +172,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def scales_logits(self) -> bool:
-        """Whether the logits are multiplied by a factor: with μP, unless the widths are those of its base model.
+        """Whether logits are multiplied by a factor: with μP, unless the hidden size equals the base model's.
 
         Source: transformer_config.py, `__post_init__`.
         """
@@ -181,7 +181,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def has_auxiliary_loss(self) -> bool:
-        """Whether the router has an auxiliary loss, over tokens, sequences or all ranks, with a coefficient.
+        """Whether the router has an auxiliary load-balancing loss with a coefficient.
 
         Source: transformer/moe/router.py, `is_aux_loss_enabled`.
         """
@@ -190,7 +190,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def tokenizer(self) -> str:
-        """The tokenizer's type; default that of the script (`args_defaults`)."""
+        """The tokenizer's type, by argument or by the script's default (`args_defaults`)."""
         default_type = "BertWordPieceLowerCase" if self.kind in ("bert", "t5") else "GPT2BPETokenizer"
         return self.tokenizer_type or default_type
 
@@ -223,7 +223,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def padded_vocabulary(self) -> int | None:
-        """Rows of the embedding: the vocabulary, padded to a multiple of `--make-vocab-size-divisible-by` · tp."""
+        """The rows of the embedding: the vocabulary, padded to a multiple of `--make-vocab-size-divisible-by` · tp."""
         if self.padded_vocab_size is not None:
             return self.padded_vocab_size
         if self.vocabulary is None or self.no_pad_vocab_size:
@@ -233,14 +233,14 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def reduces_in_fp32(self) -> bool:
-        """Whether gradients are accumulated in fp32: by default with bf16 weights."""
+        """Whether gradients are accumulated in fp32, the default with bf16 weights."""
         if self.bf16:
             return not self.grad_reduce_in_bf16 and self.main_grads_dtype == "fp32"
         return self.accumulate_allreduce_grads_in_fp32 or not self.fp16
 
     @property
     def recompute_mode(self) -> Literal["none", "full", "selective"]:
-        """What the backward pass recomputes."""
+        """The recomputation mode of the backward pass."""
         if self.recompute_activations:
             return "selective"
         return self.recompute_granularity or "none"
@@ -256,7 +256,7 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """Layers of each stage, in the order in which a micro-batch passes them; None if all stages have equally many.
+        """The number of layers of each stage, in the order of a micro-batch; None if all stages have equally many.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.
@@ -339,7 +339,7 @@ class MegatronSettings(MegatronArguments):
         return stages // self.pp
 
     def layout(self) -> Layout:
-        """The layout of the run. Raises `InputError` for an impossible layout."""
+        """The parallel layout of the run. Raises `InputError` for an impossible layout."""
         self._check_world()
         exchange = EXCHANGES.get(self.cp_comm_type[0] if self.cp_comm_type else "p2p")
         if exchange is None or len(set(self.cp_comm_type)) > 1:
@@ -403,7 +403,7 @@ class MegatronSettings(MegatronArguments):
         self.layout()
 
     def _check_sizes(self) -> None:
-        """Raises `InputError` for missing sizes, sizes below 1, and heads that do not divide the width."""
+        """Raises `InputError` for missing sizes, sizes below 1, and heads that do not divide the hidden size."""
         for name in ("hidden_size", "num_attention_heads", "micro_batch_size"):
             self._positive(name, getattr(self, name))
         self._positive("num_layers", self.layers or None)
@@ -445,7 +445,7 @@ class MegatronSettings(MegatronArguments):
             )
 
     def _check_tokens(self) -> None:
-        """Raises `InputError` for sequences longer than the positions, or that tensor ranks do not divide."""
+        """Raises `InputError` for sequences that are longer than the positions or that tensor ranks do not divide."""
         longest = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest:
             self._refuse("max_position_embeddings", f"at least {longest}, the longest sequence")
@@ -482,7 +482,7 @@ class MegatronSettings(MegatronArguments):
 
 
 def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:
-    """Parses a batch schedule, `0:384 200B:768`: tokens → batch from there on. Raises `InputError`."""
+    """Yields (tokens, batch size from there on) of a batch schedule, `0:384 200B:768`. Raises `InputError`."""
     for schedule_entry in schedule_text.split():
         match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", schedule_entry, re.IGNORECASE)
         if match is None or not int(match[3]):

@@ -1,4 +1,4 @@
-"""Builds Megatron-LM's arguments from a model and command options, with the defaults of Megatron's own scripts.
+"""Creates Megatron-LM's arguments from a model and llmcalc's options, with the defaults of Megatron's own scripts.
 
 bf16 weights with main gradients and Adam in fp32, gradients accumulated by the products themselves, cross-entropy and
 attention of Transformer Engine, no dropout, experts as grouped products, a vocabulary in multiples of 128 · tp.
@@ -53,7 +53,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
 
 
 def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "") -> MegatronSettings:
-    """Builds the arguments that run a model on a layout. gpu: name of a device; empty for that of the run.
+    """Returns the arguments that run a model in a layout. gpu: name of a device; empty for the run's device.
 
     Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
     """
@@ -99,10 +99,10 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = ""
 
 
 def settings_on(run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
-    """Returns a run's arguments on an accelerator: from the launch file, or built from options."""
+    """Returns a run's arguments on an accelerator, from the launch file or from llmcalc's options."""
 
     def make() -> MegatronSettings:
-        """Builds the arguments from the command's options."""
+        """Returns the arguments that correspond to llmcalc's options."""
         launch_settings = run.own_settings
         settings: MegatronSettings = (
             settings_of(run.memory, run.layout, run.version, runtime.gpu)
@@ -193,7 +193,7 @@ def _formats(options: Settings) -> dict[str, Any]:
 
 
 def optimizer_bytes(options: Settings) -> tuple[int, int]:
-    """Returns bytes per parameter: of the main gradients, and of main weights plus Adam's states."""
+    """Returns the bytes per parameter of main gradients, and of main weights plus Adam's states."""
     settings = MegatronSettings(**_formats(options))
     if settings.use_precision_aware_optimizer:
         return 4 if settings.reduces_in_fp32 else 2, 2 + STATES[settings.exp_avg_dtype] + STATES[
@@ -269,7 +269,7 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _heads(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
-    """Returns the arguments that describe the heads of an attention."""
+    """Returns the arguments that describe the heads of an attention layer."""
     if isinstance(mixer, MLA):
         return {
             "num_attention_heads": mixer.num_attention_heads,

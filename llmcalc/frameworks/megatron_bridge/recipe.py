@@ -60,7 +60,7 @@ HALF = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp3
 
 
 def is_python(text: str) -> bool:
-    """Whether a Python file has recipes of Megatron-Bridge, or names for them."""
+    """Whether a Python file contains or imports recipes of Megatron-Bridge."""
     return re.search(rf"^\s*from {re.escape(PACKAGE)}|^from megatron\.bridge ", text, re.MULTILINE) is not None
 
 
@@ -70,7 +70,7 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Refuses a command, because its recipe is in another file, which the message names with the overrides."""
+    """Raises `InputError`, which names the recipe's file and the overrides to type in place of the command."""
     words = list(command.words)
     place = next((i for i, word in enumerate(words) if word == "--recipe"), None)
     recipe = words[place + 1] if place is not None and place + 1 < len(words) else "RECIPE"
@@ -85,7 +85,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a recipe into a launch. words: the recipe's name and overrides.
+    """Returns the training run of a Megatron-Bridge recipe. words: the recipe's name and overrides.
 
     Raises `InputError`, which names file and recipe.
     """
@@ -143,9 +143,9 @@ def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Con
 
 
 def _aliases(module: ast.Module) -> dict[str, tuple[str, str]]:
-    """Returns the names that a file gives to recipes of another file.
+    """Returns recipes that a file imports under other names.
 
-    Returns name → (the other file, from this one's folder; the recipe's name there).
+    The result is name → (path of the recipe's file from this file's folder, the recipe's name there).
     """
     aliases: dict[str, tuple[str, str]] = {}
     for statement in module.body:
@@ -227,7 +227,7 @@ def _names_model(key: str, config: Mapping[str, Any]) -> bool:
 
 
 def _optimizer(reading: Reading, config: Config) -> dict[str, Any]:
-    """Returns the settings of the optimizer's number formats."""
+    """Returns the optimizer settings: the number formats of its states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
     states = {_format(config.get(f"optimizer.exp_avg{end}_dtype")) for end in ("", "_sq")}

@@ -92,7 +92,7 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a Megatron-DeepSpeed command into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -115,7 +115,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
-    """Returns a decoder whose embedding's output has a LayerNorm."""
+    """Returns the decoder with a LayerNorm after the embedding."""
     if spec is None or spec.decoder is None:
         return spec
     decoder = spec.decoder.model_copy(update={"embedding_norm": Norm(type="layernorm")})
@@ -123,7 +123,7 @@ def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
 
 
 def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns Megatron-LM's arguments for those of a run, with notes of arguments that are left out."""
+    """Returns the equivalent arguments of Megatron-LM, and records arguments that have no equivalent."""
     table: dict[str, Any] = {}
     for flag, value in arguments.items():
         name = flag.lstrip("-")
@@ -173,7 +173,7 @@ POSITIONS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
 
 
 def _positions(reading: Reading, table: dict[str, Any]) -> None:
-    """Renames the position embedding. ALiBi's biases are the buffer to which the scores are added (`baddbmm`)."""
+    """Sets Megatron-LM's argument of the position embedding. ALiBi's biases are added to the scores by `baddbmm`."""
     name = table.get("--position-embedding-type")
     if name not in POSITIONS:
         return
@@ -185,7 +185,7 @@ def _positions(reading: Reading, table: dict[str, Any]) -> None:
 
 
 def _partition(reading: Reading, table: dict[str, Any]) -> None:
-    """Reads how stages divide the layers: the embedding and the head may count as a layer each (bigscience)."""
+    """Sets the division of layers into stages: embedding and head may count as a layer each (bigscience)."""
     method = table.pop("--pp-partition-method", None)
     if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
         return
@@ -197,7 +197,7 @@ def _partition(reading: Reading, table: dict[str, Any]) -> None:
 
 
 def _zero(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
-    """Reads the ZeRO stage from the arguments, or from the DeepSpeed config that they name."""
+    """Sets the ZeRO stage from the arguments, or from the DeepSpeed config that they name."""
     stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
     data: Mapping[str, Any] = {}

@@ -85,7 +85,7 @@ def deepspeed_config(name: str) -> dict[str, Any] | None:
 
 
 def starts_program(command: CommandLine) -> bool:
-    """Whether a command is one of ms-swift's."""
+    """Whether a command starts ms-swift."""
     return command.program.split()[0] in ("swift", "megatron") or command.program.startswith("swift.cli")
 
 
@@ -94,12 +94,12 @@ TRAINING = ("sft", "pt", "main", "rlhf")
 
 
 def trains(command: CommandLine) -> bool:
-    """Whether a command trains; others prepare data, serve, or convert weights."""
+    """Whether a command of ms-swift trains; other commands prepare data, serve, or convert weights."""
     return command.program.split()[-1].rpartition(".")[2] in TRAINING
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads an ms-swift command into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -125,7 +125,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
-    """Reads a command of Megatron-SWIFT into a launch."""
+    """Returns the training run of a command of Megatron-SWIFT."""
     from .record import LAUNCH_FILE
 
     if verb == "export":
@@ -143,7 +143,7 @@ def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
 
 
 def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
-    """Returns the arguments of a task other than language modelling, and notes what is counted of it."""
+    """Returns the arguments of a task other than language modelling, and adds a note on how its loss is counted."""
     task = str(data.get("task_type", "causal_lm"))[:30]
     if kind or task in ("causal_lm", "prm"):
         return ()
@@ -155,7 +155,7 @@ def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
 
 
 def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the Trainer's arguments of adapters."""
+    """Returns the Trainer's arguments of LoRA adapters."""
     table = {
         "use_peft": True,
         "lora_r": reading.size(data, "lora_rank", 8),

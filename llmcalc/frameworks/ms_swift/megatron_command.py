@@ -57,7 +57,7 @@ IGNORED = frozenset(
 
 
 def run_of_megatron(reading: Reading, data: Table, more_ignored: frozenset[str]) -> RunUnder:
-    """Returns the run of a command. more_ignored: ms-swift's arguments that do not change memory.
+    """Returns the training run of a command. more_ignored: ms-swift's arguments that do not change memory.
 
     Raises `InputError`, which names file and argument, for adapters.
     """

@@ -1,4 +1,4 @@
-"""Reads the arguments of `swift rlhf`: trainings on preferences, and GRPO with its engine.
+"""Reads the arguments of `swift rlhf`: training on preferences, and GRPO with its rollout engine.
 
 Source: as of `command.py`, with swift/arguments/rlhf_args.py and swift/rlhf_trainers/{args_mixin,rollout_mixin,
 grpo_trainer}.py.
@@ -52,7 +52,7 @@ OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 
 
 def known_names(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
-    """Returns the arguments that are known beside those of `swift sft`. kind: the `rlhf_type`; empty for none."""
+    """Returns argument names known in addition to those of `swift sft`. kind: the `rlhf_type`; empty for none."""
     if not kind:
         return ()
     if kind != "grpo":
@@ -67,7 +67,7 @@ def known_names(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
 
 
 def sequences_of(reading: Reading, kind: str, batch: int, has_adapters: bool) -> int:
-    """Returns the sequences of a micro-batch of a training on preferences, and adds its reference model.
+    """Returns the sequences of a micro-batch of preference training, and adds its reference model to the run.
 
     batch: pairs of a micro-batch, or answers of KTO.
     """
@@ -77,7 +77,7 @@ def sequences_of(reading: Reading, kind: str, batch: int, has_adapters: bool) ->
 
 
 def rollout_of(reading: Reading, data: Table, launch: Launch) -> Rollout:
-    """Returns the engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
+    """Returns the rollout engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
     offloaded: set[States] = set()
     if reading.flag(data, "offload_model"):
         offloaded.add("weights")

@@ -70,13 +70,13 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a nanoGPT command into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of a nanoGPT command. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         return _launch(reading, _values(reading, {}, command.words))
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a configuration into a launch. words: configurations and `--key=value` after the file's name."""
+    """Returns the training run of a nanoGPT configuration. words: configurations and `--key=value` after the file's name."""
     with reading_of(source) as reading:
         names = constants(parse_python(text, source.where).body)
         if source.where.endswith("train.py"):
@@ -85,7 +85,7 @@ def read_python(text: str, source: Source) -> Launch:
 
 
 def _values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Returns the keys of a run, from the file, from configurations among the words, and from `--key=value`."""
+    """Returns key → value of a run, from the file, from configuration files among the words, and from `--key=value`."""
     values = dict(names)
     for word in words:
         match = re.fullmatch(r"--(\w{1,60})=(.*)", word, re.DOTALL)
@@ -148,7 +148,7 @@ def _launch(reading: Reading, values: Mapping[str, Any]) -> Launch:
 
 
 def _model(reading: Reading, run: Mapping[str, Any]) -> ModelSpec:
-    """Returns the model of model.py: GPT-2 with or without biases, whose head is tied to the embedding."""
+    """Returns nanoGPT's model: GPT-2 with or without biases, with a head tied to the embedding."""
     start = str(run["init_from"])
     if start == "resume":
         raise reading.wrong("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")

@@ -124,7 +124,7 @@ def is_nemo(data: Table) -> bool:
 
 
 def read_nemo(data: Table, source: Source) -> Launch:
-    """Reads a NeMo config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -161,7 +161,7 @@ def read_nemo(data: Table, source: Source) -> Launch:
 
 
 def _values(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of `model`, by dotted name, with their references resolved."""
+    """Returns dotted key → value of the section `model`, with references resolved."""
     model = data["model"]
     values = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
     for section in ("optim", "tokenizer", "peft", "data"):
@@ -177,7 +177,7 @@ SECTIONS = ("encoder", "decoder")
 
 
 def _resolved(reading: Reading, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
-    """Returns a value, or the value of the key of `model` that it refers to: `${.encoder_seq_length}`."""
+    """Returns a value, in which a reference such as `${.encoder_seq_length}` is replaced by the key's value."""
     link = LINK.fullmatch(value) if isinstance(value, str) else None
     if link is None:
         return value
@@ -188,7 +188,7 @@ def _resolved(reading: Reading, key: str, value: Any, values: Mapping[str, Any],
 
 
 def _devices(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> int:
-    """Returns the devices of all machines."""
+    """Returns the number of devices of all machines."""
     trainer = {**data["trainer"], **{key[8:]: value for key, value in overrides.items() if key.startswith("trainer.")}}
     return size_of(reading, "trainer.devices", trainer.get("devices", 1)) * size_of(
         reading, "trainer.num_nodes", trainer.get("num_nodes", 1)
@@ -196,7 +196,7 @@ def _devices(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> int
 
 
 def _arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
-    """Returns the arguments of Megatron-LM."""
+    """Returns the equivalent arguments of Megatron-LM."""
     arguments: dict[str, Any] = {}
     for key, flag in SIZES.items():
         if values.get(key) is not None:
@@ -229,7 +229,7 @@ def _arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict
 
 
 def _layer_arguments(reading: Reading, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of the layers: norms, activation, positions and key heads."""
+    """Returns Megatron-LM's arguments of the layers: norms, activation, positions and key heads."""
     arguments: dict[str, Any] = {}
     norm = str(values.get("normalization", "layernorm")).lower()
     if norm not in NORMS:
@@ -254,7 +254,7 @@ def _layer_arguments(reading: Reading, values: Mapping[str, Any]) -> dict[str, A
 
 
 def _precision_arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
-    """Returns the arguments of the number formats."""
+    """Returns Megatron-LM's arguments of the number formats."""
     precision = str(data["trainer"].get("precision", 32)).partition("-")[0]
     if precision not in ("32", "16", "bf16"):
         raise reading.wrong("trainer.precision", f"{shown(precision)}; expected 32, 16 or bf16")
@@ -269,7 +269,7 @@ def _precision_arguments(reading: Reading, values: Mapping[str, Any], data: Tabl
 
 
 def _words(reading: Reading, values: Mapping[str, Any]) -> int:
-    """Returns the size of the vocabulary before it is padded."""
+    """Returns the vocabulary size before padding."""
     for key in ("override_vocab_size", "vocab_size"):
         if values.get(key) is not None:
             return size_of(reading, f"model.{key}", values[key])

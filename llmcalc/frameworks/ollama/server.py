@@ -1,4 +1,4 @@
-"""What Ollama asks llama.cpp for, by version, and which share of a model stays on the GPUs.
+"""The llama.cpp server that Ollama starts, by version, and the layers of the model that stay on the GPUs.
 
 `presets/engines/ollama.toml` has the rules of each version with their source files.
 """
@@ -35,7 +35,7 @@ USUAL_BATCH = 512
 
 
 class OllamaRules(RuleRange):
-    """The rules of a range of versions; the file explains the fields."""
+    """The memory rules of a range of Ollama versions; the TOML file explains the fields."""
 
     context: int = Field(ge=0)
     parallel: int = Field(ge=1)
@@ -45,20 +45,20 @@ class OllamaRules(RuleRange):
 
 
 class ContextByMemory(Record):
-    """The default of num_ctx on GPUs with at least that much memory together."""
+    """The default of num_ctx on GPUs with at least `at_least_gib` GiB of memory in total."""
 
     at_least_gib: int
     context: int
 
 
 class Margin(Record):
-    """Memory that is left free on each GPU."""
+    """The memory that Ollama leaves free on each GPU, in MiB."""
 
     mib: int
 
 
 class OllamaRecord(EngineRecord[OllamaRules]):
-    """The file `presets/engines/ollama.toml`."""
+    """The contents of `presets/engines/ollama.toml`."""
 
     contexts: tuple[ContextByMemory, ...] = Field(min_length=1)
     margin: Margin
@@ -66,7 +66,7 @@ class OllamaRecord(EngineRecord[OllamaRules]):
 
 @cache
 def record() -> OllamaRecord:
-    """Returns the contents of the file."""
+    """Returns the contents of `presets/engines/ollama.toml`."""
     return read_engine_record(OllamaRecord, "ollama")
 
 
@@ -76,7 +76,7 @@ def _llama_cpp() -> GgmlRecord:
 
 
 def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with the range that it is in."""
+    """Returns the version that a user wrote, or the newest, with its range of versions."""
     return record().version_of(version_text)
 
 
@@ -95,13 +95,13 @@ class OllamaServer:
 
     @property
     def number_of_gpus(self) -> int:
-        """The GPUs that Ollama sees."""
+        """The number of GPUs that Ollama uses."""
         visible = self.flags.get("CUDA_VISIBLE_DEVICES")
         return 1 if visible is None else len([part for part in str(visible).split(",") if part.strip()])
 
     @cached_property
     def num_ctx(self) -> int:
-        """Tokens of each sequence: the option, the environment, or by version and memory; at most as trained."""
+        """The context length per sequence in tokens, by option, environment, or version; at most as trained."""
         chosen = self.flags.get("num_ctx") or self.flags.get("OLLAMA_CONTEXT_LENGTH") or self.rules.context
         if not chosen:
             total = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
@@ -111,18 +111,18 @@ class OllamaServer:
 
     @property
     def overhead(self) -> int:
-        """Bytes that OLLAMA_GPU_OVERHEAD sets aside on each GPU."""
+        """The bytes that OLLAMA_GPU_OVERHEAD reserves on each GPU."""
         return int(self.flags.get("OLLAMA_GPU_OVERHEAD", 0))
 
     @property
     def flash_attn(self) -> str:
-        """Flash attention as the environment says, or the default of the version."""
+        """The setting of flash attention, by the environment or the version's default."""
         word = self.flags.get("OLLAMA_FLASH_ATTENTION")
         return self.rules.flash_attn if word is None else "on" if word in ("1", "true") else "off"
 
     @property
     def cache_type(self) -> str:
-        """The type of the cache; without flash attention only f16."""
+        """The number format of the KV cache; only f16 without flash attention."""
         chosen = str(self.flags.get("OLLAMA_KV_CACHE_TYPE", "f16"))
         return "f16" if self.flash_attn == "off" else chosen
 
@@ -138,13 +138,13 @@ class OllamaServer:
         return GgufModel(self.preset, self.flags.get("quantize"))
 
     def with_flags(self, **changed: Any) -> OllamaServer:
-        """The same model with other options."""
+        """Returns the same model with changed options."""
         server = replace(self, flags={**self.flags, **changed})
         server.__dict__["model"] = self.model
         return server
 
     def _flags(self, parallel: int, batch: int) -> dict[str, Any]:
-        """The flags of llama-server that Ollama writes (llm/llama_server.go)."""
+        """Returns the flags with which Ollama starts llama-server (llm/llama_server.go)."""
         layers = int(self.flags.get("num_gpu", -1))
         visible = self.number_of_gpus
         return {
@@ -164,7 +164,7 @@ class OllamaServer:
         }
 
     def batch(self, parallel: int) -> int:
-        """Tokens of a micro-batch: num_batch, or by the context where the memory has room (from 0.30 on)."""
+        """Returns the tokens of a micro-batch: num_batch, or by the context where memory is free (from 0.30 on)."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
@@ -181,7 +181,7 @@ class OllamaServer:
 
     @cached_property
     def fitted(self) -> Fitted:
-        """What is loaded, and where. Versions before 0.10 have several sequences only where all is on the GPUs."""
+        """The placed server. Versions before 0.10 run several sequences only with the whole model on the GPUs."""
         chosen = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         numbers = [chosen] if chosen else sorted({self.rules.parallel, 1}, reverse=True)
         for parallel in numbers:
@@ -202,7 +202,7 @@ class OllamaServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The option's name → its default."""
+        """The name of each option → its default."""
         server = self.fitted.server
         return {
             "num_ctx": self.num_ctx,
@@ -215,7 +215,7 @@ class OllamaServer:
 
 
 def host_layers(fitted: Fitted) -> int:
-    """The layers, with the output, that are on the host with all or some of their tensors."""
+    """Returns the number of layers with tensors on the host, counting the output as a layer."""
     server, placement = fitted.server, fitted.placement
     number = len(server.model.layers)
     away = sum(placement.layers.device(i) not in server.devices for i in range(number + 1))
@@ -223,7 +223,7 @@ def host_layers(fitted: Fitted) -> int:
 
 
 def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
-    """Computes what Ollama loads on the GPUs, and what it leaves to the host. It starts unless a layer does not fit."""
+    """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
     server = OllamaServer(preset, hardware, version, flags)
     fitted = server.fitted
     computed = engine_memory(fitted.server, fitted.buffers, (version.note, *fitted.notes))
@@ -245,7 +245,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
 def candidates(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes with which the whole model stays on the GPUs, the cheapest first."""
+    """Yields option changes with which the whole model is on the GPUs, the cheapest first."""
     server = OllamaServer(preset, hardware, version, flags)
     if not host_layers(server.fitted):
         return
@@ -268,7 +268,7 @@ def candidates(
 
 
 def longest_context(server: OllamaServer) -> int | None:
-    """The largest num_ctx, a multiple of 256, with which the whole model stays on the GPUs; None if none does."""
+    """Returns the largest num_ctx, a multiple of 256, with which the whole model is on the GPUs; None for none."""
 
     def holds(step: int) -> bool:
         return not host_layers(server.with_flags(num_ctx=256 * step).fitted)
@@ -285,7 +285,7 @@ def longest_context(server: OllamaServer) -> int | None:
 def layouts(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields GPUs with what Ollama then does, the fewest first; `starts` says whether the whole model is on them."""
+    """Yields (options, Ollama's memory) by number of GPUs, from 1; `starts` is true with the whole model on GPUs."""
     numbers = [None] if "CUDA_VISIBLE_DEVICES" in flags else [1, 2, 4, 8]
     for number in numbers:
         if number is not None and number > most:
@@ -299,7 +299,7 @@ def layouts(
 
 
 def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
-    """Returns the options of so many users of `seq` tokens. Raises `InputError` for options that say another length."""
+    """Returns the options for `users` sequences of `seq` tokens. Raises `InputError` for another length."""
     served = dict(flags)
     if users > 1 and "OLLAMA_NUM_PARALLEL" not in flags:
         served["OLLAMA_NUM_PARALLEL"] = users

@@ -39,7 +39,7 @@ def is_olmo(data: Table) -> bool:
 
 
 def read_olmo(data: Table, source: Source) -> Launch:
-    """Reads an OLMo config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of an OLMo config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         spec = _model(reading, reading.table(data, "model"))
         world = reading.devices(source.world_size)
@@ -84,7 +84,7 @@ def read_olmo(data: Table, source: Source) -> Launch:
 
 
 def _model(reading: Reading, model: Table) -> ModelSpec:
-    """Returns the model of the section `model`."""
+    """Returns the model in the config's section `model`."""
     for key, values in OFF.items():
         if model.get(key) not in values and key in model:
             reading.unknown[f"model.{key}"] = f"{shown(model[key])} is not modelled"

@@ -53,7 +53,7 @@ def is_open_instruct(data: Table) -> bool:
 
 
 def read_open_instruct(data: Table, source: Source) -> Launch:
-    """Reads an open-instruct config into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         ignored = TRAINER_IGNORED | IGNORED
         reading.ignored += [name for name in data if name in ignored]

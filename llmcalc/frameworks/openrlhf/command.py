@@ -89,7 +89,7 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads an OpenRLHF command into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -135,7 +135,7 @@ def _refuse(reading: Reading, data: Table) -> None:
 
 
 def _actor_devices(reading: Reading, data: Table) -> int:
-    """Returns the number of devices of the actor, which are those of its placement group."""
+    """Returns the number of devices of the actor's placement group."""
     per_node = size_of(reading, "--actor.num_gpus_per_node", reading.value(data, "actor.num_gpus_per_node", 8))
     nodes = size_of(reading, "--actor.num_nodes", reading.value(data, "actor.num_nodes", 1))
     world = per_node * nodes
@@ -192,7 +192,7 @@ def _config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
 
 
 def _settings(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the settings that the DeepSpeed config does not have: length, attention, recomputation, adapters."""
+    """Returns the run's settings that are not in the DeepSpeed config: length, attention, recomputation, adapters."""
     settings: dict[str, Any] = {"optimizer": "adamw", "seq": _length(reading, data)}
     attention = str(reading.value(data, "ds.attn_implementation", "flash_attention_2"))
     settings["attn_implementation"] = "eager" if attention == "eager" else "flash"
@@ -237,7 +237,7 @@ SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 
 
 def _rollout(reading: Reading, data: Table, ranks: int) -> Rollout | None:
-    """The models on the actor's devices: the reference, and with `colocate_all` the critic and the engine."""
+    """Returns the further models on the actor's devices: the reference, and with `colocate_all` critic and engine."""
     together = reading.flag(data, "train.colocate_all")
     with_reference = together or reading.flag(data, "train.colocate_actor_ref")
     if not with_reference:
@@ -272,14 +272,14 @@ def _engine_flags(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _longest(reading: Reading, data: Table) -> int:
-    """The tokens of the longest sequence."""
+    """Returns the tokens of the longest sequence."""
     if data.get("data.max_len") is None and data.get("data.generate_max_len") is not None:
         return _length(reading, data)
     return reading.size(data, "data.max_len", 2048)
 
 
 def _reference(reading: Reading, data: Table, ranks: int) -> Model:
-    """The reference model: none where the divergence has no weight."""
+    """Returns the reference model; none where the KL term has no weight."""
     if data.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return Model()
     place: Place = "host" if reading.flag(data, "ref.offload") else "device"

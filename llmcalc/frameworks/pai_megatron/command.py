@@ -43,7 +43,7 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a Pai-Megatron-Patch command into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a Pai-Megatron-Patch command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:

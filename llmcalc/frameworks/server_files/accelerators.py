@@ -1,4 +1,4 @@
-"""The accelerator that a manifest names: a label of a node, or the type of a machine in a cloud."""
+"""Recognizes the accelerator that a manifest names, by a node's label or by a cloud's machine type."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _LEFT_OUT = frozenset(
 
 
 def accelerator_of(label: str) -> str:
-    """Returns the name of the accelerator that a label or a machine's type names; empty for an unknown one."""
+    """Returns the accelerator's name from a node label or a machine type; empty for an unknown one."""
     text = label.strip().lower()[:100]
     for pattern, name in MACHINES:
         if re.fullmatch(pattern, text):
@@ -80,7 +80,7 @@ def accelerator_of(label: str) -> str:
 
 
 def _known(name: str, memory: str) -> str:
-    """The name of an accelerator, with that much memory where the label says it (`80gb`); empty for an unknown one."""
+    """Returns an accelerator's name, with the memory size of the label, such as `80gb`; empty if it is unknown."""
     if not re.search(r"[a-z]", name) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", name) or name.endswith(".toml"):
         return ""
     try:
@@ -97,7 +97,7 @@ SIMILAR_GB = 3
 
 
 def accelerator_count(value: Any, field: str) -> int | None:
-    """The number of accelerators that a field states; None for a word, such as `all` or a template's variable.
+    """Returns the number of accelerators in a field; None for a word, such as `all` or a template's variable.
 
     field: the file and the field, in messages. Raises `InputError` for a number that is no count.
     """

@@ -1,4 +1,4 @@
-"""Reads the arguments of a server's command by the flags of its engine, with the configuration that they name."""
+"""Reads the arguments of a server's command as flags of its engine, with the config file that they name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL, CONFIG = "model-of-the-command", "config-of-the-command"
 
 @dataclass
 class Arguments:
-    """The arguments of a server's command.
+    """The parsed arguments of a server's command.
 
     model: the model's name, with its marks if it is unresolved; empty without one.
     values: the fields of the engine's flags → their values.
@@ -47,7 +47,7 @@ def read_arguments(
     allow_unknown: bool,
     typed: Sequence[str] = (),
 ) -> Arguments:
-    """Reads the arguments of a command. record: the engine.
+    """Returns the parsed arguments of a server's command. record: the engine.
 
     at: the file and the place in messages.
     read_named: reads a configuration that the command names.
@@ -111,7 +111,7 @@ MOST_FLAGS = 300
 
 
 def flags_of(program: ServerProgram, record: Engine) -> tuple[Flag, ...]:
-    """Returns the flags of a program: its own, which come before those of the engine."""
+    """Returns the flags of a server program: its own flags, then those of the engine."""
     return (
         Flag((*program.model_flags, f"--{MODEL}")),
         Flag((f"--{CONFIG}", *program.config_flags)),
@@ -122,7 +122,7 @@ def flags_of(program: ServerProgram, record: Engine) -> tuple[Flag, ...]:
 
 
 def engine_of_flags(words: Sequence[str]) -> str:
-    """Returns the first engine that has all flags among the words, and one that changes memory; empty for none."""
+    """Returns the first engine that has all flags in the words, one of which changes memory; empty for none."""
     names = {word.partition("=")[0] for word in words if word.startswith("--")}
     if not LEAST_FLAGS <= len(names) <= MOST_FLAGS:
         return ""
@@ -137,12 +137,12 @@ def engine_of_flags(words: Sequence[str]) -> str:
 
 
 def _takes_value(word: str) -> bool:
-    """Whether the word behind this one may be its value."""
+    """Whether an argument may have the next word as its value."""
     return word.startswith("-") and "=" not in word
 
 
 def _require_known(flag: Flag, value: Any) -> None:
-    """Raises `InputError` if a part of a value is known only when the file runs."""
+    """Raises `InputError` if a part of a flag's value is known only when the file runs."""
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
     for part in parts:
         if isinstance(part, str) and is_unresolved(part):
@@ -150,7 +150,7 @@ def _require_known(flag: Flag, value: Any) -> None:
 
 
 def _marked(text: str) -> str:
-    """A text whose unresolved names YAML can read: it allows no control character."""
+    """Returns a text in which unresolved names have marks that YAML allows, which are no control characters."""
     return text.replace("\0", MARK)
 
 
@@ -163,7 +163,7 @@ MOST_KEYS = 1_000
 
 
 def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yields the words that stand for the keys of a configuration. known: spelling → flag.
+    """Yields the command-line words equivalent to a config file's keys. known: spelling → flag.
 
     A key of an inner table is `--outer.key`, or `--key` where only that is a flag. Raises `InputError` for no table.
     """
@@ -193,7 +193,7 @@ def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] 
 
 
 def _text(value: Any) -> str:
-    """The text of a value as a command line has it."""
+    """Returns a value as a word of a command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping | list):

@@ -1,4 +1,4 @@
-"""Splits `docker run` and its like into the image, the environment and the command of a container."""
+"""Splits `docker run` and similar commands into the image, the environment and the command of a container."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def container_of(words: Sequence[str], place: str) -> Container | None:
 
 
 def number_of_gpus(text: str, place: str) -> int | None:
-    """Returns the number of accelerators of `--gpus`: a number, or a list of devices; None for all.
+    """Returns the number of accelerators in the value of `--gpus`, a number or a list of devices; None for all.
 
     place: where the command stands, in messages. Raises `InputError` for a number that is no count.
     """

@@ -1,4 +1,4 @@
-"""Tables that name a model and an engine's arguments without a command: values of charts, and configurations of Ray.
+"""Reads tables with a model and engine arguments but no command, such as Helm values and configs of Ray Serve.
 
 - vLLM's production stack: items of `modelSpec` in its chart's values, and the manifest `VLLMRuntime` of its operator
   (helm/templates/deployment-vllm-multi.yaml, operator/api/v1alpha1);
@@ -28,7 +28,7 @@ MODEL_FLAGS = ("maxModelLen", "maxNumSeqs", "dtype")
 
 
 def table_of_engine(table: Mapping[str, Any]) -> Container | None:
-    """Returns the server of a table, without its place; None for a table of another kind."""
+    """Returns the server that a table describes, without its place in the file; None for other tables."""
     if isinstance(table.get("engine_kwargs"), Mapping) and isinstance(table.get("model_loading_config"), Mapping):
         return _of_ray(table)
     runtime = table.get("model")
@@ -40,7 +40,7 @@ def table_of_engine(table: Mapping[str, Any]) -> Container | None:
 
 
 def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
-    """Yields the servers of a table that stands for several, with their places; none for a table of another kind."""
+    """Yields the servers of a table that describes several, with their places in the file; none for other tables."""
     model = table.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
         yield from _of_recipe(table, model)
@@ -60,7 +60,7 @@ WORKERS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve", "trtllm
 
 
 def _of_recipe(table: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Container]:
-    """Yields the server of each variant, with the features that are on unless one opts out."""
+    """Yields the server of each variant of a vLLM recipe, with the features that are on by default."""
     opt_in = table.get("opt_in_features")
     left_out = set(map(str, opt_in)) if isinstance(opt_in, list) else set()
     features = [
@@ -81,7 +81,7 @@ def _of_recipe(table: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[C
 
 
 def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the words of a command that stand for the arguments of an engine in Python."""
+    """Yields the command-line words equivalent to an engine's Python arguments."""
     import json
 
     for name, value in arguments.items():
@@ -134,13 +134,13 @@ def _of_operator(table: Mapping[str, Any], model: Mapping[str, Any]) -> Containe
 
 
 def _flags(values: Mapping[str, Any]) -> Iterator[str]:
-    """The flags of keys such as `maxModelLen`, which is `--max-model-len`."""
+    """Yields the flags equivalent to keys such as `maxModelLen` (`--max-model-len`)."""
     spelled = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values}
     return words_of_arguments({name: values[key] for name, key in spelled.items()})
 
 
 def _generation(config: Mapping[str, Any]) -> dict[str, str]:
-    """The variable that chooses vLLM's first engine (`v0`)."""
+    """Returns the environment variable that selects vLLM's engine `v0`; empty without it."""
     return {"VLLM_USE_V1": "0"} if str(config.get("v0", "")) in ("1", "True") else {}
 
 

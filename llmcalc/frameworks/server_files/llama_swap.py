@@ -1,4 +1,4 @@
-"""Configurations of llama-swap: each model has the command of its server, with macros.
+"""Reads configs of llama-swap, in which each model has the command of its server, with macros.
 
 Its README and config.example.yaml describe them: `${name}` in a command is a macro of the model or of the file,
 `${MODEL_ID}` the model's key, `${PORT}` a free port, `${env.NAME}` a variable of the environment. Lines that begin
@@ -25,7 +25,7 @@ PORT = "8080"
 
 
 def is_llama_swap(data: Any) -> bool:
-    """Whether tables are a configuration of llama-swap: models by their names, with commands."""
+    """Whether tables are a config of llama-swap: models by name, with commands."""
     models = data.get("models") if isinstance(data, Mapping) else None
     return isinstance(models, Mapping) and any(
         isinstance(model, Mapping) and isinstance(model.get("cmd"), str) for model in models.values()
@@ -33,7 +33,7 @@ def is_llama_swap(data: Any) -> bool:
 
 
 def servers_of_llama_swap(data: Mapping[str, Any], where: str, variables: Mapping[str, str]) -> Iterator[Container]:
-    """Yields the command of each model. where: the file in messages. variables: those of the environment."""
+    """Yields the server command of each model. where: the file in messages. variables: environment variables."""
     shared = _macros(data)
     for name, model in data["models"].items():
         if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
@@ -62,7 +62,7 @@ def _macros(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _expanded(text: str, macros: Mapping[str, str], at: str) -> str:
-    """A command with its macros, which may name others. at: the place in messages."""
+    """Returns a command with expanded macros, which may be nested. at: the place in messages."""
     for _ in range(DEEPEST):
         names = re.findall(r"\$\{([\w.-]{1,120})\}", text)
         if not names:

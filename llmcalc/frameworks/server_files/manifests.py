@@ -1,4 +1,4 @@
-"""Finds the servers of YAML and JSON files: compose files, manifests of Kubernetes and its operators, values of charts.
+"""Finds servers in YAML and JSON files: compose files, Kubernetes manifests and operators, Helm values.
 
 A table is a container if it has the words of a command (`command`, `args`, `entrypoint`) or an image; what the tables
 around it say holds for it too: the accelerator of the node, the model's address, the sizes of the layout.
@@ -63,7 +63,7 @@ DEEPEST = 30
 
 
 def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers of tables. finder: of their file. variables: those that the file may use."""
+    """Yields the servers in parsed tables. finder: the file's finder. variables: variables that the file may use."""
     if isinstance(data, Mapping) and isinstance(data.get("services"), Mapping) and "apiVersion" not in data:
         yield from _compose(data, finder, variables)
         return
@@ -103,7 +103,7 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
 
 
 def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """The table under keys; empty if there is none."""
+    """Returns the table under a path of keys; empty if there is none."""
     for key in keys:
         inner = data.get(key)
         data = inner if isinstance(inner, Mapping) else {}
@@ -114,7 +114,7 @@ def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def _compose(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers of a compose file."""
+    """Yields the servers of a Docker Compose file."""
     expand = expander(finder.where, variables)
     for name, service in data["services"].items():
         if not isinstance(service, Mapping):
@@ -138,7 +138,7 @@ DOLLAR = "\ue024"
 
 
 def _expanded(value: Any, expand: Callable[[str], str]) -> Any:
-    """A value with its variables (`${NAME:-default}`) expanded."""
+    """Returns a value in which variables (`${NAME:-default}`) are expanded."""
     if isinstance(value, str):
         return expand(value.replace("$$", DOLLAR))
     if isinstance(value, Mapping):
@@ -147,7 +147,7 @@ def _expanded(value: Any, expand: Callable[[str], str]) -> Any:
 
 
 def _reserved(devices: Any, where: str) -> int | None:
-    """The number of accelerators that a service reserves; None if it does not say."""
+    """Returns the number of accelerators that a compose service reserves; None if it states none."""
     for device in devices if isinstance(devices, list) else ():
         if isinstance(device, Mapping):
             ids = device.get("device_ids")
@@ -161,7 +161,7 @@ def _reserved(devices: Any, where: str) -> int | None:
 
 
 def _task(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers of a task of SkyPilot: of the script `run`, on the accelerators of its resources."""
+    """Yields the servers of a SkyPilot task: its script `run`, on the accelerators of its resources."""
     gpus = _accelerators(_table(data, "resources").get("accelerators"))
     gpu, number = gpus[0] if len(gpus) == 1 else ("", None)
     counts = {count for _, count in gpus}
@@ -177,7 +177,7 @@ def _task(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str,
 
 
 def _accelerators(value: Any) -> list[tuple[str, int]]:
-    """The accelerators of which a task takes one kind: (name, number). A text is `H100:8`."""
+    """Returns a SkyPilot task's alternative accelerators as (name, number), such as `H100:8`."""
     if isinstance(value, Mapping):
         return [(str(name), count if type(count) is int else 1) for name, count in value.items()][:20]
     texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
@@ -196,7 +196,7 @@ def _config_map(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Start
 
 
 def _with_runtime(item: Mapping[str, Any], runtime: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
-    """Yields the server of an InferenceService with the container of its runtime, whose arguments come first."""
+    """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
     model = _table(item, "spec", "predictor", "model")
     containers = _table(runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
@@ -209,7 +209,7 @@ def _with_runtime(item: Mapping[str, Any], runtime: Mapping[str, Any], finder: S
 
 
 def _inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
-    """Yields the servers of KServe's LLMInferenceService: of vLLM, whose command its configuration may leave out."""
+    """Yields the vLLM servers of KServe's LLMInferenceService, which may state no command."""
     servers = list(_containers(item, (), "LLMInferenceService", finder))
     yield from servers
     if servers:
@@ -235,7 +235,7 @@ def _inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Iterato
 def _containers(
     table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
 ) -> Iterator[Started]:
-    """Yields the servers of a table and of those in it. around: the tables around it, the outermost first."""
+    """Yields the servers of a table and of the tables in it. around: enclosing tables, the outermost first."""
     if len(around) > DEEPEST:
         raise InputError(f"{finder.where}: {place[:80]}: nested too deeply; expected at most {DEEPEST} tables")
     named = table_of_engine(table)
@@ -268,7 +268,7 @@ def _containers(
 def _started(
     table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
 ) -> Iterator[Started]:
-    """Yields the servers of a container's table."""
+    """Yields the servers that a container's table starts."""
     tables = (*around, table)
     env = _environment(table.get("env"))
     words = [
@@ -295,13 +295,13 @@ def _started(
 
 
 def _place(place: str) -> str:
-    """A place without the tables that all manifests have."""
+    """Returns a place in a manifest, without the keys that all manifests have."""
     short = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
     return re.sub(r"\.{2,}", ".", short).strip(".") or place
 
 
 def _environment(value: Any) -> dict[str, str]:
-    """Variables of a list of `NAME=VALUE`, of a list of tables with `name` and `value`, or of a table."""
+    """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(value, Mapping):
         return {str(name): str(text) for name, text in value.items() if _is_plain(text)}
     env: dict[str, str] = {}
@@ -323,7 +323,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _words(value: Any, where: str) -> list[str]:
-    """The words of a command: of a list, each one word, or of a text, split as a shell does."""
+    """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
     if isinstance(value, list):
         return [str(item) for item in value if _is_plain(item) or isinstance(item, bool)]
     if isinstance(value, str):
@@ -339,7 +339,7 @@ def _split(text: str, where: str) -> list[str]:
 
 
 def _with_env(word: str, env: Mapping[str, str]) -> str:
-    """A word with `$(NAME)` replaced by the container's variable, which is unresolved if it is not there."""
+    """Returns a word in which `$(NAME)` is replaced by the container's variable, or marked as unresolved."""
     if "$(" not in word:
         return word
     if word.count("$(") * max(map(len, env.values()), default=0) > LONGEST_VALUE:
@@ -348,7 +348,7 @@ def _with_env(word: str, env: Mapping[str, str]) -> str:
 
 
 def _image(tables: Sequence[Mapping[str, Any]]) -> str:
-    """The image that a table around the container names: a text, or `repository` and `tag`."""
+    """Returns the image that an enclosing table of the container names, as text or as `repository` and `tag`."""
     for table in reversed(tables):
         image = table.get("image")
         if isinstance(image, str):
@@ -360,7 +360,7 @@ def _image(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
-    """The accelerator of the node on which a container runs; empty if no table says it."""
+    """Returns the accelerator of the node on which a container runs; empty if no table states it."""
     for table in reversed(tables):
         selector = {**_table(table, "nodeSelector"), **_table(table, "template", "nodeSelector")}
         for label in (*LABELS, *MACHINE_LABELS):
@@ -380,7 +380,7 @@ def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The expressions of an affinity to nodes."""
+    """Yields the match expressions of a Kubernetes node affinity."""
     listed = terms.get("nodeSelectorTerms")
     for term in listed if isinstance(listed, list) else ():
         for expression in (term.get("matchExpressions") or ()) if isinstance(term, Mapping) else ():
@@ -389,7 +389,7 @@ def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _gpus(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
-    """The number of accelerators that a container may use; None if no table says it."""
+    """Returns the number of accelerators that a container may use; None if no table states it."""
     for table in reversed(tables):
         profile = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(table.get(PROFILE, "")))
         if profile is not None:
@@ -404,7 +404,7 @@ def _gpus(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
 
 
 def _model(tables: Sequence[Mapping[str, Any]]) -> str:
-    """The model of the hub whose address a table names; empty without one."""
+    """Returns the hub name of the model whose address a table states; empty without one."""
     for table in reversed(tables):
         for owner in (table, _table(table, "model"), _table(table, "modelArtifacts"), _table(table, "storage")):
             for key in MODEL_KEYS:
@@ -415,7 +415,7 @@ def _model(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _adapters(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The flags that KServe adds for the adapters of a model (`model.lora` of LLMInferenceService)."""
+    """Returns the flags that KServe adds for a model's LoRA adapters (`model.lora` of LLMInferenceService)."""
     for table in tables:
         lora = _table(table, "model", "lora")
         adapters = lora.get("adapters")
@@ -426,7 +426,7 @@ def _adapters(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _engine(tables: Sequence[Mapping[str, Any]]) -> str:
-    """The engine that a format of models or a framework's name stands for; empty without one."""
+    """Returns the engine that a model format or a framework name in the tables implies; empty without one."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for table in reversed(tables):
         for name in (_table(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
@@ -436,7 +436,7 @@ def _engine(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fields of the layout that tables state outside the command."""
+    """Returns sizes of the parallel layout that tables state outside the command."""
     sizes: dict[str, Any] = {}
     for table in tables:
         for key, value in _table(table, "parallelism").items():

@@ -1,4 +1,4 @@
-"""The programs that start servers: how a command names one, its model and its configuration, and its images."""
+"""The programs that start servers, with their commands, container images, and flags for model and config file."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ LONGEST_PREFIX = 60
 
 
 class Start(NamedTuple):
-    """The start of a server: its program, the words after it, and the model that its launcher names."""
+    """A command that starts a server: its program, the arguments, and the model that its launcher names."""
 
     program: ServerProgram
     arguments: tuple[str, ...]
@@ -166,7 +166,7 @@ def program_named(engine: str) -> ServerProgram | None:
 
 
 def start_of(words: Sequence[str], image: str = "") -> Start | None:
-    """Returns the server that a command starts, itself or as the command of a container; None if it starts none.
+    """Returns the start of a server in a command, for a shell or a container; None if the command starts no server.
 
     image: the image of the container; empty for a shell.
     """
@@ -187,20 +187,20 @@ def start_of(words: Sequence[str], image: str = "") -> Start | None:
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word may name a model: one of the hub, a folder of models, or a variable of the script."""
+    """Whether a word may name a model: on the hub, in a folder of models, or in a variable of the script."""
     if is_unresolved(word):
         return True
     return re.fullmatch(r"[\w.-]+/[\w.-]+|/[\w./-]+", word) is not None and not word.startswith(("/bin/", "/usr/"))
 
 
 def program_of_image(image: str) -> ServerProgram | None:
-    """Returns the program of an image; None if its name says none."""
+    """Returns the server program of a container image, by the image's name; None for an unknown image."""
     name = image.lower().partition("@")[0]
     return next((program for program in PROGRAMS if any(part in name for part in program.images)), None)
 
 
 def version_of_image(image: str) -> str:
-    """Returns the version of the engine in an image's tag; empty if the tag says none, or that of another program."""
+    """Returns the engine version in a container image's tag; empty if the tag states none."""
     if OTHER_VERSIONS.search(image):
         return ""
     program = program_of_image(image)
@@ -210,7 +210,7 @@ def version_of_image(image: str) -> str:
 
 
 def _start_at(words: Sequence[str], i: int, image: str = "") -> Start | None:
-    """Returns the server whose program is the word at a place."""
+    """Returns the start of a server whose program is word number `i`; None if the word is no server program."""
     word = words[i]
     after = words[i + 1] if i + 1 < len(words) else ""
     if word in ("-m", "--module") and i:
@@ -233,7 +233,7 @@ def _start_at(words: Sequence[str], i: int, image: str = "") -> Start | None:
 
 
 def _module(module: str, arguments: tuple[str, ...]) -> Start | None:
-    """Returns the server of a module of Python."""
+    """Returns the start of a server that a Python module runs; None for other modules."""
     program = next((program for program in PROGRAMS if module in program.modules), None)
     if program is None:
         return None
@@ -243,7 +243,7 @@ def _module(module: str, arguments: tuple[str, ...]) -> Start | None:
 
 
 def _fork(program: ServerProgram, place: str, arguments: Sequence[str]) -> ServerProgram:
-    """Returns the fork of a program, where its place or a flag is the fork's. place: image and path of the command."""
+    """Returns the fork of a program if its place or a flag belongs to one. place: image and path of the command."""
     for fork in PROGRAMS:
         if fork.fork_of == program.engine and (
             any(part in place for part in fork.images)
@@ -255,6 +255,6 @@ def _fork(program: ServerProgram, place: str, arguments: Sequence[str]) -> Serve
 
 @cache
 def _flags_of_fork(fork: str, engine_name: str) -> frozenset[str]:
-    """The spellings of flags that only the fork has."""
+    """Returns the spellings of flags that only the fork of an engine has."""
     known = by_name(engine(engine_name).known_flags())
     return frozenset(by_name(engine(fork).known_flags())) - frozenset(known)

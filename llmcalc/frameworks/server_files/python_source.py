@@ -1,4 +1,4 @@
-"""Servers that Python files start: Ray Serve's `LLMConfig`, and commands in lists or texts, as for Modal.
+"""Finds servers that Python files start: Ray Serve's `LLMConfig`, and commands in lists or texts, as for Modal.
 
 The file is read from its syntax tree; nothing in it is imported or run. What a call returns is unresolved, other than
 of `dict`, `str`, `os.environ.get` with a default, and `" ".join`.
@@ -39,7 +39,7 @@ FLAG_OF_GPUS = "gpu"
 
 
 def servers_in_python(text: str, finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers that a Python file starts. finder: of the file. variables: those of the environment.
+    """Yields the servers that a Python file starts. finder: the file's finder. variables: environment variables.
 
     Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
     """
@@ -68,14 +68,14 @@ def servers_in_python(text: str, finder: ServerFinder, variables: Mapping[str, s
 
 
 class _Reader:
-    """Reads the values of a module. variables: those of the environment."""
+    """Evaluates values in a Python module's syntax tree. variables: environment variables."""
 
     def __init__(self, module: ast.Module, variables: Mapping[str, str]) -> None:
         self.module, self.variables = module, variables
         self.names: dict[str, Any] = {}
 
     def servers(self, finder: ServerFinder) -> Iterator[Started]:
-        """Yields the servers of the module's statements, and of its functions with the names of the module."""
+        """Yields the servers that the module's statements and functions start."""
         yield from self._body(self.module.body, Container(""), finder)
         outer = dict(self.names)
         for statement in self.module.body:
@@ -89,7 +89,7 @@ class _Reader:
                     yield from self._body(function.body, container, finder)
 
     def _container_of(self, decorators: list[ast.expr]) -> Container:
-        """The accelerators of Modal's decorators."""
+        """Returns a container with the accelerators that Modal's decorators state."""
         for decorator in decorators:
             for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
                 if keyword.arg == FLAG_OF_GPUS:
@@ -100,7 +100,7 @@ class _Reader:
     def _body(
         self, body: list[ast.stmt], container: Container, finder: ServerFinder, deep: int = 0
     ) -> Iterator[Started]:
-        """Yields the servers of statements, whose assignments are followed in their order."""
+        """Yields the servers that statements start; assignments are evaluated in their order."""
         commands: dict[str, int] = {}
         for statement in body if deep < DEEPEST else ():
             target = _target(statement)
@@ -132,7 +132,7 @@ class _Reader:
                 yield from self._command(self.names[target], container, line, finder)
 
     def _command(self, value: Any, container: Container, line: int, finder: ServerFinder) -> Iterator[Started]:
-        """Yields the servers of a command: a list of words, or a text for a shell."""
+        """Yields the servers that a command starts: a list of words, or a text for a shell."""
         place = replace(container, place=f"line {line}")
         if isinstance(value, str):
             yield from finder.in_script(value, self.variables, (), replace(place, image="script"))
@@ -141,14 +141,14 @@ class _Reader:
             yield from finder.in_words(replace(place, words=words))
 
     def _configuration(self, call: ast.Call) -> dict[str, Any] | None:
-        """The arguments of a call that configures a server; None for another call."""
+        """Returns the arguments of a call that configures a server; None for other calls."""
         if dotted(call.func).rpartition(".")[2] not in CONFIGURATIONS:
             return None
         table = {keyword.arg: self.value(keyword.value) for keyword in call.keywords if keyword.arg}
         return {name: _plain(value) for name, value in table.items()}
 
     def value(self, node: ast.expr, deep: int = 0) -> Any:
-        """The value of an expression."""
+        """Returns the value of an expression of the syntax tree."""
         if deep > DEEPEST:
             return Unknown("…")
         if isinstance(node, ast.Dict):
@@ -178,7 +178,7 @@ class _Reader:
         return value if isinstance(value, list) else [Unknown("*…")]
 
     def _returned(self, call: ast.Call, deep: int) -> Any:
-        """What a call returns, of the few functions that are known."""
+        """Returns the result of a call to a supported function, such as `dict`."""
         name, arguments = dotted(call.func), [self.value(item, deep + 1) for item in call.args[:3]]
         if name == "dict":
             return {keyword.arg: self.value(keyword.value, deep + 1) for keyword in call.keywords if keyword.arg}
@@ -196,12 +196,12 @@ class _Reader:
 
 
 def _word(value: Any) -> str:
-    """The word for a value, with a mark if it is known only when the file runs."""
+    """Returns a value as a word of a command, with a mark if it is known only when the file runs."""
     return unresolved(value.text or "…") if isinstance(value, Unknown) else str(value)
 
 
 def _plain(value: Any) -> Any:
-    """A value with marks in place of what is not known."""
+    """Returns a value in which parts that are known only when the file runs are marked words."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -210,7 +210,7 @@ def _plain(value: Any) -> Any:
 
 
 def _sum(left: Any, right: Any) -> Any:
-    """The sum of two texts, lists or numbers. In a list or a text, what is not known is a word that is not known."""
+    """Returns the sum of two texts, lists or numbers; an unknown operand becomes a marked word."""
     if isinstance(left, list):
         return [*left, *(right if isinstance(right, list) else [Unknown("…")])][:MOST_WORDS]
     if isinstance(left, str) and isinstance(right, str | Unknown) and len(left) < LONGEST_TEXT:
@@ -221,7 +221,7 @@ def _sum(left: Any, right: Any) -> Any:
 
 
 def _is_command(value: Any) -> bool:
-    """Whether a value may start a server: a list of words, or a text."""
+    """Whether a value may be a command that starts a server: a list of words, or a text."""
     if isinstance(value, str):
         return starts_server(value) and " " in value.strip()
     return (
@@ -230,14 +230,14 @@ def _is_command(value: Any) -> bool:
 
 
 def _target(statement: ast.stmt) -> str:
-    """The name that a statement assigns; empty for none."""
+    """Returns the name of the variable that a statement assigns; empty for none."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         return dotted(statement.targets[0])
     return dotted(statement.target) if isinstance(statement, ast.AnnAssign | ast.AugAssign) else ""
 
 
 def _is_extension(statement: ast.stmt) -> bool:
-    """Whether a statement adds to a list: `words.extend([…])`, `words.append(…)`."""
+    """Whether a statement adds items to a list: `words.extend([…])`, `words.append(…)`."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     return (
         isinstance(call, ast.Call)
@@ -248,7 +248,7 @@ def _is_extension(statement: ast.stmt) -> bool:
 
 
 def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
-    """Yields the calls of a statement without those of the statements in it."""
+    """Yields the calls in a statement, without those of nested statements."""
     pending: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
     while pending:
         node = pending.pop()
@@ -258,7 +258,7 @@ def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
 
 
 def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """Yields the bodies of `with`, `if`, `for` and `try`, which are read in their order."""
+    """Yields the bodies of `with`, `if`, `for` and `try`, in their order."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
     for name in ("body", "orelse", "finalbody"):

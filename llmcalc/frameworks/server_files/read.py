@@ -1,4 +1,4 @@
-"""Reads launch files that start servers, of any kind, which it recognizes by their contents."""
+"""Reads server launch files of any kind, which it recognizes by their contents."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SIGNS = re.compile(r"^(services|apiVersion|kind|modelArtifacts|decode|model)[ \t
 def servers_of(
     path: str | Path, allow_unknown: bool = False, typed: Mapping[str, Any] = NO_FLAGS, engine_typed: str = ""
 ) -> list[LaunchedServer]:
-    """Returns the servers that a launch file starts; none for a file of another kind, such as one of training.
+    """Returns the servers that a launch file starts; none for other files, such as training scripts.
 
     path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` as it is typed in a shell.
     allow_unknown: whether unknown flags are accepted.
@@ -55,14 +55,14 @@ def servers_of(
 
 
 def starts_any(path: str | Path) -> bool:
-    """Whether a file starts a server, also one of an engine that is not modelled."""
+    """Whether a file starts a server, even of an engine that is not modelled."""
     typed_path = typed_launch(str(path))
     file = Path(typed_path.path)
     return next(iter(_started(read_text(file, LARGEST), typed_path, file.parent)), None) is not None
 
 
 def engines_of(path: str | Path) -> list[str]:
-    """Returns the names of the engines whose servers a file starts; none for a file of another kind."""
+    """Returns the names of the engines whose servers a file starts; none for other files."""
     typed_path = typed_launch(str(path))
     file = Path(typed_path.path)
     try:
@@ -81,7 +81,7 @@ def servers_of_text(
     typed: Mapping[str, Any] = NO_FLAGS,
     engine_typed: str = "",
 ) -> list[LaunchedServer]:
-    """Returns the servers that the text of a launch file starts.
+    """Returns the servers that a launch file's text starts.
 
     typed_path: the file's name, with variables and arguments of a script. folder: folder of files that it names; None
         (default) to read no such file. Other parameters as of `servers_of`.
@@ -100,7 +100,7 @@ def servers_of_text(
 
 
 def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
-    """The servers without those that differ from an earlier one in their place and environment alone."""
+    """Returns the servers that differ from earlier servers in more than place and environment."""
     distinct: dict[str, LaunchedServer] = {}
     for server in servers:
         key = repr(replace(server, place="", env={}, notes=()))
@@ -112,7 +112,7 @@ def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
 
 
 def _is_worker(start: Start) -> bool:
-    """Whether a command joins the server of another machine, which is counted there."""
+    """Whether a command joins a server that another machine starts, so that it is no further server."""
     text = " ".join(start.arguments)
     return re.search(r"--headless\b|--(node[-_]rank|data[-_]parallel[-_]start[-_]rank)[ =][1-9]", text) is not None
 
@@ -121,7 +121,7 @@ def _is_worker(start: Start) -> bool:
 
 
 def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
-    """Yields the servers of a text."""
+    """Yields the servers that a launch file's text starts."""
     where, user = typed_path.path, Container("")
     finder = ServerFinder(where)
     name = where.rpartition("/")[2].lower()
@@ -158,7 +158,7 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
 
 
 def _documents(text: str, where: str) -> list[str]:
-    """The documents of a YAML file, which lines of three hyphens divide."""
+    """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
     parts = [part for part in re.split(r"^---(?:[ \t].*)?$", text, flags=re.MULTILINE) if part.strip()]
     if len(parts) > MOST_DOCUMENTS:
         raise InputError(f"{where}: {len(parts):,} documents; expected at most {MOST_DOCUMENTS}")
@@ -166,7 +166,7 @@ def _documents(text: str, where: str) -> list[str]:
 
 
 def _env_file(folder: Path | None) -> dict[str, str]:
-    """The variables of the file `.env` beside a compose file; none without one."""
+    """Returns the variables in the file `.env` beside a compose file; none without such a file."""
     path = None if folder is None else folder / ".env"
     if path is None or not path.is_file():
         return {}
@@ -176,7 +176,7 @@ def _env_file(folder: Path | None) -> dict[str, str]:
 
 
 def _bare_configuration(data: Any) -> Iterator[Started]:
-    """Yields the server of a configuration that stands alone: all its keys are flags of one engine."""
+    """Yields the server of a config file without a command, all of whose keys are flags of one engine."""
     if isinstance(data, Mapping):
         name = engine_of_flags(
             [f"--{key}.{inner}" for key, table in data.items() if isinstance(table, Mapping) for inner in table]
@@ -194,7 +194,7 @@ def _bare_configuration(data: Any) -> Iterator[Started]:
 def _server(
     started: Started, where: str, allow_unknown: bool, folder: Path | None, typed: Mapping[str, Any]
 ) -> LaunchedServer:
-    """Reads a server's flags. Raises `InputError` for an engine that is not modelled."""
+    """Returns a server with its parsed flags. Raises `InputError` for an engine that is not modelled."""
     start, container = started.start, started.container
     at = f"{where}: {container.place}" if container.place else where
     name = start.program.engine
@@ -239,7 +239,7 @@ def _server(
 
 
 def _of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
-    """Yields the flags that environment variables of a program stand for: `LLAMA_ARG_CTX_SIZE=4096` is `--ctx-size`."""
+    """Yields the flags equivalent to a program's environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
     if not program.variables or not any(name.startswith(program.variables) for name in env):
         return
     known = by_name(reversed(flags_of(program, engine(program.engine))))
@@ -288,7 +288,7 @@ def _all_fields(record: Any) -> set[str]:
 
 
 def _named_reader(where: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamed:
-    """A reader of the files that a command names: those that its script writes, then those beside it."""
+    """Returns a function that reads a file named in a command: written by its script, or beside the launch file."""
 
     def read(name: str) -> str:
         base = name.rpartition("/")[2]

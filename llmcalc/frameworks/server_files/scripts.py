@@ -1,4 +1,4 @@
-"""Finds the servers that shell scripts start: as they are, in a container, on another machine, or in quoted scripts."""
+"""Finds the servers that shell scripts start: directly, in a container, on another machine, or in quoted scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_SCRIPTS = 60
 
 
 def starts_server(text: str) -> bool:
-    """Whether a text may start a server: it has the name of a program that does."""
+    """Whether a text contains the name of a program that starts servers."""
     return _SERVERS.search(text) is not None
 
 
@@ -42,7 +42,7 @@ _SERVERS = re.compile(
 
 @dataclass
 class ServerFinder:
-    """Finds servers in the scripts and commands of a file. where: its name in messages. scripts: those read so far."""
+    """Finds servers in the scripts and commands of a file. where: its name in messages. scripts: number read so far."""
 
     where: str
     scripts: int = 0
@@ -50,7 +50,7 @@ class ServerFinder:
     def in_script(
         self, text: str, variables: Mapping[str, str], arguments: Sequence[str], outer: Container, depth: int = 0
     ) -> Iterator[Started]:
-        """Yields the servers that a script starts.
+        """Yields the servers that a shell script starts.
 
         variables, arguments: those of the script. outer: the container that runs the script, or the user's shell.
         """
@@ -73,7 +73,7 @@ class ServerFinder:
     def in_words(
         self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
     ) -> Iterator[Started]:
-        """Yields the servers that a command starts. files: texts that its script writes."""
+        """Yields the servers that a container's command starts. files: file name → text that the script writes."""
         words = list(container.words)
         program = program_named(container.engine)
         if not words and program is not None and container.model:
@@ -102,19 +102,19 @@ class ServerFinder:
 
 
 def _known(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables whose values are known."""
+    """Returns the environment variables whose values are known without running the file."""
     return {name: value for name, value in env.items() if not is_unresolved(value)}
 
 
 def _model_files(script: Script, where: str, outer: Container) -> Iterator[Started]:
-    """Yields the servers of the model files that a script writes."""
+    """Yields the servers of the Modelfiles that a script writes."""
     for name, text in script.files.items():
         if is_modelfile(text, name):
             yield server_in_modelfile(text, f"{where}: {name}", replace(outer, env={**outer.env, **script.env()}))
 
 
 def _script_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The text of `bash -c TEXT NAME ARGUMENT …`, and its arguments; empty for any other command."""
+    """Returns script and arguments of `bash -c SCRIPT NAME ARGUMENT …`; empty for other commands."""
     for i, word in enumerate(words[:-1]):
         if word.rpartition("/")[2] in SHELLS:
             option = next((j for j in range(i + 1, min(i + 5, len(words) - 1)) if not words[j].startswith("-")), None)
@@ -128,7 +128,7 @@ def _script_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def versions_in(text: str) -> Mapping[str, str]:
-    """Returns engine → the one version that a text installs, or has in the tag of an image."""
+    """Returns engine → the version that a text installs or names in an image's tag, if it is a single version."""
     versions: dict[str, set[str]] = {}
     for program in PROGRAMS:
         if program.package:

@@ -1,4 +1,4 @@
-"""Slots of LoRA adapters in SGLang (srt/lora/mem_pool.py, `LoRAMemoryPool`): memory taken after the weights are loaded.
+"""The memory of LoRA adapter slots in SGLang, allocated after the weights (srt/lora/mem_pool.py, `LoRAMemoryPool`).
 
 Each targeted matrix of a layer has, for each of `max_loras_per_batch` slots, `max_lora_rank` rows over its inputs and
 as many over its outputs. Queries, keys and values are one target, and so are gate and up-projection; each of them has
@@ -31,7 +31,7 @@ SEPARATORS = str.maketrans(",[]'\"", "     ")
 
 
 def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the names of the matrices that get slots. Raises `InputError` for names that are not modelled."""
+    """Returns the names of the matrices that get adapter slots. Raises `InputError` for names that are not modelled."""
     names = flags.get("lora_target_modules")
     if names is None:
         raise InputError(
@@ -50,7 +50,7 @@ def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:
-    """Returns the bytes of all slots on a rank; 0 where adapters are off.
+    """Returns the bytes of all LoRA adapter slots on a rank; 0 where adapters are off.
 
     element_bytes: bytes of an element of the model, which the slots take.
     Raises `InputError` for a missing rank and for layers whose adapters are not modelled.

@@ -1,4 +1,4 @@
-"""Experts in the memory of the host, with KTransformers in SGLang (`--kt-weight-path`).
+"""The bytes of experts in host memory, with KTransformers in SGLang (`--kt-weight-path`).
 
 SGLang makes the weights of as many experts of a layer as the device keeps; the first rank computes the others on the
 CPU, from weights of their own (srt/layers/moe/kt_ep_wrapper.py, `KTEPWrapperMethod.create_weights`). The flags are
@@ -27,7 +27,7 @@ PATH, NUMBER, SHARE, THRESHOLD = (
 
 
 def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
-    """Returns the share of the rank's experts that is in the host's memory, 0 without KTransformers.
+    """Returns the share of the rank's experts that is in host memory; 0 without KTransformers.
 
     flags: values of SGLang's flags by their fields. Raises `InputError` for flags that contradict each other or the
     model.
@@ -51,7 +51,7 @@ def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
 
 
 def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
-    """Yields the number of experts of equal layers, and the number of these layers."""
+    """Yields (experts per layer, number of layers) for each group of equal layers."""
     for place in rank.model.tree().walk():
         op = place.node.op
         if isinstance(op, ExpertLinear) and not place.optional and place.node.name == "down_proj":
@@ -59,7 +59,7 @@ def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
 
 
 def expert_bytes(rank: EngineRank) -> int:
-    """Returns the bytes of the rank's experts, were all of them on the device."""
+    """Returns the bytes of all of the rank's experts, in device or host memory."""
     if rank.scheme == "mxfp4" and rank.layout.tp > 1:
         whole = replace(rank, layout=ONE_DEVICE, rank=0)
         return whole.weights_by_component["experts"] // (rank.layout.tp * rank.layout.pp)
@@ -67,13 +67,13 @@ def expert_bytes(rank: EngineRank) -> int:
 
 
 def host_experts_bytes(rank: EngineRank, flags: Mapping[str, Any]) -> int:
-    """Returns the bytes of the rank's experts that are not on the device. flags: as of `host_share`."""
+    """Returns the bytes of the rank's experts in host memory. flags: as in `host_share`."""
     share = host_share(rank, flags)
     return int(expert_bytes(rank) * share) if share else 0
 
 
 def notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the notes on experts in the host's memory. flags: as of `host_share`."""
+    """Yields notes on experts in host memory. flags: as in `host_share`."""
     share = host_share(rank, flags)
     if not share:
         return

@@ -1,4 +1,4 @@
-"""Logs of SGLang (model_executor/model_runner.py and mem_cache/memory_pool.py); its GB are GiB."""
+"""Reads logs of SGLang (model_executor/model_runner.py and mem_cache/memory_pool.py), whose GB are GiB."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads the terms of SGLang's memory; None for a log without any."""
+    """Returns the memory sizes that SGLang printed in a log; None for a log without any."""
     facts = Facts(log, PATTERNS, _is_of_another_rank)
     arguments: dict[str, Any] = {}
     for line in log.lines_with("ServerArgs("):
@@ -55,7 +55,7 @@ def read_log(log: LogText) -> LogReading | None:
 
 
 def _is_of_another_rank(line: str) -> bool:
-    """Whether a line is of a rank other than the first: all ranks print the same lines."""
+    """Whether a rank other than the first printed a line; all ranks print the same lines."""
     match = _RANK.search(line[:120])
     return match is not None and int(match[1]) > 0
 

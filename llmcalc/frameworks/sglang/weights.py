@@ -1,4 +1,4 @@
-"""What torch's allocator leaves unused beside weights: SGLang measures weights by the memory that is free.
+"""The unused bytes in the allocator's segments of weights, since SGLang measures weights by the free memory.
 
 A tensor of 10 MiB or more has a segment of its own, whose size is a multiple of 2 MiB (`kMinLargeAlloc`, `kRoundLarge`
 of c10/cuda/CUDACachingAllocator.cpp). Projections of queries, keys and values are one matrix, gates and up-projections
@@ -19,7 +19,7 @@ FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_u
 
 
 def unused_bytes(rank: EngineRank, element_bytes: int) -> int:
-    """Returns the bytes of segments beyond their weights. Quantized weights are taken as they are.
+    """Returns the unused bytes in segments of weights; quantized weights count as without any.
 
     element_bytes: bytes of an element of the weights.
     """

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM leaves for the cache: a fraction of what is free at the peak of a dummy run.
+"""The device memory of TensorRT-LLM: the KV cache gets a fraction of the memory free at the peak of a dummy run.
 
 The run is of `max_num_tokens` tokens of prompts (`_torch/pyexecutor/_util.py`, `configure_kv_cache_capacity`); its peak
 counts weights, torch's activations and all memory outside torch, but not its own cache.
@@ -33,7 +33,7 @@ HIDDEN_VECTORS = 10
 
 
 class Server(EngineServer):
-    """A TensorRT-LLM server."""
+    """A TensorRT-LLM server: model, accelerator, version and flags."""
 
     name = "tensorrt-llm"
     length_field = "max_seq_len"
@@ -55,7 +55,7 @@ class Server(EngineServer):
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout: experts are divided over the tensor group as a whole, or into groups of whole experts.
+        """The layout of the devices; the tensor group divides each expert, or divides whole experts into groups.
 
         With `--enable_attention_dp` each rank of the group has attention and dense networks of its own, and requests of
         its own. The first stages have one layer more (tensorrt_llm/mapping.py, `pp_layers`).
@@ -92,7 +92,7 @@ class Server(EngineServer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of a flag → its value in effect: the given one, or the default."""
+        """The name of each flag → its value in effect, typed by the user or the default."""
         return {
             "max_seq_len": self.longest_request,
             "max_batch_size": self.max_batch_size,
@@ -104,15 +104,15 @@ class Server(EngineServer):
         }
 
     def rank(self, stage: int) -> EngineRank:
-        """The model of the first rank of a stage."""
+        """Returns the model on the first rank of a pipeline stage."""
         return EngineRank(self.preset, self.layout, self.layout.rank(pp=stage), self.flags.get("quantize"), self.dtype)
 
     def stored_weights(self, rank: EngineRank) -> int:
-        """Bytes of the weights, with the tables of RoPE and MLA's own copies of its up-projections."""
+        """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""
         return rank.weights + rank.rope_elements * ROPE_BYTES + rank.latent_projections * 2
 
     def dummy_run(self, rank: EngineRank) -> int:
-        """The peak of torch's activations in the dummy run: in the widest layer of the rank."""
+        """Returns the peak bytes of torch's activations in the dummy run, in the widest layer of the rank."""
         width, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.max_num_tokens
         inside = (3 if is_gated else 2) * width
@@ -122,7 +122,7 @@ class Server(EngineServer):
         return T * 2 * (HIDDEN_VECTORS * h + inside)
 
     def token_bytes(self, rank: EngineRank) -> int:
-        """Bytes of one token in the cache of a rank. Layers with a window keep all tokens, as the others do."""
+        """Returns the KV cache bytes per token on a rank. Layers with a window cache all tokens."""
         if rank.state_caches:
             raise InputError(f"--engine {self.name}: recurrent states are not modelled; expected a model without them")
         if not rank.token_caches:
@@ -130,7 +130,7 @@ class Server(EngineServer):
         return sum(cache.layers * cache.width for cache in rank.token_caches) * self.cached_element_bytes
 
     def blocks(self, available: int, token_bytes: int) -> int:
-        """Blocks of the cache: a block that the tokens begin is one of them."""
+        """Returns the number of KV cache blocks, including a partly filled block."""
         limits = self.rules.limits
         if "max_gpu_total_bytes" in limits and self.flags.get("max_gpu_total_bytes"):
             available = min(available, int(self.flags["max_gpu_total_bytes"]))
@@ -138,7 +138,7 @@ class Server(EngineServer):
         return -(-max(0, tokens) // self.tokens_per_block)
 
     def stage(self, number: int) -> Stage:
-        """The memory of a rank of a stage."""
+        """Returns the memory of one rank of a pipeline stage."""
         rank = self.rank(number)
         outside = self.record.outside_torch(self.hardware, self.tp * self.pp)
         weights = self.measured("weights", self.stored_weights(rank))
@@ -162,14 +162,14 @@ class Server(EngineServer):
 
 
 class Stage(NamedTuple):
-    """The memory of a rank of one stage: its terms, and the blocks of its cache."""
+    """The memory of a rank of one pipeline stage: its named parts in bytes, and its KV cache blocks."""
 
     terms: tuple[Term, ...]
     blocks: int
 
 
 def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
-    """Computes what TensorRT-LLM does on its devices: that of the stage with the fewest blocks.
+    """Returns TensorRT-LLM's memory on a device of the pipeline stage with the fewest KV cache blocks.
 
     Raises `InputError` for flags that contradict the model.
     """
@@ -195,7 +195,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
 
 
 def _notes(server: Server, tokens: int, stops: bool) -> list[str]:
-    """Notes on a cache of less than one request, which shortens the longest request, and on windows."""
+    """Returns notes on windows, and on a KV cache of less than one request, which shortens the longest request."""
     notes = []
     if not stops and tokens < server.longest_request:
         notes.append(

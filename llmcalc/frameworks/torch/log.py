@@ -41,7 +41,7 @@ FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads the last out-of-memory message of torch, else the metrics of the Trainer; None for a log without any."""
+    """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None for neither."""
     trainer = _trainer(log)
     messages = log.lines_with(OUT_OF_MEMORY)
     if not messages:
@@ -74,12 +74,12 @@ PROCESS = pattern("Process ", rf"Process [0-9]{{1,12}} has (?P<process_has>{AMOU
 
 
 def _processes(message: str) -> LogText:
-    """Returns the out-of-memory message, with a line per `Process N has …`."""
+    """Returns the out-of-memory message, split into a line for each `Process N has …`."""
     return LogText(message.replace("Process ", "\nProcess "))
 
 
 def _diagnosis(sizes: dict[str, int], total: int) -> tuple[str, str]:
-    """Returns the term that exhausts memory, and the change for it; empty to show the program's own flag."""
+    """Returns the part of memory that exhausts the device, and the change for it; empty for the program's own flag."""
     requested = sizes.get("requested", 0)
     if sizes.get("other_processes", 0) > max(requested, total // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"
@@ -89,7 +89,7 @@ def _diagnosis(sizes: dict[str, int], total: int) -> tuple[str, str]:
 
 
 def _trainer(log: LogText) -> LogReading | None:
-    """Reads the memory metrics of the Trainer (trainer_utils.py, `TrainerMemoryTracker`)."""
+    """Returns the memory metrics that the Trainer printed (trainer_utils.py, `TrainerMemoryTracker`)."""
     facts = Facts(log, TRAINER_PATTERNS)
     names = ("before_init", "init_allocated", "train_allocated", "train_peak")
     terms = [LogTerm(name, facts.sizes(name)[-1]) for name in names if name in facts]

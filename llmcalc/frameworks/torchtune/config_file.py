@@ -84,13 +84,13 @@ def is_torchtune(data: Table) -> bool:
 
 
 def _component(table: Any) -> str:
-    """Returns the dotted name of a component; empty without one."""
+    """Returns the dotted Python name of a config's component; empty without one."""
     name = table.get(COMPONENT) if isinstance(table, Mapping) else None
     return name[:120] if isinstance(name, str) else ""
 
 
 def read_torchtune(data: Table, source: Source) -> Launch:
-    """Reads a torchtune config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
@@ -153,7 +153,7 @@ def read_torchtune(data: Table, source: Source) -> Launch:
 
 
 def _length(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the tokens per sequence: the tokenizer's `max_seq_len`, which a packed dataset fills."""
+    """Returns the setting of tokens per sequence: the tokenizer's `max_seq_len`, which a packed dataset fills."""
     for section in ("tokenizer", "dataset"):
         value = reading.table(data, section).get("max_seq_len")
         if value is not None:
@@ -183,7 +183,7 @@ def _loss(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _adapters(reading: Reading, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
-    """Returns the settings of adapters, which have the model's number format."""
+    """Returns the settings of LoRA adapters, which have the model's number format."""
     attention = model.get("lora_attn_modules")
     if not isinstance(attention, list) or not all(str(name) in TARGETS for name in attention):
         raise reading.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")

@@ -80,13 +80,13 @@ DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 10
 
 
 def is_trl(data: Table) -> bool:
-    """Whether a table has arguments of TRL."""
+    """Whether a table is a recipe of TRL."""
     trainer_signs = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
     return "model_name_or_path" in data and bool(SIGNS & set(data)) and any(name in data for name in trainer_signs)
 
 
 def read_trl(data: Table, source: Source) -> Launch:
-    """Reads a TRL recipe into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         is_grpo = any(name in data for name in GRPO_SIGNS)
         ignored = TRAINER_IGNORED | IGNORED
@@ -124,7 +124,7 @@ def read_trl(data: Table, source: Source) -> Launch:
 
 
 def _preferences(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
-    """Returns the batch of training on pairs, or of KTO on single answers."""
+    """Returns the batch settings of training on preference pairs, or of KTO on single answers."""
     loss = data.get("loss_type", "sigmoid")
     name = str(loss[0] if isinstance(loss, list) and loss else loss)
     if name in KTO_LOSSES or data.get("desirable_weight") is not None or data.get("undesirable_weight") is not None:

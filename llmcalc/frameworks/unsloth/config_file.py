@@ -34,13 +34,13 @@ LORA_IGNORED = frozenset(
 
 
 def is_unsloth(data: Table) -> bool:
-    """Whether a table has Unsloth Studio's defaults."""
+    """Whether a table is a file of Unsloth Studio's training defaults."""
     training = data.get("training")
     return isinstance(training, Mapping) and "max_seq_length" in training and isinstance(data.get("lora"), Mapping)
 
 
 def read_unsloth(data: Table, source: Source) -> Launch:
-    """Reads Unsloth Studio's defaults into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of Unsloth Studio's defaults. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         unknown_keys(
             reading,
@@ -84,7 +84,7 @@ OFFLOADED_CHECKPOINTS = "unsloth"
 
 
 def recompute_words(value: Any) -> dict[str, Any]:
-    """Returns the settings of recomputation for a value of Unsloth's checkpointing."""
+    """Returns the settings of recomputation for a value of Unsloth's gradient checkpointing."""
     if value == OFFLOADED_CHECKPOINTS:
         return {"recompute": "full", "offload_activations": True}
     return {"recompute": "full"} if value in (True, "true", "True") else {}

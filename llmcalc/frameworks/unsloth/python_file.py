@@ -47,7 +47,7 @@ def is_unsloth_python(text: str) -> bool:
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a Python file into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a Python file that uses Unsloth. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         module = parse_python(text, source.where)
         names = constants(module.body)
@@ -77,7 +77,7 @@ def read_python(text: str, source: Source) -> Launch:
 def _launch(
     reading: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any] | None, config: Mapping[str, Any], loss: str
 ) -> Launch:
-    """Returns the run. model, adapters, config: arguments of the three calls; adapters None without adapters."""
+    """Returns the training run of three calls' arguments. adapters: None without adapters."""
     length = next((config[name] for name in ("max_length", "max_seq_length") if config.get(name) is not None), None)
     words: dict[str, Any] = {
         "phase": "training",
@@ -117,7 +117,7 @@ def _launch(
 
 
 def _adapters(reading: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of adapters and of the frozen weights."""
+    """Returns the settings of LoRA adapters and of the frozen weights."""
     if adapters.get("use_dora"):
         reading.unknown["use_dora"] = "DoRA is not modelled"
     if any(name.startswith("finetune_") for name in adapters):
@@ -142,14 +142,14 @@ def _is_method(name: str, method: str) -> bool:
 
 
 def _calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yields the calls of a module with the dotted names of their functions, in the order of their lines."""
+    """Yields (dotted function name, call) for each call in a module, in the order of lines."""
     calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)][:MOST_CALLS]
     for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
         yield dotted(call.func).rpartition("trl.")[2], call
 
 
 def _arguments(calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any) -> dict[str, Any] | None:
-    """Returns the known arguments of the first call whose name matches; None without such a call."""
+    """Returns the evaluated arguments of the first call whose name matches; None without such a call."""
     call = next((call for name, call in calls if matches(name)), None)
     if call is None:
         return None

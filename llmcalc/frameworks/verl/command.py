@@ -56,7 +56,7 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a verl command into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -81,7 +81,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def _resolved(reading: Reading, words: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the overrides as plain values. Paths may be known only when the script runs, other keys may not."""
+    """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
     data = {}
     for key, value in words.items():
         if is_unresolved(value) and key in DEVICES and reading.source.devices_typed:
@@ -95,14 +95,14 @@ def _resolved(reading: Reading, words: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_read(key: str, rollout: Rollout) -> bool:
-    """Whether a key is read, or refused where it is not modelled."""
+    """Whether this reader uses a key, or refuses its values that are not modelled."""
     if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
         return True
     return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
 def _devices(reading: Reading, data: Table) -> int:
-    """Returns the number of devices of the trainer, all of which train the actor."""
+    """Returns the number of training devices, all of which train the actor."""
     world = reading.source.world_size
     if world is not None and reading.source.devices_typed and not set(DEVICES) & set(data):
         return world
@@ -117,7 +117,7 @@ def _devices(reading: Reading, data: Table) -> int:
 
 
 def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
-    """Returns the sequences of a micro-batch and their tokens, the longest that the run allows."""
+    """Returns the sequences of a micro-batch and the longest tokens per sequence that the run allows."""
     prompt = reading.size(data, "data.max_prompt_length", 512)
     response = reading.size(data, "data.max_response_length", 512)
     if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
@@ -136,7 +136,7 @@ def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
 
 
 def _micro_batches(reading: Reading, data: Table, batch: int, ranks: int) -> int:
-    """Returns the micro-batches of one update: those of a mini-batch with all of its responses."""
+    """Returns the number of micro-batches of one update, which is a mini-batch with all of its responses."""
     mini = reading.size(data, f"{ACTOR}.ppo_mini_batch_size", 256)
     responses = size_of(reading, "actor_rollout_ref.rollout.n", reading.value(data, "actor_rollout_ref.rollout.n", 1))
     if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):

@@ -1,4 +1,4 @@
-"""Reads the other models on the actor's devices: the engine of the rollouts, the reference, the critic.
+"""Reads the further models on the actor's devices: the rollout engine, the reference model and the critic.
 
 Source: as of `command.py`, with trainer/config/{rollout/rollout,ref/ref,ref/dp_ref,critic/dp_critic}.yaml.
 """
@@ -39,7 +39,7 @@ SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
 def read_rollout(
     reading: Reading, data: Table, layout: Layout, megatron: bool, micro_batch: tuple[int, int]
 ) -> Rollout:
-    """Reads the engine and the models beside the actor (trainer/config/rollout/rollout.yaml, ref, critic).
+    """Returns the rollout engine and the models beside the actor (trainer/config/rollout/rollout.yaml, ref, critic).
 
     micro_batch: sequences of a micro-batch of the update, and tokens of each.
     """
@@ -69,7 +69,7 @@ def read_rollout(
 
 
 def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
-    """The engine of the rollouts and its flags; an empty name for one that is not modelled."""
+    """Returns name and flags of the rollout engine; an empty name for an engine that is not modelled."""
     name = str(reading.value(data, f"{ROLLOUT}.name", "vllm"))
     if name not in ENGINE_FLAGS:
         reading.notes.append(f"{ROLLOUT}.name {shown(name)}: not modelled; its memory is not counted")
@@ -93,7 +93,7 @@ def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
 
 
 def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any]:
-    """Returns flags of the engine in `engine_kwargs` that change its memory by its record."""
+    """Returns the flags in `engine_kwargs` that change the engine's memory."""
     section = f"{ROLLOUT}.engine_kwargs.{name}."
     flag_by_field = {flag.field: flag for flag in engine(name).known_flags()}
     flags: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any
 
 
 def _log_probability_batch(reading: Reading, data: Table, sequences: int, tokens: int) -> tuple[int, int]:
-    """Returns sequences and tokens of each, of a micro-batch of log-probabilities; default: as in the update."""
+    """Returns sequences, and tokens per sequence, of a log-probability micro-batch; by default as in the update."""
     divided = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if reading.flag(data, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reading.flag(data, f"{ACTOR}.use_dynamic_bsz")):
         longest = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
@@ -122,7 +122,7 @@ def _log_probability_batch(reading: Reading, data: Table, sequences: int, tokens
 
 
 def _reference(reading: Reading, data: Table, layout: Layout, megatron: bool) -> Model:
-    """The reference model: none without a divergence, or with adapters, whose frozen weights are it."""
+    """Returns the reference model; none without a KL term, or with adapters, whose frozen weights are the reference."""
     is_used = reading.flag(data, f"{ACTOR}.use_kl_loss") or reading.flag(data, "algorithm.use_kl_in_reward")
     if not is_used or data.get(f"{MODEL}.lora_rank") not in (None, 0):
         return Model()
@@ -134,7 +134,7 @@ def _reference(reading: Reading, data: Table, layout: Layout, megatron: bool) ->
 
 
 def _critic(reading: Reading, data: Table, megatron: bool) -> Place:
-    """Where the critic is: on the actor's devices, with generalized advantages."""
+    """Returns the place of the critic, which is on the actor's devices with generalized advantage estimation."""
     if str(reading.value(data, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"
     section = "critic.megatron" if megatron else "critic.model.fsdp_config"

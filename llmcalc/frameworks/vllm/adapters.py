@@ -28,7 +28,7 @@ EXPERTS_FROM = (0, 19)
 
 
 def slots_of(flags: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the number of slots and the rank of each. Raises `InputError` for a rank that vLLM refuses."""
+    """Returns the number of adapter slots and their LoRA rank. Raises `InputError` for a rank that vLLM refuses."""
     number, rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", USUAL_RANK))
     if rank not in RANKS:
         raise InputError(f"--max-lora-rank {rank}: expected one of {', '.join(map(str, RANKS))}")
@@ -36,7 +36,7 @@ def slots_of(flags: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, version: tuple[int, ...]) -> int:
-    """Returns the bytes of all slots on a rank; 0 where adapters are off.
+    """Returns the bytes of all LoRA adapter slots on a rank; 0 where adapters are off.
 
     element_bytes: bytes of an element of the model, which `--lora-dtype auto` takes.
     Raises `InputError` for layers whose adapters are not modelled.
@@ -51,7 +51,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
 
 
 def _sides(rank: EngineRank, version: tuple[int, ...]) -> int:
-    """The inputs and outputs of all matrices of a rank that have adapters."""
+    """Returns the sum of input and output widths over all matrices of a rank that have adapters."""
     sides = 0
     vocabulary = rank.vocab_size
     for place in rank.model.tree().walk():

@@ -1,4 +1,4 @@
-"""What vLLM does with the memory of its devices: the budget, what is taken from it, and what is left for the cache.
+"""The device memory of vLLM: the budget, the parts subtracted from it, and the KV cache that remains.
 
 `presets/engines/vllm.toml` has the rules of each version with their source files.
 """
@@ -69,7 +69,7 @@ COMPILATION_KEYS = (
 
 
 class Server(EngineServer):
-    """A vLLM server."""
+    """A vLLM server: model, accelerator, version and flags."""
 
     name = "vllm"
     length_field = "max_model_len"
@@ -120,11 +120,11 @@ class Server(EngineServer):
 
     @property
     def context_ranks(self) -> int:
-        """Ranks of a tensor-parallel group that divide the tokens of the cache (decode context parallelism)."""
+        """The number of tensor-parallel ranks that divide the KV cache's tokens (decode context parallelism)."""
         return int(self.flags.get("decode_context_parallel_size", 1))
 
     def check_environment(self) -> None:
-        """Raises `InputError` for variables and tables of flags that are not modelled."""
+        """Raises `InputError` for environment variables and flag tables that are not modelled."""
         if self.flags.get("VLLM_USE_V1") == 0 and self.numbers >= WITHOUT_FIRST_ENGINE:
             raise InputError("VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; remove the variable")
         connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
@@ -139,25 +139,25 @@ class Server(EngineServer):
 
     @property
     def compilation(self) -> Mapping[str, Any]:
-        """The table of `--compilation-config`."""
+        """The value of `--compilation-config`, name → value."""
         table: Mapping[str, Any] = self.flags.get("compilation_config", {})
         return table
 
     @cached_property
     def speculation(self) -> Speculation:
-        """What drafts tokens."""
+        """The speculative decoding of the server."""
         return speculation_of(self.flags, self.preset)
 
     @cached_property
     def draft(self) -> EngineRank | None:
-        """The draft model of a rank; None without one."""
+        """The draft model on one rank; None without a draft model."""
         if self.speculation.draft is None:
             return None
         return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype)
 
     @property
     def loads_towers(self) -> bool:
-        """Whether encoders are loaded: not where no input of theirs is allowed (models/interfaces.py)."""
+        """Whether image and audio encoders are loaded; not if such inputs are not allowed (models/interfaces.py)."""
         if self.flags.get("language_model_only"):
             return False
         limits = self.flags.get("limit_mm_per_prompt", {})
@@ -166,7 +166,7 @@ class Server(EngineServer):
 
     @property
     def subtracts_graphs(self) -> bool:
-        """Whether the estimate of CUDA graphs is taken from the cache."""
+        """Whether the estimated memory of CUDA graphs is subtracted from the KV cache."""
         chosen = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
         has_estimate = self.second_runner is None or self.second_runner.estimates_graphs
         if chosen is None or self.numbers < GRAPHS_ARE_ESTIMATED_FROM or not has_estimate:
@@ -175,7 +175,7 @@ class Server(EngineServer):
 
     @property
     def captured_graphs(self) -> int:
-        """The number of graphs: of mixed batches, in pieces, and of batches that only decode, as a whole."""
+        """The number of captured CUDA graphs: piecewise graphs of mixed batches, and full graphs of decode batches."""
         mode = str(self.compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
         if self.flags.get("enforce_eager") or mode in ("NONE", "0") or self.compilation.get("level", 3) == 0:
             return 0
@@ -190,7 +190,7 @@ class Server(EngineServer):
 
     @property
     def cases_of_graphs(self) -> int:
-        """How often graphs of one size are captured: with adapters, once more without (v1/cudagraph_dispatcher.py)."""
+        """The number of CUDA graphs per batch size: 2 with adapters, otherwise 1 (v1/cudagraph_dispatcher.py)."""
         is_special = self.compilation.get("cudagraph_specialize_lora", True)
         return 2 if self.flags.get("enable_lora") and is_special else 1
 
@@ -200,18 +200,18 @@ class Server(EngineServer):
 
     @property
     def rule_numbers(self) -> tuple[int, ...]:
-        """The version whose rules hold: that of the last record of the first engine where VLLM_USE_V1=0 chooses it."""
+        """The version whose rules apply; VLLM_USE_V1=0 selects the last version of the V0 engine."""
         is_first = self.flags.get("VLLM_USE_V1") == 0 and self.numbers > LAST_OF_FIRST_ENGINE
         return LAST_OF_FIRST_ENGINE if is_first else self.numbers
 
     @cached_property
     def second_runner(self) -> SecondRunner | None:
-        """The second model runner; None where the first one runs the model."""
+        """The rules of vLLM's second model runner; None where the first model runner runs the model."""
         return second_runner(self.record, self.rule_numbers, self.rank(0), self.flags)
 
     @cached_property
     def rules(self) -> Rules:
-        """The rules of the version, on the model runner of the model."""
+        """The memory rules of the version, with the model runner that runs the model."""
         rules = self.record.rules(self.rule_numbers)
         return rules if self.second_runner is None else rules_with(rules, self.second_runner)
 
@@ -225,7 +225,7 @@ class Server(EngineServer):
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout: layers as vllm/distributed/utils.py, `get_pp_indices`, divides them over the stages.
+        """The layout of one replica, with layers divided over stages as by vllm/distributed/utils.py, `get_pp_indices`.
 
         With expert parallelism the experts are divided over all ranks of the tensor and data groups, each undivided.
         """
@@ -242,7 +242,7 @@ class Server(EngineServer):
 
     @property
     def whole_layout(self) -> Layout:
-        """The layout of all devices, with the replicas."""
+        """The layout of all devices, with data-parallel replicas."""
         return replace(self.layout, dp=self.dp)
 
     @property
@@ -254,7 +254,7 @@ class Server(EngineServer):
 
     @property
     def quantize(self) -> str | None:
-        """The scheme of the weights; None for that of the checkpoint."""
+        """The quantization scheme of the weights; None for the checkpoint's scheme."""
         word = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
         return self.scheme_of(word, SCHEMES)
 
@@ -266,7 +266,7 @@ class Server(EngineServer):
 
     @property
     def default_batches(self) -> int:
-        """How often the defaults of sequences and tokens are taken: twice with `--performance-mode throughput`."""
+        """The factor of the default batch limits: 2 with `--performance-mode throughput`, otherwise 1."""
         return 2 if self.flags.get("performance_mode") == "throughput" else 1
 
     @property
@@ -284,7 +284,7 @@ class Server(EngineServer):
 
     @property
     def decoded_tokens(self) -> int:
-        """Tokens of a step in which all sequences decode, with those that are drafted."""
+        """The tokens of a step in which all sequences decode, including drafted tokens."""
         return self.max_num_seqs * (1 + self.speculation.tokens)
 
     @property
@@ -297,12 +297,12 @@ class Server(EngineServer):
 
     @property
     def total(self) -> int:
-        """The driver's total of the device."""
+        """The device's total memory in bytes, as the driver reports it."""
         return self.hardware.capacity_bytes
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of a flag → its value in effect: the given one, or the default."""
+        """The name of each flag → its value in effect, typed by the user or the default."""
         return {
             "max_model_len": self.longest_request,
             "max_num_seqs": self.max_num_seqs,
@@ -315,14 +315,14 @@ class Server(EngineServer):
         }
 
     def rank(self, stage: int) -> EngineRank:
-        """The model of the first rank of a stage."""
+        """Returns the model on the first rank of a pipeline stage."""
         loads_towers = self.loads_towers and stage == 0
         number = self.layout.rank(pp=stage)
         drafts = self.speculation.with_mtp and stage == self.pp - 1
         return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers, drafts)
 
     def profile_run(self, stage: int) -> ProfileRun:
-        """The profile run of a stage's ranks."""
+        """Returns the profile run on the ranks of a pipeline stage."""
         units = self.hardware.compute_units
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
@@ -335,13 +335,13 @@ class Server(EngineServer):
         )
 
     def graph_bytes(self, layers: int) -> int:
-        """The estimate of CUDA graphs: fewer where fewer sequences are captured."""
+        """Returns the estimated bytes of CUDA graphs, which fall with the number of captured sequences."""
         estimate = self.record.cuda_graphs
         share = self.captured_graphs / (2 * len(GRAPH_SIZES))
         return int(share * (estimate.constant_mib + estimate.mib_per_layer * layers) * MIB)
 
     def stored_weights(self, rank: EngineRank) -> int:
-        """Bytes of the weights as vLLM stores them: with tables of RoPE, padded experts and MLA's own copies."""
+        """Returns the bytes of the weights as vLLM stores them, with RoPE tables, padded experts and MLA's copies."""
         tables = rank.rope_elements * self.element_bytes
         _, _, experts = rank.widths
         padding = 0
@@ -354,7 +354,7 @@ class Server(EngineServer):
         return max(0, rank.weights + tables + padding + copies - offloaded)
 
     def repeated_towers(self, rank: EngineRank) -> int:
-        """Bytes of encoders beyond a rank's part of them, where each rank has them whole (`--mm-encoder-tp-mode`)."""
+        """Returns the extra bytes of encoders where each rank has whole encoders (`--mm-encoder-tp-mode`)."""
         if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
             return 0
         whole, part = (
@@ -364,14 +364,14 @@ class Server(EngineServer):
         return whole - part
 
     def cache_element(self, rank: EngineRank) -> Fraction:
-        """Bytes of a cached element, with its share of scales."""
+        """Returns the bytes of one KV cache element, with its share of the quantization scales."""
         word = str(self.flags.get("kv_cache_dtype", ""))
         if word in PACKED_FORMATS:
             return packed_bytes(word, rank, self.numbers)
         return Fraction(self.cached_element_bytes)
 
     def stage(self, number: int) -> Stage:
-        """The memory of a rank of a stage."""
+        """Returns the memory of one rank of a pipeline stage."""
         rank, run, rules = self.rank(number), self.profile_run(number), self.rules
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
         drafted = [] if self.draft is None else self.draft.token_caches
@@ -406,7 +406,7 @@ class Server(EngineServer):
         return Stage(self.with_receipt(terms), pool, available, blocks, graphs)
 
     def penalty_bytes(self, rank: EngineRank) -> int:
-        """Bytes of the counts for penalties, where the memory that is taken from the cache has them."""
+        """Returns the bytes of token counts for sampling penalties, where they reduce the KV cache."""
         if self.second_runner is None or not self.second_runner.counts_penalties:
             return 0
         return penalty_bytes(self.max_num_seqs, rank.vocab_size)
@@ -427,17 +427,17 @@ class Server(EngineServer):
 
     @property
     def free_at_start(self) -> int:
-        """Bytes that are free when the engine starts: without CUDA's context."""
+        """The device's free bytes when the engine starts, after the CUDA context."""
         return self.total - self.record.context_of(self.hardware, self.tp * self.pp).mib * MIB
 
 
 def _limit(limit: Any) -> Any:
-    """The number of inputs of a kind in a request: a number, or the `count` of a table."""
+    """Returns the most inputs of a type per request, from a number or from the `count` of a table."""
     return limit.get("count") if isinstance(limit, Mapping) else limit
 
 
 class Stage(NamedTuple):
-    """The memory of a rank of one stage: its terms, its pool, the bytes and blocks of its cache, and its graphs."""
+    """The memory of a rank of one pipeline stage: its named parts, its KV cache blocks, and its CUDA graphs."""
 
     terms: tuple[Term, ...]
     pool: BlockPool

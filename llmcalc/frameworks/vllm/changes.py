@@ -1,4 +1,4 @@
-"""Changes of vLLM's flags that leave more memory for the cache, the cheapest first, and layouts with more devices."""
+"""Changes of vLLM's flags that leave more memory for the KV cache, and layouts with more devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUANTIZED = "fp8-dynamic"
 def candidates(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes that may give more cache, the cheapest first: as users type them, and as values of flags."""
+    """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server = Server(preset, hardware, version, flags)
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
@@ -45,7 +45,7 @@ def candidates(
 def layouts(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields the changed flags of each possible layout, and what vLLM then does, the fewest devices first.
+    """Yields (flags, vLLM's memory) of each possible layout, the fewest devices first.
 
     That is tensor parallelism within a server of 8 devices, then stages of 8. most: the largest number of devices.
     """
@@ -66,7 +66,7 @@ def layouts(
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns the flags of a layout; None where experts are divided over some ranks only, which vLLM does not have."""
+    """Returns vLLM's flags of a layout; None for experts divided over only some ranks, which vLLM does not support."""
     if ep not in (1, tp * dp) or (ep > 1 and pp > 1 and dp > 1):
         return None
     sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}

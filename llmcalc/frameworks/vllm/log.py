@@ -1,4 +1,4 @@
-"""Logs of vLLM: V0 (worker.py) and V1 (gpu_worker.py, kv_cache_utils.py), by the wordings of their versions."""
+"""Reads logs of vLLM's engines V0 (worker.py) and V1 (gpu_worker.py, kv_cache_utils.py), in each version's words."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ CONFIG_FIELDS = {
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads the terms of vLLM's memory; None for a log without any."""
+    """Returns the memory sizes that vLLM printed in a log; None for a log without any."""
     facts = Facts(log, PATTERNS)
     terms = tuple(_terms(facts))
     message = next(iter(log.lines_with(*MESSAGES)), "")
@@ -121,7 +121,7 @@ def read_log(log: LogText) -> LogReading | None:
 
 
 def _terms(facts: Facts) -> Iterator[LogTerm]:
-    """Yields the terms: of the rank that needs most, and of the cache the smallest."""
+    """Yields each printed memory size: the largest over the ranks, and the smallest for the KV cache."""
     yield from facts.largest("budget", "weights")
     if "peak" in facts and "weights" in facts:
         yield LogTerm("profile_run", max(facts.sizes("peak")) - max(facts.sizes("weights")))
@@ -140,7 +140,7 @@ def _terms(facts: Facts) -> Iterator[LogTerm]:
 
 
 def _arguments(log: LogText) -> dict[str, Any]:
-    """Returns the model and the flags: those that the user gave, then those of the engine's configuration."""
+    """Returns the model and the flags that a log prints, which the user typed or the engine's configuration has."""
     arguments: dict[str, Any] = {}
     for line in log.lines_with("LLM engine (v", "LLM engine with config"):
         for name, value in argument_pairs(line).items():

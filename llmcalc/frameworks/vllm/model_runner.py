@@ -1,4 +1,4 @@
-"""The second model runner of vLLM (vllm/v1/worker/gpu): which models run on it, and its rules.
+"""vLLM's second model runner (vllm/v1/worker/gpu): the models that run on it, and its memory rules.
 
 `presets/engines/vllm.toml` has what its versions do, with the source files.
 """
@@ -27,7 +27,7 @@ ALWAYS_FROM = (0, 30)
 def second_runner(
     record: VLLMRecord, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]
 ) -> SecondRunner | None:
-    """Returns the second model runner where a server uses it; None where the first one runs.
+    """Returns the second model runner's rules where a server uses it; None where the first model runner runs.
 
     rank: the model of a rank. flags: values of vLLM's flags by their fields.
     Raises `InputError` where a variable chooses it in a version that was not read.
@@ -46,7 +46,7 @@ def second_runner(
 
 
 def _runs_by_default(row: SecondRunner, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]) -> bool:
-    """Whether a model runs on it where no variable chooses it."""
+    """Whether the second model runner runs a model by default, without an environment variable."""
     if row.models == "all":
         return True
     table = flags.get("speculative_config", {})
@@ -62,7 +62,7 @@ def _runs_by_default(row: SecondRunner, version: Numbers, rank: EngineRank, flag
 
 
 def architectures(preset: Preset) -> tuple[str, ...]:
-    """Returns the classes that a model's config names, or that a config written of it would name; none if unknown."""
+    """Returns the class names in the `architectures` of a model's config, existing or exported; none if unknown."""
     if preset.config is not None:
         named = preset.config.get("architectures")
         return tuple(map(str, named)) if isinstance(named, list | tuple) else ()
@@ -75,7 +75,7 @@ def architectures(preset: Preset) -> tuple[str, ...]:
 
 
 def rules_with(rules: Rules, runner: SecondRunner) -> Rules:
-    """Returns the rules of a version on the second model runner."""
+    """Returns the memory rules of a version with the second model runner."""
     return rules.model_copy(
         update={
             "logits_copies": runner.logits_copies,
@@ -88,5 +88,5 @@ def rules_with(rules: Rules, runner: SecondRunner) -> Rules:
 
 
 def penalty_bytes(sequences: int, vocab_size: int) -> int:
-    """Returns the bytes of the counts of tokens for penalties: four a token, and a bit of the prompt's tokens."""
+    """Returns the bytes of token counts for sampling penalties: per sequence and vocabulary entry 4 bytes and a bit."""
     return sequences * 4 * (vocab_size + -(-vocab_size // 32))

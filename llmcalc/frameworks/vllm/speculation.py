@@ -1,4 +1,4 @@
-"""Speculative decoding in vLLM (vllm/config/speculative.py): which tokens are drafted, and by what.
+"""Speculative decoding in vLLM (vllm/config/speculative.py): the drafted tokens, and the model that drafts them.
 
 Modules of multi-token prediction add their weights and one layer of cache each; a draft model adds its own, and one
 that reads hidden states shares the target's embedding or head (v1/spec_decode/eagle.py). Tokens that are found in the
@@ -31,7 +31,7 @@ MEMORY_KEYS = ("draft_tensor_parallel_size", "max_model_len", "quantization")
 
 
 class Speculation(NamedTuple):
-    """What drafts tokens.
+    """The settings of speculative decoding.
 
     tokens: tokens that are drafted for a step. with_mtp: whether the model's own modules draft.
     draft: the draft model; None without one.
@@ -46,7 +46,7 @@ NONE = Speculation()
 
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
-    """Returns what drafts tokens under the flags of a server. Raises `InputError` for methods that are not modelled."""
+    """Returns the speculative decoding of a server's flags. Raises `InputError` for methods that are not modelled."""
     named = {key: flags[field] for field, key in KEYS.items() if field in flags}
     table = {**flags.get("speculative_config", {}), **named}
     if not table:
@@ -83,14 +83,14 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
 
 
 def draft_flags(method: str, draft: Preset | None, tokens: int) -> dict[str, Any]:
-    """Returns the flags of a server whose tokens are drafted. method: `mtp`, `ngram` or `model`; draft: the model."""
+    """Returns the flags of speculative decoding. method: `mtp`, `ngram` or `model`. draft: the draft model."""
     if draft is not None:
         method = "draft_model" if states_of(draft.model) is None else OF_STATES[1]
     return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": tokens}}
 
 
 def _check(target: Preset, draft: Preset, method: str) -> None:
-    """Raises `InputError` if a draft does not fit its target or its method."""
+    """Raises `InputError` if a draft model does not fit its target model or the drafting method."""
     if method in OF_STATES and states_of(draft.model) is None:
         raise InputError(
             f"{FLAG}: method {method}: the model {draft.name} reads no hidden states of its target; expected "

@@ -1,4 +1,4 @@
-"""Attention of a rank: rotations, and the backends that compute it.
+"""The attention kernels of a rank: rotary embeddings, and the backends that compute attention.
 
 Sources: Megatron-LM, megatron/core/transformer/attention.py and dot_product_attention.py; TransformerEngine,
 transformer_engine/pytorch/attention/dot_product_attention/ (backends.py, utils.py `get_qkv_layout`,
@@ -29,7 +29,7 @@ class AttentionKernels(LinearKernels):
     def do_mask(self, step: Step) -> None: ...
 
     def do_cache(self, step: Step) -> None:
-        """Passes keys and values on, since training has no cache."""
+        """Returns keys and values unchanged, since training has no cache."""
         for cached, value in zip(step.outs, step.ins, strict=True):
             self.bind(cached, self.get(value))
 
@@ -43,11 +43,11 @@ class AttentionKernels(LinearKernels):
         return self.get(value.of)
 
     def set(self, value: Value, tensor: Tensor) -> None:
-        """Binds a value to its tensor without a new shape."""
+        """Assigns a tensor to a value without changing its shape."""
         self.bind(value, tensor)
 
     def do_repeat(self, step: Step) -> None:
-        """Copies nothing: backends read each key head for all of its queries, or repeat it themselves."""
+        """Copies nothing, since backends read a key head for all of its queries, or repeat the head themselves."""
         self.bind(step.outs[0], self.get(step.ins[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
@@ -68,7 +68,7 @@ class AttentionKernels(LinearKernels):
         return parts
 
     def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns views of parts (`SplitAlongDim`). A copy joins gradients that are not views of one tensor."""
+        """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they are views of one tensor."""
         rows = x.shape[0]
         parts = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
         shape, dtype = x.shape, x.dtype
@@ -76,7 +76,7 @@ class AttentionKernels(LinearKernels):
         def joined(
             saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
         ) -> Sequence[Gradient]:
-            """Joins the gradients of the parts: a view if all share one tensor, otherwise a copy."""
+            """Returns the joined gradient of the parts: a view if all share one tensor, otherwise a copy."""
             present_gradients = [gradient for gradient in gradients if gradient is not None]
             first_gradient = present_gradients[0]
             if len(present_gradients) == len(gradients) and all(
@@ -91,7 +91,7 @@ class AttentionKernels(LinearKernels):
     # --- rotation ----------------------------------------------------------------------------------------------------
 
     def do_rope(self, step: Step) -> None:
-        """Rotates queries or keys."""
+        """Applies rotary embeddings to queries or keys."""
         x = self.take(step, step.ins[0])
         self.bind(step.outs[0], self.rotate(x))
 
@@ -108,7 +108,7 @@ class AttentionKernels(LinearKernels):
     # --- attention ---------------------------------------------------------------------------------------------------
 
     def do_attention(self, step: Step) -> None:
-        """Runs attention, and recomputes it in the backward pass if the run asks for that."""
+        """Runs attention, and recomputes it in the backward pass if recomputation is set."""
         name = type(step.op).__name__
         if name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{name}'", step.name)
@@ -188,7 +188,7 @@ class AttentionKernels(LinearKernels):
             del query_gradient_sums
 
     def all_to_all_output(self, attention_output: Tensor) -> Tensor:
-        """Returns attention's output after its all-to-all, where ranks of a sequence divide heads.
+        """Returns attention's output after an all-to-all, where context-parallel ranks divide heads.
 
         The output before the all-to-all stays saved.
         """

@@ -1,4 +1,4 @@
-"""Activations, residual additions with dropout, and splits.
+"""The kernels of activations, residual additions with dropout, and splits.
 
 Sources: Megatron-LM, megatron/core/fusions/ (fused_bias_dropout.py, fused_bias_gelu.py, fused_bias_swiglu.py) and
 megatron/core/transformer/mlp.py. Fusions run under torch.compile: one kernel forward, one backward.
@@ -27,17 +27,17 @@ class ElementwiseKernels(AttentionKernels):
     def do_leave(self, step: Step) -> None: ...
 
     def do_in_format_of(self, step: Step) -> None:
-        """Passes a tensor on, since all activations share one number format."""
+        """Returns the tensor unchanged, since all activations have one number format."""
         self.bind(step.outs[0], self.get(step.ins[-1]))
 
     def do_flat(self, step: Step) -> None:
-        """Passes a tensor on, since heads are already flat."""
+        """Returns the tensor unchanged, since heads are already flat."""
         self.bind(step.outs[0], self.get(step.ins[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------
 
     def do_act(self, step: Step) -> None:
-        """Runs an activation; that of a gate waits for the multiplication."""
+        """Runs an activation; the activation of a gate is deferred to the multiplication."""
         x = self.take(step, step.ins[0])
         if self._is_gate(step.outs[0]):
             self.bind(step.outs[0], x)

@@ -1,4 +1,4 @@
-"""Mixtures of experts on a rank: router, token dispatchers, and the rank's expert networks.
+"""The kernels of mixtures of experts on a rank: router, token dispatchers, and the rank's expert networks.
 
 The router is taken to spread tokens evenly: every expert gets as many rows, or its capacity.
 
@@ -20,10 +20,10 @@ from .lowering import UncountedMeter
 
 
 class ExpertKernels(HeadKernels):
-    """Kernels of mixtures of experts. A frame's `local_tensors` are the local variables of `MoELayer.forward`."""
+    """Kernels of mixtures of experts; `local_tensors` are the local variables of `MoELayer.forward`."""
 
     def _look_for_readers(self, scope: Scope, module: Scope) -> None:
-        """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch."""
+        """Moves the steps of shared experts before the router, or in versions before 2025-10-11 after the dispatch."""
         shared = _shared_experts(scope)
         if shared:
             other_items = [item for item in scope.items if item not in shared]
@@ -158,22 +158,22 @@ class ExpertKernels(HeadKernels):
 
     @property
     def local_experts(self) -> int:
-        """Number of experts on this rank."""
+        """The number of experts on this rank."""
         experts: int = self.all_experts // self.rank_choices.ep
         return experts
 
     def received_rows(self, rows: Number) -> Number:
-        """Number of rows that this rank's experts receive. rows: tokens of each rank."""
+        """Returns the number of token rows that this rank's experts receive. rows: tokens of each rank."""
         return self.sent_rows(rows) * self.rank_choices.etp
 
     def sent_rows(self, rows: Number) -> Number:
-        """Number of rows that a rank sends to experts. rows: its tokens."""
+        """Returns the number of token rows that a rank sends to experts. rows: the rank's tokens."""
         if self.rank_choices.capacity_factor is None:
             return rows * self.top_k
         return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
     def move_rows(self, name: str, x: Tensor, rows: Number) -> Tensor:
-        """Copies rows to other ranks or into another order; the gradient is a copy too."""
+        """Copies token rows to other ranks or into another order; the gradient is a copy too."""
         shape, dtype = x.shape, x.dtype
         out = self.graph.new((rows, *shape[1:]), dtype)
         return record(self.graph, name, (x,), out, lambda g, _: (self.graph.new(shape, dtype),))
@@ -233,7 +233,7 @@ class ExpertKernels(HeadKernels):
     def permute(
         self, x: Tensor, rows: Number, tokens: Number, experts: Number, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Sorts the rows of the chosen experts. Returns the rows and the map of their positions."""
+        """Sorts token rows by expert. Returns the sorted rows and the map of their positions."""
         graph, width = self.graph, x.shape[1]
         if self.rank_choices.permute_fusion:
             index = graph.new((tokens, 2 * experts + 1), INT32)
@@ -487,7 +487,7 @@ class ExpertKernels(HeadKernels):
         return out if bias is None else self.with_bias(out, bias)
 
     def fused_expert_steps(self, step: Step) -> list[Step]:
-        """Returns the expert layers that read the same input and run as one grouped product."""
+        """Returns the expert layers that read the same input and run as one grouped matrix product."""
         readers = self.readers[id(step.ins[0].storage)]
         return [
             reader for reader, module in readers if module is self.module_of_step[id(step)] and reader.verb == "experts"
@@ -571,11 +571,11 @@ class ExpertKernels(HeadKernels):
         return out
 
     def is_of_expert_rows(self, step: Step) -> bool:
-        """Whether a step computes on rows that were sent to experts."""
+        """Whether a step computes on token rows that were sent to experts."""
         return any(axis.name == "expert_ffn" for axis in step.ins[0].axes)
 
     def times_probabilities(self, x: Tensor, probs: Tensor) -> Tensor:
-        """Multiplies rows by their probabilities in the probabilities' number format."""
+        """Multiplies expert rows by routing probabilities, in the probabilities' number format."""
         graph, shape = self.graph, x.shape
         dtype, probs_shape = probs.dtype, probs.shape
         out = graph.new(shape, dtype)
@@ -592,7 +592,7 @@ class ExpertKernels(HeadKernels):
 
 
 def _shared_experts(scope: Scope) -> list[Item]:
-    """Returns the shared experts of a module, with the steps of their output gate."""
+    """Returns the steps of a module's shared experts, with their output gate."""
     items = scope.items
     positions = [
         i for i, item in enumerate(items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"
@@ -609,5 +609,5 @@ def _shared_experts(scope: Scope) -> list[Item]:
 
 
 def _verb(item: Item) -> str:
-    """Returns the verb of a step; empty for other items."""
+    """Returns the name of a step's operation; empty for items that are no step."""
     return item.verb if isinstance(item, Step) else ""

@@ -1,4 +1,4 @@
-"""Linear layers with 8-bit operands: one byte per element, plus scales.
+"""The kernels of linear layers with 8-bit operands: one byte per element, plus scales.
 
 A product reads its operands by rows; what another product reads by columns is kept a second time for it. With one
 scale for a tensor that copy is the transposed one, which only tensor cores before Blackwell's need; with scales of
@@ -29,14 +29,14 @@ Specs = list[tuple[Shape, Dtype]]
 
 
 class Quantized(NamedTuple):
-    """An 8-bit tensor with its scales, quantized by rows and by columns. Both lists may share tensors."""
+    """An 8-bit tensor with its scales, quantized by rows and by columns; both lists may share tensors."""
 
     rows: list[Tensor]
     columns: list[Tensor]
 
 
 def round_up(n: Number, multiple: int) -> Number:
-    """Rounds a number up to a multiple."""
+    """Returns a number rounded up to a multiple."""
     return ceil_div(n, multiple) * multiple
 
 
@@ -93,7 +93,7 @@ class Fp8Kernels(DeltaKernels):
 
     @property
     def runs_in_fp8(self) -> bool:
-        """Whether the layer that runs multiplies in 8 bits."""
+        """Whether the current layer has 8-bit matrix products."""
         choices = self.rank_choices
         if choices.fp8_recipe == "none":
             return False
@@ -104,7 +104,7 @@ class Fp8Kernels(DeltaKernels):
         return first_bf16_layers <= layer_index < choices.layers - last_bf16_layers
 
     def quantize(self, rows: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
-        """Returns a tensor in 8 bits, by rows and by columns as its products need it."""
+        """Returns an 8-bit tensor, quantized by rows and by columns as its products need it."""
         choices = self.rank_choices
         row_specs, column_specs = quantized_specs(choices.fp8_recipe, rows, width)
         if choices.fp8_recipe not in ONE_SCALE:
@@ -120,7 +120,7 @@ class Fp8Kernels(DeltaKernels):
         return Quantized([*row_tensors, scale], [*transposed_tensors, scale] if transposed_tensors else [])
 
     def quantize_experts(self, rows: Number, width: Number, expert_count: int, by_columns: bool = True) -> Quantized:
-        """Quantizes the inputs of several experts, all with the same number of rows.
+        """Returns the 8-bit inputs of several experts, all with the same number of rows.
 
         Recipes with blocks allocate one tensor by rows and one by columns for all experts
         (csrc/extensions/cast.cpp, `bulk_allocate_fp8_blockwise_tensors`).
@@ -154,7 +154,7 @@ class Fp8Kernels(DeltaKernels):
         return quantized, sorting_buffers
 
     def quantize_weight(self, weight: Tensor) -> None:
-        """Allocates the 8-bit copy of a weight, which stays from its first use on."""
+        """Allocates the 8-bit copy of a weight at its first use; the copy stays allocated."""
         data_sizes = [] if self.rank_choices.fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
         self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
 
@@ -237,7 +237,7 @@ class Fp8Kernels(DeltaKernels):
 
     @property
     def saves_wide_input(self) -> bool:
-        """Whether shared experts run, whose router saves their input in 16 bits (shared_experts.py)."""
+        """Whether the current module is shared experts, whose input the router saves in 16 bits (shared_experts.py)."""
         shared = any(frame.scope.about.get("kind") == "shared_expert" for frame in self.frames)
         return shared and self.rank_choices.fp8_recipe != "delayed"
 
@@ -286,7 +286,7 @@ class Fp8Kernels(DeltaKernels):
         return out
 
     def grouped_linear(self, step: Step, x: Tensor, width: Number) -> Tensor:
-        """Runs TEGroupedLinear, with a scale per expert."""
+        """Runs TEGroupedLinear on 8-bit operands, with a scale per expert."""
         if not self.runs_in_fp8:
             return super().grouped_linear(step, x, width)
         (rows, n_in), experts = x.shape, self.local_experts
@@ -318,7 +318,7 @@ class Fp8Kernels(DeltaKernels):
         return out
 
     def row_linear(self, step: Step, x: Tensor) -> Tensor:
-        """Runs Linear. Attention's output is saved in 16 bits, except with delayed scaling."""
+        """Runs an 8-bit Linear. Attention's output is saved in 16 bits, except with delayed scaling."""
         if not self.runs_in_fp8:
             return super().row_linear(step, x)
         weight, self.row_bias = self.linear_weights(step, step.outs[0].width, "row")

@@ -1,4 +1,4 @@
-"""Gated DeltaNet on a rank: one fused projection, the convolution, the delta rule, and a gated norm.
+"""The kernels of Gated DeltaNet on a rank: one fused projection, the convolution, the delta rule, and a gated norm.
 
 Sources: Megatron-LM, megatron/core/ssm/gated_delta_net/ (common.py, gdn.py), with the kernels of
 flash-linear-attention. Deterministic runs use torch's convolution and a delta rule in PyTorch. What prepares the inputs
@@ -186,7 +186,7 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
 
 
 def cumsum(t: Aten, x: Tensor) -> Tensor:
-    """Sums along the last axis; the gradient is flipped, summed and flipped again (`cumsum_backward`)."""
+    """Returns cumulative sums along the last axis; the gradient is flipped, summed and flipped (`cumsum_backward`)."""
 
     def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:
         flipped = t.like(g)
@@ -199,7 +199,7 @@ def cumsum(t: Aten, x: Tensor) -> Tensor:
 
 
 def tril(t: Aten, x: Tensor) -> Tensor:
-    """Keeps the lower triangle, in the gradient too."""
+    """Returns the lower triangle of a matrix; the gradient is a lower triangle too."""
     return record(t.graph, "tril", (x,), t.like(x), lambda g, _: (t.like(g),))
 
 

@@ -1,4 +1,4 @@
-"""The input embedding of a rank, recomputed groups of layers, and the losses.
+"""The kernels of the input embedding, of recomputed groups of layers, and of the losses on a rank.
 
 Sources: Megatron-LM, megatron/core/models/common/embeddings/language_model_embedding.py and
 megatron/core/tensor_parallel/cross_entropy.py; TransformerEngine, transformer_engine/pytorch/cross_entropy.py.
@@ -40,7 +40,7 @@ class HeadKernels(ElementwiseKernels):
         self.bind(out, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
 
     def do_unread_table(self, step: Step) -> None:
-        """Allocates a table that no pass reads."""
+        """Allocates an embedding table that no pass reads."""
         self.shared_table("table", step)
 
     def positions(self, step: Step) -> Tensor:
@@ -70,7 +70,7 @@ class HeadKernels(ElementwiseKernels):
         self.bind(storage, last_hidden)  # the output layer reads it after them
 
     def enter_layers(self, x: Tensor) -> Tensor:
-        """Transposes to [tokens, batch], takes this rank's tokens, and applies dropout."""
+        """Returns embeddings transposed to [tokens, batch], with only this rank's tokens, after dropout."""
         choices, graph = self.rank_choices, self.graph
         shape = x.shape
         if self.run_config.batch != 1:
@@ -83,7 +83,7 @@ class HeadKernels(ElementwiseKernels):
         return self.dropout(x) if choices.hidden_dropout > 0 else x
 
     def run_layers(self, layer_scopes: list[Scope]) -> None:
-        """Runs layers, and recomputes some of them in the backward pass.
+        """Runs layers, and recomputes the selected layers in the backward pass.
 
         The method `uniform` recomputes groups of equal size, `block` the first layers.
         """
@@ -167,7 +167,7 @@ class HeadKernels(ElementwiseKernels):
         super()._look_for_readers(scope, module)
 
     def do_also(self, step: Step) -> None:
-        """Computes the loss of a multi-token-prediction module; its logits stay referenced until the main loss."""
+        """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
         logits = self.get(step.ins[0])
         self.further.append(self.loss_of(logits))
         self.logits = [logits.detached()]
@@ -203,7 +203,7 @@ class HeadKernels(ElementwiseKernels):
         return record(graph, "scatter", (projected,), view, lambda g, _: (graph.new(full_shape, g.dtype),))
 
     def output(self, step: Step, x: Tensor) -> Tensor:
-        """Computes logits. The losses of multi-token prediction join the graph before the output layer."""
+        """Computes the logits. The losses of multi-token prediction join the graph before the output layer."""
         if self.in_multi_token_prediction or self.further:
             x = self.dense_copy(x)
         if self.further and not self.in_multi_token_prediction:

@@ -1,4 +1,4 @@
-"""Norms and linear layers of Transformer Engine and Megatron-Core.
+"""The kernels of norms and linear layers, of Transformer Engine and of Megatron-Core.
 
 Sources: TransformerEngine, transformer_engine/pytorch/module/layernorm_linear.py, linear.py and base.py; Megatron-LM,
 megatron/core/tensor_parallel/layers.py and mappings.py.
@@ -23,7 +23,7 @@ class LinearKernels(RankKernels):
     # --- norms -------------------------------------------------------------------------------------------------------
 
     def do_norm(self, step: Step) -> None:
-        """Runs a norm, or leaves it to the linear layer with which it is fused."""
+        """Runs a norm, or defers it to the linear layer with which it is fused."""
         value, out = step.ins[0], step.outs[0]
         readers = [reader for reader, _ in self.readers.get(id(out.storage), ())]
         if self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers)):
@@ -35,14 +35,14 @@ class LinearKernels(RankKernels):
         self.bind(out, self.norm(x, step, self.module_path(), count))
 
     def norm_weights(self, step: Step, module: Path) -> list[Tensor]:
-        """Returns the parameters of a norm."""
+        """Returns the weight and bias of a norm."""
         spec: Norm = step.options["spec"]
         shape = (self.extent(step.options["over"]),)
         names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
         return [self.weight(f"{step.name}.{name}", shape, module) for name in names]
 
     def norm(self, x: Tensor, step: Step, module: Path, count: Number) -> Tensor:
-        """Runs an unfused norm, which saves its input and one or two statistics per row. count: rows."""
+        """Runs an unfused norm, which saves its input and one or two statistics per row. count: number of rows."""
         weights, spec = self.norm_weights(step, module), step.options["spec"]
         x = self.contiguous(x)
         out = self.like(x)
@@ -98,7 +98,7 @@ class LinearKernels(RankKernels):
         return self.weights[key]
 
     def do_linear(self, step: Step) -> None:
-        """Runs a linear layer by its kind of sharding."""
+        """Runs a linear layer with the kernel of its sharding: by columns, by rows, or unsharded."""
         out = step.outs[0]
         if id(step) in self.pending_outputs:
             self.bind(out, self.pending_outputs.pop(id(step)))
@@ -126,7 +126,7 @@ class LinearKernels(RankKernels):
         ]
 
     def _columns(self, step: Step, x: Tensor) -> None:
-        """Runs fused column-parallel layers, and binds the output of each."""
+        """Runs fused column-parallel layers, and assigns an output to each layer."""
         fused_steps = self.fused_column_steps(step)
         widths = [fused_step.outs[0].width for fused_step in fused_steps]
         product = self.column_linear(step, x, sum(widths[1:], widths[0]))
@@ -374,7 +374,7 @@ class LinearKernels(RankKernels):
 
 
 def is_divided(axis: Axis | Beside) -> bool:
-    """Whether tensor parallelism shards an axis; of several concatenated axes, whether it shards all."""
+    """Whether tensor parallelism shards an axis, or all of several concatenated axes."""
     if isinstance(axis, Beside):
         return all(is_divided(part[0]) for part in axis.parts)
     return axis.name in COLUMNS

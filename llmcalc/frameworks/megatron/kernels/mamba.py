@@ -1,4 +1,4 @@
-"""Mamba-2 on a rank: Megatron-Core's mixer with the kernels of mamba_ssm.
+"""The kernels of Mamba-2 on a rank: Megatron-Core's mixer with the kernels of mamba_ssm.
 
 Source: Megatron-LM, megatron/core/ssm/mamba_mixer.py, `_ssm_training`.
 """
@@ -86,7 +86,7 @@ class MambaKernels(LatentKernels):
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
 
     def exchange_to_heads(self, x: Tensor, part_widths: Sequence[Number], group_copies: int) -> Tensor:
-        """Exchanges token shards for head shards (`pre_conv_ssm`): all tokens of the sequence, some heads.
+        """Returns a tensor with all tokens and a shard of the heads, from a shard of tokens (`pre_conv_ssm`).
 
         Groups read by several ranks are repeated (mamba_context_parallel.py).
         """
@@ -107,7 +107,7 @@ class MambaKernels(LatentKernels):
         return self.reorder("balance", all_parts, all_parts.shape)
 
     def exchange_to_tokens(self, x: Tensor, width: Number) -> Tensor:
-        """Exchanges head shards for token shards (`post_conv_ssm`): all heads, this rank's tokens."""
+        """Returns a tensor with all heads and a shard of the tokens, from a shard of heads (`post_conv_ssm`)."""
         balanced = self.reorder("balance", x, x.shape)
         del x
         exchanged = self.reorder("all_to_all", balanced, balanced.shape)

@@ -1,4 +1,4 @@
-"""Multi-latent attention on a rank: latent projections that every rank computes, and partial rotations.
+"""The kernels of multi-latent attention on a rank: unsharded latent projections, and partial rotary embeddings.
 
 Sources: Megatron-LM, megatron/core/transformer/multi_latent_attention.py and
 megatron/core/fusions/fused_mla_yarn_rope_apply.py.
@@ -19,7 +19,7 @@ class LatentKernels(ExpertKernels):
     """Kernels that split and join the rotary and non-rotary parts of heads."""
 
     def do_split(self, step: Step) -> None:
-        """Splits a latent vector into views. Parts of heads are not split, because one kernel reads them together."""
+        """Splits a latent vector into views; parts of heads are not split, since one kernel reads them together."""
         x = self.get(step.ins[0])
         if len(step.ins[0].axes) == 1:
             for out, view in zip(step.outs, self.split_along(x, [out.width for out in step.outs]), strict=True):
@@ -75,7 +75,7 @@ class LatentKernels(ExpertKernels):
         self.bind(step.outs[0], key)
 
     def _rotate_query(self, x: Tensor) -> Tensor:
-        """Rotates part of each query head: in place in one kernel, or by a copy."""
+        """Applies rotary embeddings to a part of each query head, in place in one kernel or in a copy."""
         if self.rank_choices.mla_fusion:
             return x
         graph, shape = self.graph, x.shape

@@ -1,4 +1,4 @@
-"""Recomputation of layer parts whose outputs are freed after they have been read.
+"""The kernels of selective recomputation, which frees outputs of layer parts after they have been read.
 
 Sources: Megatron-LM, megatron/core/tensor_parallel/random.py, `CheckpointWithoutOutput`, and in core/transformer
 transformer_layer.py (`layernorm`), moe/experts.py (`moe_act`) and multi_latent_attention.py (`mla_up_proj`).
@@ -24,7 +24,7 @@ DOWN = ("q_a_proj", "kv_a_proj", "q_a_norm", "kv_a_norm")
 
 
 class DiscardedOutputs:
-    """The freed outputs of a function, which are recomputed from its arguments.
+    """The freed outputs of a function, which the backward pass recomputes from the function's arguments.
 
     storages: storages of the outputs until they are recomputed.
     reads: the storage of the value that the part read.
@@ -95,7 +95,7 @@ class DiscardedKernels(SparseKernels):
     def run_discardable(
         self, run: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
-        """Runs a function and saves only its arguments. Returns its outputs and the `DiscardedOutputs`."""
+        """Runs a function that saves only its arguments. Returns the outputs and the `DiscardedOutputs`."""
         graph = self.graph
         if not recorded(graph, arguments):
             return run(arguments), None
@@ -153,7 +153,7 @@ class DiscardedKernels(SparseKernels):
         return self.frames[-1].scope.name.endswith("_pre_norm")
 
     def do_add(self, step: Step) -> None:
-        """Adds a residual, then frees the outputs of a recomputed norm."""
+        """Runs a residual addition, then frees the outputs of a recomputed norm."""
         discarded = self.discarded_norms.pop(id(self.frames[-1]), None)
         if discarded is not None:
             out_value = next(value for value in step.ins if id(value.storage) != discarded.reads)
@@ -205,7 +205,7 @@ class DiscardedKernels(SparseKernels):
         self.bind(step.outs[0], outs[0])
 
     def do_experts(self, step: Step) -> None:
-        """Runs an expert layer, then frees the recomputed activation that it reads."""
+        """Runs an expert layer, then frees the activation that it reads and that is recomputed."""
         discarded = self.discarded_activation
         x = self.values.get(id(step.ins[0]))
         reads_discarded = discarded is not None and x is not None and x.storage is discarded.storages[0]

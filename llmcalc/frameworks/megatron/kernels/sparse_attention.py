@@ -1,4 +1,4 @@
-"""Multi-latent attention to tokens selected by an indexer (DeepSeek sparse attention), in torch operations.
+"""The kernels of DeepSeek sparse attention: latent attention to tokens that an indexer selects, in torch operations.
 
 The projections of keys and values are applied to queries and outputs instead, so attention runs on the latents. All
 scores are computed, of the indexer's heads and of attention's; what is not selected is masked. With a loss the indexer
@@ -85,7 +85,7 @@ class SparseKernels(Fp8Kernels):
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
 
     def _all_gather_rows(self, x: Tensor) -> Tensor:
-        """Gathers the rows of all tensor-parallel ranks, if they are sharded."""
+        """Returns the rows of all tensor-parallel ranks, gathered if they are sharded."""
         if not self.rank_choices.sequence_parallel:
             return x
         graph, local_shape = self.graph, x.shape
@@ -177,7 +177,7 @@ class SparseKernels(Fp8Kernels):
         return q, k, t.reshape(weights, (*rows, heads))
 
     def _rotate_part(self, x: Tensor, rotary: Number) -> Tensor:
-        """Rotates the first dimensions of each head."""
+        """Applies rotary embeddings to the first dimensions of each head."""
         rotated, unrotated = self.t.split(x, [rotary, x.shape[-1] - rotary])
         rotated = self.rotate(rotated)
         return self.t.cat([rotated, unrotated])
@@ -226,7 +226,7 @@ def einsum_of_heads(t: Aten, q: Tensor, k: Tensor) -> Tensor:
 
 
 def valid_key_mask(t: Aten, tokens: Number, keys: Number) -> Tensor:
-    """Runs build_valid_mask_from_starts_ends: which keys precede each query."""
+    """Runs build_valid_mask_from_starts_ends, a mask of the keys that precede each query."""
     at_or_after_start = t.new((tokens, keys), BOOL)
     before_end = t.new((tokens, keys), BOOL)
     return t.like(at_or_after_start, before_end, dtype=BOOL)
@@ -261,7 +261,7 @@ def scatter_selected_keys(t: Aten, mask: Tensor, selected_keys: Tensor) -> None:
 
 
 def masked_softmax(t: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
-    """Runs masked_softmax. valid: mask of the logits' shape, which may be a broadcast view."""
+    """Runs masked_softmax. key_is_valid: mask of the logits' shape, which may be a broadcast view."""
     graph, row = t.graph, (*logits.shape[:-1], 1)
 
     def mask_invalid_keys(x: Tensor) -> Tensor:
