@@ -35,8 +35,8 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runt
     check_layout(layout)
     model = rank_model(whole_model.spec, layout, rank)
     include = whole_model.states.count.include
-    divided = memory(model, whole_model.settings, whole_model.published, include, whole_model.config, runtime)
-    return replace(divided, _recordings=whole_model._recordings)
+    divided_memory = memory(model, whole_model.settings, whole_model.published, include, whole_model.config, runtime)
+    return replace(divided_memory, _recordings=whole_model._recordings)
 
 
 def rank_memory(memory: Memory) -> DeviceMemory:
@@ -90,7 +90,9 @@ def check_layout(layout: Layout) -> None:
     """Raises `InputError` for a layout that only training supports."""
     for name, size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
         if size > 1:
-            typed = f"--{name} {size - (name == 'zero')}"
-            raise InputError(f"{typed}: is of training; expected --tp, --pp, --ep, --etp or --dp, or --phase training")
+            typed_option = f"--{name} {size - (name == 'zero')}"
+            raise InputError(
+                f"{typed_option}: is of training; expected --tp, --pp, --ep, --etp or --dp, or --phase training"
+            )
     if layout.sequence_parallel:
         raise InputError("--sequence-parallel: is of training; expected --tp alone, or --phase training")

@@ -166,8 +166,8 @@ def parameters_in_padded_rows(shards: int, use: Use) -> Number:
 
 def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
     """Returns the number of micro-batches after which the schedule repeats, plus those of an incomplete round."""
-    repeating = 2 * layout.pp * layout.vpp
-    return micro_batches if micro_batches <= repeating else repeating + micro_batches % layout.pp
+    period = 2 * layout.pp * layout.vpp
+    return micro_batches if micro_batches <= period else period + micro_batches % layout.pp
 
 
 MeasurePasses: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[MicroBatchBytes]]
@@ -238,10 +238,10 @@ class PeakEstimate:
             if stage.rank == 0:
                 first_rank.append(stage)
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
-            saved = [self._least_saved(layout, stage) for stage in first_rank]
-            if any(saved):
+            saved_bytes = [self._least_saved(layout, stage) for stage in first_rank]
+            if any(saved_bytes):
                 order = pipeline(layout, distinct_micro_batches(layout, micro_batches))
-                by_rank[0] += order.peak_in_flight(0, saved)[0]
+                by_rank[0] += order.peak_in_flight(0, saved_bytes)[0]
         return self.fixed_bytes + max(by_rank)
 
     def _least_saved(self, layout: Layout, stage: Stage) -> int:
@@ -279,7 +279,7 @@ class PeakEstimate:
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
         """
         measured = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
-        saved, in_flight = order.peak_in_flight(rank, [batch.saved for batch in measured])
+        saved_bytes, in_flight = order.peak_in_flight(rank, [batch.saved for batch in measured])
         parameters = [
             self.stage_parameters(layout, stage)._replace(extra_gradients=batch.extra_gradients)
             for stage, batch in zip(rank_stages, measured, strict=True)
@@ -298,15 +298,15 @@ class PeakEstimate:
                 for stage_peaks, batch, count in zip(peaks, measured, in_flight.awaiting_backward, strict=True)
                 if count
             )
-        static = sum(self.static_bytes(layout, stage) for stage in rank_stages)
-        received = micro_batches * sum(batch.received for batch in measured)
-        moments = (
-            saved + pass_peak + transient.in_passes,
-            saved - min(batch.saved for batch in measured) + max(transient.backward_end, transient.forward_start),
+        static_bytes = sum(self.static_bytes(layout, stage) for stage in rank_stages)
+        received_bytes = micro_batches * sum(batch.received for batch in measured)
+        moment_bytes = (
+            saved_bytes + pass_peak + transient.in_passes,
+            saved_bytes - min(batch.saved for batch in measured) + max(transient.backward_end, transient.forward_start),
             transient.gradient_reduction,
             transient.optimizer_step,
         )
-        return self.fixed_bytes + static + received + transient.always + max(moments)
+        return self.fixed_bytes + static_bytes + received_bytes + transient.always + max(moment_bytes)
 
     def _first_backward_peak(
         self, layout: Layout, stage: Stage, measured: MicroBatchBytes, peaks: tuple[int, int, int]
@@ -353,7 +353,7 @@ class PeakEstimate:
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         places = [place for place in tree.walk() if not place.optional or place.optional in self.include]
         layers = [place for place in places if place.node.name == "layers"]
-        inner = [place for place in places if is_in_layer(place)]
+        layer_places = [place for place in places if is_in_layer(place)]
         total = tree.total(size, include=self.include)
         return StageParameters(
             dense=total,
@@ -361,22 +361,24 @@ class PeakEstimate:
             outside_layers=total - sum(place.total(size, self.include) for place in layers),
             largest_layer=max((place.cost_per_repeat(size, self.include) for place in layers), default=0),
             largest_tensor=max(place.own_cost(size) for place in places),
-            largest_in_layers=max((place.own_cost(size) for place in inner), default=0),
-            largest_matrix=max((place.own_cost(size) for place in inner if not _is_of_experts(place)), default=0),
+            largest_in_layers=max((place.own_cost(size) for place in layer_places), default=0),
+            largest_matrix=max(
+                (place.own_cost(size) for place in layer_places if not _is_of_experts(place)), default=0
+            ),
         )
 
     def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
         """Returns the layer types of a pipeline stage, as (type, number of consecutive layers)."""
         if stage.layers in self._runs:
             return self._runs[stage.layers]
-        runs: list[list[int]] = []
+        kind_runs: list[list[int]] = []
         for i in stage.layers:
             kind = id(self.kinds[i])
-            if runs and runs[-1][0] == kind:
-                runs[-1][1] += 1
+            if kind_runs and kind_runs[-1][0] == kind:
+                kind_runs[-1][1] += 1
             else:
-                runs.append([kind, 1])
-        return self._runs.setdefault(stage.layers, tuple(map(tuple, runs)))
+                kind_runs.append([kind, 1])
+        return self._runs.setdefault(stage.layers, tuple(map(tuple, kind_runs)))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
         """Returns the saved and peak bytes of a micro-batch's passes through a pipeline stage."""
@@ -393,17 +395,17 @@ class PeakEstimate:
             measured_layout, measured_stage = self._layout_of_layers(layout, start, end, stage)
             counts = [None] if repeats is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
             # A shorter run numbers its layers anew: with several kinds of layers it has parameters of its own.
-            runs = [counts] if len(set(map(id, self.kinds[start:end]))) == 1 else [[count] for count in counts]
+            repeat_counts = [counts] if len(set(map(id, self.kinds[start:end]))) == 1 else [[count] for count in counts]
             self._measured[key] = tuple(
-                batch for run in runs for batch in self.measure(measured_layout, measured_stage, run)
+                batch for run in repeat_counts for batch in self.measure(measured_layout, measured_stage, run)
             )
         measured = self._measured[key]
         if repeats is None:
             return measured[0]
-        longer, shorter = measured
+        longer_run, shorter_run = measured
         if len(set(map(id, self.kinds[start:end]))) == 1:
-            self._saved_by_layer[(*shape, id(self.kinds[start]))] = longer.saved - shorter.saved
-        return shorter.with_more_layers(longer, repeats - SHORT_RUN_REPEATS)
+            self._saved_by_layer[(*shape, id(self.kinds[start]))] = longer_run.saved - shorter_run.saved
+        return shorter_run.with_more_layers(longer_run, repeats - SHORT_RUN_REPEATS)
 
     def _window(self, stage: Stage) -> tuple[int, int, int | None]:
         """Returns start and end of the layers measured for a stage, and the number of repeats that they represent.
@@ -520,21 +522,23 @@ def torch_passes(spec: ModelSpec, training: Training) -> MeasurePasses:
             bytes_before = meter.now
             meter.restart()
             flight = chunk.forward_of()
-            saved, forward = meter.now - bytes_before, PeakByPath.since_restart(meter, bytes_before)
+            saved_bytes, forward = meter.now - bytes_before, PeakByPath.since_restart(meter, bytes_before)
             meter.restart()
             chunk.backward_of(flight)
             backward = PeakByPath.since_restart(meter, bytes_before)
             del flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not measured:  # tables, and tensors that live until the next micro-batch
-                remaining = meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
+                remaining_bytes = meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
             extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
             if extra_bytes and len(repeats) > 1:  # each number of layers has other gradients
                 return [batch for count in repeats for batch in measure(layout, stage, [count])]
             extra = sum(gradient.count - weight.count for gradient, weight in gradients)
-            constant = extra_bytes + remaining
+            constant_bytes = extra_bytes + remaining_bytes
             measured.append(
-                MicroBatchBytes(saved, forward.plus(constant), backward.plus(constant), extra_gradients=extra)
+                MicroBatchBytes(
+                    saved_bytes, forward.plus(constant_bytes), backward.plus(constant_bytes), extra_gradients=extra
+                )
             )
         return measured[1:]
 
@@ -555,8 +559,8 @@ def bytes_per_parameter(memory: Memory, flat: bool = False) -> BytesPerParameter
         states_per_parameter = optimizer(use.optimizer.name).per_element(flat)
         if states_per_parameter is not None:
             per_matrix, adamw_extra = (count * bytes_of(1, use.optimizer.dtype) for count in states_per_parameter)
-            master = use.master_weights / n
-            return BytesPerParameter(use.weights / n, use.gradients / n, per_matrix + master, adamw_extra)
+            master_bytes = use.master_weights / n
+            return BytesPerParameter(use.weights / n, use.gradients / n, per_matrix + master_bytes, adamw_extra)
     states = 0 if use.optimizer is None else use.optimizer.bytes
     return BytesPerParameter(use.weights / n, use.gradients / n, (states + use.master_weights) / n)
 

@@ -113,7 +113,7 @@ class Cluster:
             chunks[stage.rank].append(Counter(kinds[layer] for layer in stage.layers))
         middle: list[int] = []
         for pp in range(1, self.layout.pp - 1):
-            if not any(_contains(chunks[earlier], chunks[pp]) for earlier in middle):
+            if not any(_contains(chunks[earlier_stage], chunks[pp]) for earlier_stage in middle):
                 middle.append(pp)
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.ranks[-1]}))
@@ -139,9 +139,9 @@ class Cluster:
             memory = rank_memory(inference_rank(self.memory, self.layout, rank, runtime))
         memory = with_nccl(memory, self.layout, self.framework, runtime, self.settings.torch or "")
         memory = memory_with_evidence(memory, self.evidence)
-        frozen = self.run.frozen
-        if frozen is not None:
-            memory = with_frozen_model(memory, frozen, frozen.bytes_beside(self.memory))
+        frozen_model = self.run.frozen
+        if frozen_model is not None:
+            memory = with_frozen_model(memory, frozen_model, frozen_model.bytes_beside(self.memory))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property
@@ -176,8 +176,8 @@ class Cluster:
         """
         if self.settings.allocator is not None:
             return None
-        grown = self.rank_memory(self.device_rank.rank, replace(self.memory.runtime, expandable=True))
-        return self.device_rank.device.reserved_bytes, grown.device.reserved_bytes
+        expandable_rank = self.rank_memory(self.device_rank.rank, replace(self.memory.runtime, expandable=True))
+        return self.device_rank.device.reserved_bytes, expandable_rank.device.reserved_bytes
 
     @property
     def attention(self) -> AttentionImplementation:
@@ -224,7 +224,7 @@ class Cluster:
 
 def _contains(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
     """Whether each pipeline chunk has all layers of the chunk with the same index in `smaller_chunks`."""
-    return all(layers >= smaller for layers, smaller in zip(chunks, smaller_chunks, strict=True))
+    return all(layers >= smaller_layers for layers, smaller_layers in zip(chunks, smaller_chunks, strict=True))
 
 
 def attention_of(memory: Memory, framework: Framework) -> AttentionImplementation:

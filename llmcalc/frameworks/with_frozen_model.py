@@ -15,7 +15,7 @@ def with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, si
     def kinds(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen.kind: bytes_by_kind.get(frozen.kind, 0) + size}
 
-    tensors, *others = memory.terms
+    tensors, *other_terms = memory.terms
     return replace(
         memory,
         exact_bytes=memory.exact_bytes + size,
@@ -27,5 +27,5 @@ def with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, si
         by_kind=kinds(memory.by_kind),
         timeline=tuple(point._replace(bytes=point.bytes + size) for point in memory.timeline),
         moments={phase: kinds(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
-        terms=(tensors, Term(frozen.name, size, "estimate", frozen.source), *others),
+        terms=(tensors, Term(frozen.name, size, "estimate", frozen.source), *other_terms),
     )

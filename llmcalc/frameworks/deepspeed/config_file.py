@@ -241,34 +241,40 @@ def _batches(reading: Reading, config: Table, world: int, trainer: Table) -> dic
         value = config.get(key)
         return None if value in (None, AUTO) else size_of(reading, key, value)
 
-    micro, steps = read_size("train_micro_batch_size_per_gpu"), read_size("gradient_accumulation_steps")
-    total = read_size("train_batch_size")
+    micro_batch_size, accumulation_steps = (
+        read_size("train_micro_batch_size_per_gpu"),
+        read_size("gradient_accumulation_steps"),
+    )
+    batch_size = read_size("train_batch_size")
     if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer:
-        if micro is None and "batch" not in trainer:
+        if micro_batch_size is None and "batch" not in trainer:
             reading.filled_in["per_device_train_batch_size"] = TRAINER_BATCH
-        micro = micro or trainer.get("batch", TRAINER_BATCH)
-        if steps is None and "num_microbatches" not in trainer:
+        micro_batch_size = micro_batch_size or trainer.get("batch", TRAINER_BATCH)
+        if accumulation_steps is None and "num_microbatches" not in trainer:
             reading.filled_in["gradient_accumulation_steps"] = 1
-        steps = steps or trainer.get("num_microbatches", 1)
-    if micro is None and total is None:
+        accumulation_steps = accumulation_steps or trainer.get("num_microbatches", 1)
+    if micro_batch_size is None and batch_size is None:
         raise reading.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
-    if total is not None:
-        if micro is None:
-            divisor = world * (steps or 1)
-            if total % divisor:
-                raise reading.wrong("train_batch_size", f"{total}; expected a multiple of {divisor}, --devices · steps")
-            micro = total // divisor
-        elif steps is None:
-            if total % (micro * world):
-                raise reading.wrong("train_batch_size", f"{total}; expected a multiple of micro-batch · --devices")
-            steps = total // (micro * world)
-        if total != micro * world * (steps or 1):
+    if batch_size is not None:
+        if micro_batch_size is None:
+            divisor = world * (accumulation_steps or 1)
+            if batch_size % divisor:
+                raise reading.wrong(
+                    "train_batch_size", f"{batch_size}; expected a multiple of {divisor}, --devices · steps"
+                )
+            micro_batch_size = batch_size // divisor
+        elif accumulation_steps is None:
+            if batch_size % (micro_batch_size * world):
+                raise reading.wrong("train_batch_size", f"{batch_size}; expected a multiple of micro-batch · --devices")
+            accumulation_steps = batch_size // (micro_batch_size * world)
+        if batch_size != micro_batch_size * world * (accumulation_steps or 1):
             raise reading.wrong(
                 "train_batch_size",
-                f"{total}; expected micro-batch · steps · devices = {micro} · {steps or 1} · {world} (--devices)",
+                f"{batch_size}; expected micro-batch · steps · devices = {micro_batch_size} · "
+                f"{accumulation_steps or 1} · {world} (--devices)",
             )
-    assert micro is not None
-    return {"batch": micro, "num_microbatches": steps or 1}
+    assert micro_batch_size is not None
+    return {"batch": micro_batch_size, "num_microbatches": accumulation_steps or 1}
 
 
 TRAINER_BATCH = 8
@@ -292,10 +298,12 @@ def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any
     if reading.table(config, "amp").get("enabled"):
         reading.unknown["amp"] = "Apex is not modelled"
     format_names = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", None: None, AUTO: None}
-    accumulated = reading.table(config, "data_types").get("grad_accum_dtype")
-    if not isinstance(accumulated, str | None) or accumulated not in format_names:
-        raise reading.wrong("data_types.grad_accum_dtype", f"{shown(accumulated)}; expected fp32, bf16 or fp16")
-    gradient_format = {} if format_names[accumulated] is None else {"grad_dtype": format_names[accumulated]}
+    accumulation_format = reading.table(config, "data_types").get("grad_accum_dtype")
+    if not isinstance(accumulation_format, str | None) or accumulation_format not in format_names:
+        raise reading.wrong("data_types.grad_accum_dtype", f"{shown(accumulation_format)}; expected fp32, bf16 or fp16")
+    gradient_format = (
+        {} if format_names[accumulation_format] is None else {"grad_dtype": format_names[accumulation_format]}
+    )
     if formats["bf16"] or formats["fp16"]:
         return {"dtype": "bf16" if formats["bf16"] else "fp16", "master_weights": "fp32", **gradient_format}
     return {"dtype": "fp32", "master_weights": "none", **gradient_format}

@@ -120,8 +120,8 @@ class GatheringProfile(Eager):
 
     def _save_input(self, x: Tensor, out: Value) -> None:
         """Saves a linear layer's input even for a frozen weight (`LinearFunctionForZeroStage3`)."""
-        bound = self._bound(out)
-        node = None if bound is None else self.values[id(bound)].node
+        bound_tensor = self._bound(out)
+        node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if node is not None:
             node.hooks.append(UnpackHook(self.graph.save(x)))
 
@@ -141,8 +141,8 @@ class GatheringProfile(Eager):
     def _add_release_hooks(self, module: Path, out: Value | None) -> None:
         """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
         assert self.coordinator is not None
-        bound = self._bound(out)
-        node = None if bound is None else self.values[id(bound)].node
+        bound_tensor = self._bound(out)
+        node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if node is not None:
             node.hooks.append(self.coordinator.before_backward(module))
         self.coordinator.release(module)

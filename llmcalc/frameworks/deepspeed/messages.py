@@ -22,10 +22,10 @@ def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
         for size in _buckets(group.elements):
             yield ranks.message("all_reduce", size * width, 1)
         return
-    times = group.chunk.batches if stage >= 2 else 1
+    reductions = group.chunk.batches if stage >= 2 else 1
     for size in _buckets(group.elements):
-        yield ranks.message("reduce_scatter", size * width, times)
-        yield ranks.replica_all_reduce(size * width // ranks.shards, times)
+        yield ranks.message("reduce_scatter", size * width, reductions)
+        yield ranks.replica_all_reduce(size * width // ranks.shards, reductions)
     if stage < 3:
         yield ranks.message("all_gather", group.elements * width, 1)
         return

@@ -189,15 +189,15 @@ class Coordinator:
             self.settings.stage3_max_live_parameters - self.live_elements,
             self.settings.elements("stage3_prefetch_bucket_size"),
         )
-        ahead: list[Parameter] = []
+        prefetched_parameters: list[Parameter] = []
         elements = 0
         while self.queue and elements < limit:
             parameter, step = self.queue.popleft()
             parameter.fetched = max(parameter.fetched, step)
-            if not parameter.available and parameter.gathering is None and parameter not in ahead:
-                ahead.append(parameter)
+            if not parameter.available and parameter.gathering is None and parameter not in prefetched_parameters:
+                prefetched_parameters.append(parameter)
                 elements += parameter.count
-        self._gather(ahead)
+        self._gather(prefetched_parameters)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -229,16 +229,16 @@ class Coordinator:
                 parameter.gathering = AllGatherHandle([parameter], None)
         else:
             with self.gathering_stream(), counted_as(self.meter, "communication"):
-                flat = Storage(
+                flat_buffer = Storage(
                     self.meter, sum(parameter.shard_elements for parameter in parameters) * self.ranks * width
                 )
             uses_all_reduce = self.settings.stage3_use_all_reduce_for_fetch_params
-            handle = AllGatherHandle(parameters, None if uses_all_reduce else flat)
+            handle = AllGatherHandle(parameters, None if uses_all_reduce else flat_buffer)
             for parameter in parameters:
                 parameter.gathering = handle
                 if uses_all_reduce:
-                    parameter.storage.inner = flat
-            del flat
+                    parameter.storage.inner = flat_buffer
+            del flat_buffer
         del from_host
 
     def _wait(self, parameter: Parameter) -> None:
@@ -248,11 +248,11 @@ class Coordinator:
         parameter.gathering = None
         if not handle.complete:
             handle.complete = True
-            for gathered in handle.parameters:
-                gathered.available = True
-                if gathered.storage.inner is None and self.ranks > 1:
+            for member in handle.parameters:
+                member.available = True
+                if member.storage.inner is None and self.ranks > 1:
                     with self.gathering_stream():
-                        gathered.storage.inner = Storage(self.meter, gathered.count * gathered.full_param.dtype.bytes)
+                        member.storage.inner = Storage(self.meter, member.count * member.full_param.dtype.bytes)
 
     def release(self, module: Path) -> None:
         """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""
@@ -295,10 +295,10 @@ class Coordinator:
 
     def gather_persistent(self) -> None:
         """Gathers all persistent parameters at the end of a step, each into its own buffer."""
-        persistent = [parameter for parameter in self.parameters if parameter.persists]
+        persistent_parameters = [parameter for parameter in self.parameters if parameter.persists]
         with counted_as(self.meter, "weights"):
-            from_host = self._from_host(persistent)
-            for parameter in persistent:
+            from_host = self._from_host(persistent_parameters)
+            for parameter in persistent_parameters:
                 parameter.available = True
                 if self.ranks > 1 or self.settings.offload_param != "none":
                     parameter.storage.inner = Storage(

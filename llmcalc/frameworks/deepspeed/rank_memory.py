@@ -114,8 +114,8 @@ def _check(training: Training, settings: DeepSpeedSettings) -> None:
     ):
         if applies:
             raise InputError(f"{option}: with DeepSpeed it is not modelled")
-    accumulated = number_format(settings.grad_accum_dtype, DTYPES[training.dtype])
-    if settings.stage == 0 and accumulated is not DTYPES[training.dtype]:
+    accumulation_dtype = number_format(settings.grad_accum_dtype, DTYPES[training.dtype])
+    if settings.stage == 0 and accumulation_dtype is not DTYPES[training.dtype]:
         raise InputError(
             f"grad_accum_dtype {settings.grad_accum_dtype}: DeepSpeed refuses it in stage 0 beside other weights; "
             f"expected {training.dtype}"
@@ -148,9 +148,11 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     if not training.master and training.adapters is None and training.dtype != "float32":
         option = "--master-weights none" if memory.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
-    replayed, host = replay_zero(memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
+    replay_result, on_host = replay_zero(
+        memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime
+    )
     return replace(
-        summarize(replayed, runtime, layer_stacks(memory.spec), tensor_status(settings, training)), host=host
+        summarize(replay_result, runtime, layer_stacks(memory.spec), tensor_status(settings, training)), host=on_host
     )
 
 

@@ -31,8 +31,8 @@ class ReplicatedRun(ZeroRun):
         if self.dtype is FLOAT32:
             return
         gradients = [empty(self.meter, weight.shape, self.dtype) for weight in self.parameters]
-        for trained in self.trained:
-            trained.gradient = empty(self.meter, trained.tensor.shape, FLOAT32)
+        for trained_weight in self.trained:
+            trained_weight.gradient = empty(self.meter, trained_weight.tensor.shape, FLOAT32)
         self.run_optimizer()
         del gradients
 
@@ -49,8 +49,8 @@ class ReplicatedRun(ZeroRun):
                 training.state_dtype,
                 training.torch,
             )
-        for trained in self.trained:
-            trained.gradient = None
+        for trained_weight in self.trained:
+            trained_weight.gradient = None
 
     def backward(self, loss: Tensor) -> None:
         """Runs a backward pass, and reduces the gradients after the last backward pass of a step."""
@@ -77,8 +77,8 @@ class ReplicatedRun(ZeroRun):
         with counted_as(self.meter, "communication"):
             total = sum(sizes)
             tensor = Storage(self.meter, total * self.dtype.bytes) if len(sizes) > 1 else None
-            cast = self.communication_dtype is not self.dtype and total
-            message = Storage(self.meter, total * self.communication_dtype.bytes) if cast else None
+            cast_bucket = self.communication_dtype is not self.dtype and total
+            message = Storage(self.meter, total * self.communication_dtype.bytes) if cast_bucket else None
         del tensor, message
 
     def check_overflow(self) -> None:
@@ -112,10 +112,10 @@ class FlatCopyRun(ReplicatedRun):
         size, width = sum(map(elements, self.parameters)), self.dtype.bytes
         with counted_as(self.meter, "weights"):
             clones = [Storage(self.meter, elements(weight) * width) for weight in self.parameters]
-            flat = Storage(self.meter, size * width)
+            flat_weights = Storage(self.meter, size * width)
         del clones
         for weight in self.parameters:
-            weight.storage = flat
+            weight.storage = flat_weights
         clone = Storage(self.meter, size * width)
         with counted_as(self.meter, "optimizer"):
             copy = empty(self.meter, (size,), FLOAT32)

@@ -97,13 +97,13 @@ class DeepSpeedSettings:
 
     def resolved(self, hidden_size: int) -> DeepSpeedSettings:
         """Returns the settings with `auto` replaced by numbers."""
-        auto: dict[str, Any] = {
+        auto_values: dict[str, Any] = {
             "reduce_bucket_size": hidden_size * hidden_size,
             "allgather_bucket_size": 500_000_000,
             "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
             "stage3_param_persistence_threshold": 10 * hidden_size,
         }
-        return replace(self, **{name: size for name, size in auto.items() if getattr(self, name) == "auto"})
+        return replace(self, **{name: size for name, size in auto_values.items() if getattr(self, name) == "auto"})
 
     @property
     def overlaps(self) -> bool:

@@ -115,9 +115,9 @@ class PartitionedRun(ZeroRun):
         }
         self.rank_parameters: list[Tensor] = [weight for weight in order if id(weight) in self.rank_pieces]
         with counted_as(self.meter, "weights"):
-            flat = Storage(self.meter, size * width)
+            flat_parameters = Storage(self.meter, size * width)
             for weight in order:
-                weight.storage = flat
+                weight.storage = flat_parameters
         self.largest_parameter: int = max(sizes)
         clone = Storage(self.meter, self.partition_size * width)
         if self.offloads:
@@ -127,9 +127,9 @@ class PartitionedRun(ZeroRun):
             self.trained = []
             return
         with counted_as(self.meter, "optimizer"):
-            updated = empty(self.meter, (self.partition_size,), FLOAT32)
+            fp32_partition = empty(self.meter, (self.partition_size,), FLOAT32)
         del clone
-        self.trained = [OptimizedParameter(updated)]
+        self.trained = [OptimizedParameter(fp32_partition)]
         single_grad_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)  # initialize_optimizer_states
         del single_grad_partition
 
@@ -279,52 +279,52 @@ class PartitionedRun(ZeroRun):
     def average_tensor(self) -> None:
         """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the ranks of the pieces."""
         settings, own_rank = self.settings, self.rank
-        to_reduce: list[PartitionPiece] = []
+        pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
             for piece in self.pieces[id(weight)]:
                 is_separate = self.accumulates_partition and piece.rank == own_rank
                 if is_separate and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                if to_reduce and not is_separate and settings.reduce_scatter and to_reduce[-1].rank == piece.rank:
-                    to_reduce[-1] = to_reduce[-1]._replace(elements=to_reduce[-1].elements + piece.elements)
+                if pieces and not is_separate and settings.reduce_scatter and pieces[-1].rank == piece.rank:
+                    pieces[-1] = pieces[-1]._replace(elements=pieces[-1].elements + piece.elements)
                 else:
-                    to_reduce.append(piece)
+                    pieces.append(piece)
         if not settings.reduce_scatter:
             total = PartitionPiece(-1, self.bucket.elements)
-            self._allreduce([total], [piece for piece in to_reduce if piece.rank == own_rank])
+            self._allreduce([total], [piece for piece in pieces if piece.rank == own_rank])
         elif settings.use_multi_rank_bucket_allreduce:
-            self._reduce_in_batches(to_reduce)
+            self._reduce_in_batches(pieces)
         else:
-            for rank in dict.fromkeys(piece.rank for piece in to_reduce):
-                self._reduce_in_batches([piece for piece in to_reduce if piece.rank == rank])
+            for rank in dict.fromkeys(piece.rank for piece in pieces):
+                self._reduce_in_batches([piece for piece in pieces if piece.rank == rank])
 
-    def _reduce_in_batches(self, to_reduce: Sequence[PartitionPiece]) -> None:
+    def _reduce_in_batches(self, pieces_to_reduce: Sequence[PartitionPiece]) -> None:
         """Reduces pieces in batches of a bucket's size (`allreduce_and_scatter`, `allreduce_no_retain`)."""
         batch: list[PartitionPiece] = []
-        for piece in to_reduce:
+        for piece in pieces_to_reduce:
             batch.append(piece)
-            if sum(queued.elements for queued in batch) > self.bucket_elements:
+            if sum(queued_piece.elements for queued_piece in batch) > self.bucket_elements:
                 self._allreduce(batch)
                 batch = []
         if batch:
             self._allreduce(batch)
 
     def _allreduce(
-        self, reduced: Sequence[PartitionPiece], accumulated: Sequence[PartitionPiece] | None = None
+        self, reduced_pieces: Sequence[PartitionPiece], accumulated_pieces: Sequence[PartitionPiece] | None = None
     ) -> None:
         """Copies pieces into one tensor, casts it to the communication format and reduces it (`allreduce_bucket`).
 
-        accumulated: pieces that this rank accumulates; by default all of its own among `reduced`.
+        accumulated_pieces: pieces that this rank accumulates; by default its own pieces among `reduced_pieces`.
         """
-        total = sum(piece.elements for piece in reduced)
-        tensor = Storage(self.meter, total * self.bucket_dtype.bytes) if len(reduced) > 1 else None
+        total = sum(piece.elements for piece in reduced_pieces)
+        tensor = Storage(self.meter, total * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
         message = (
             Storage(self.meter, total * self.communication_dtype.bytes)
             if self.communication_dtype is not self.bucket_dtype
             else None
         )
         if self.accumulates_partition and self.communication_dtype is not FLOAT32:
-            for piece in reduced if accumulated is None else accumulated:
+            for piece in reduced_pieces if accumulated_pieces is None else accumulated_pieces:
                 if piece.rank == self.rank:
                     source = Storage(self.meter, piece.elements * FLOAT32.bytes)
                     del source
@@ -450,9 +450,9 @@ class PartitionedRun(ZeroRun):
         if self.compact_partition is not None:
             return Tensor((self.partition_size,), FLOAT32, self.compact_partition)
         assert self.averaged_gradients is not None
-        flat = self.averaged_gradients[0].storage
+        flat_gradients = self.averaged_gradients[0].storage
         if len(self.averaged_gradients) > 1:
-            flat = Storage(self.meter, self.partition_size * self.accumulation_dtype.bytes)
+            flat_gradients = Storage(self.meter, self.partition_size * self.accumulation_dtype.bytes)
         if self.accumulation_dtype is FLOAT32:
-            return Tensor((self.partition_size,), FLOAT32, flat)
+            return Tensor((self.partition_size,), FLOAT32, flat_gradients)
         return empty(self.meter, (self.partition_size,), FLOAT32)

@@ -153,12 +153,12 @@ class Engine:
 
     def stack(self, version: tuple[int, ...]) -> str:
         """Returns the name of the software stack that times passes of a version (`presets/timing/stacks.toml`)."""
-        return [name for first, name in self.stacks if first <= version][-1]
+        return [name for first_version, name in self.stacks if first_version <= version][-1]
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the command-line flags of the engine."""
-        known: tuple[Flag, ...] = self.flags()
-        return known
+        flags: tuple[Flag, ...] = self.flags()
+        return flags
 
     def typed(self, field_name: str, shortest: bool = False) -> str:
         """Returns a flag as users type it, `--max-model-len`, from the name of its value, `max_model_len`.
@@ -181,10 +181,10 @@ class Engine:
     ) -> list[Change]:
         """Returns changes of one flag that may give a larger KV cache, the cheapest first, each with its memory."""
         changes: list[Change] = []
-        for typed, values in self.candidates(preset, hardware, version, flags):
+        for typed_flag, values in self.candidates(preset, hardware, version, flags):
             try:
                 memory = self.memory_on(preset, hardware, version, {**flags, **values})
             except InputError:  # a layout that does not divide the model
                 continue
-            changes.append(Change(typed, memory.kv_tokens, memory.max_concurrency, memory.starts))
+            changes.append(Change(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts))
         return changes

@@ -67,7 +67,7 @@ class Flag(NamedTuple):
         if self.kind == "number":
             return self._bounded(_number(name, value))
         if self.kind in ("share", "gib"):
-            return _amount(name, value, share=self.kind == "share")
+            return _amount(name, value, is_share=self.kind == "share")
         if self.kind == "numbers":
             return tuple(self._bounded(_number(name, item)) for item in _items(name, value))
         if self.kind == "table":
@@ -113,14 +113,14 @@ def _tokens(name: str, value: Any) -> int:
     return int(tokens)
 
 
-def _amount(name: str, value: Any, share: bool) -> float:
+def _amount(name: str, value: Any, is_share: bool) -> float:
     try:
         number = float(str(value)[:40])
     except ValueError:
         number = -1.0
-    if not 0 <= number <= (1 if share else 10**6) or (share and number == 0):
-        expected = "a share above 0, at most 1" if share else "GiB, 0 or more"
-        raise InputError(f"{name}: {shown(value)}; expected {expected}")
+    if not 0 <= number <= (1 if is_share else 10**6) or (is_share and number == 0):
+        expected_value = "a share above 0, at most 1" if is_share else "GiB, 0 or more"
+        raise InputError(f"{name}: {shown(value)}; expected {expected_value}")
     return number
 
 
@@ -159,7 +159,7 @@ def _table(name: str, value: Any) -> Mapping[str, Any]:
     if re.fullmatch(r"[0-9]{1,3}", text):
         return {"level": int(text)}
     pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(mark and re.fullmatch(r"\w{1,80}", key) for key, mark, _ in pairs):
+    if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in pairs):
         raise InputError(f"{name}: {shown(text)}; expected a JSON object")
     return {key: _scalar(item) for key, _, item in pairs}
 
@@ -191,18 +191,18 @@ def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) ->
     """
     flags_by_name = by_name(flags)
     fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in flags_by_name.items()}
-    read: dict[str, Any] = {}
+    field_values: dict[str, Any] = {}
     for name, value in values.items():
         if name not in fields:
             spellings = (spelling for flag in flags for spelling in flag.names)
             suggestion = suggest(name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in spellings})
-            typed = name if name.isupper() else f"--{name.replace('_', '-')}"
-            raise InputError(f"{typed}: {title} has no such flag.{suggestion}")
+            typed_flag = name if name.isupper() else f"--{name.replace('_', '-')}"
+            raise InputError(f"{typed_flag}: {title} has no such flag.{suggestion}")
         if value is not None and value is not False:
-            read[fields[name].field] = fields[name].read(value)
+            field_values[fields[name].field] = fields[name].read(value)
         elif value is False:
-            read[fields[name].field] = False
-    return {name: value for name, value in read.items() if not _is_idle(flags, name)}
+            field_values[fields[name].field] = False
+    return {name: value for name, value in field_values.items() if not _is_idle(flags, name)}
 
 
 def _is_idle(flags: Sequence[Flag], field: str) -> bool:
@@ -224,16 +224,16 @@ def flag_named(flags_by_name: Mapping[str, Flag], name: str) -> FlagOf | None:
     flag = flags_by_name.get(name) or flags_by_name.get(spelled(name))
     if flag is not None:
         return FlagOf(flag)
-    start, mark, keys = name.partition(".")
+    start, dot, keys = name.partition(".")
     table = flags_by_name.get(start) or flags_by_name.get(spelled(start))
-    if mark and table is not None and (table.kind == "table" or table.is_idle or table.refused):
+    if dot and table is not None and (table.kind == "table" or table.is_idle or table.refused):
         return FlagOf(table, tuple(keys.split(".")[:MOST_KEYS]))
     if name.startswith("--") and len(name) > MOST_KEYS:
-        begun = {
+        matching_flags = {
             candidate.field: candidate for key, candidate in flags_by_name.items() if key.startswith(spelled(name))
         }
-        if len(begun) == 1:
-            return FlagOf(next(iter(begun.values())))
+        if len(matching_flags) == 1:
+            return FlagOf(next(iter(matching_flags.values())))
     return None
 
 
@@ -265,9 +265,11 @@ def split_arguments(
         if argument == "--":
             kept_arguments += [argument, *queue]
             break
-        name, mark, value = argument.partition("=")
+        name, equals_sign, value = argument.partition("=")
         flag = flags_by_name.get(name) or flags_by_name.get(spelled(name))
-        if not argument.startswith("-") and flag is not None and mark:  # a variable of the environment: NAME=VALUE
+        if (
+            not argument.startswith("-") and flag is not None and equals_sign
+        ):  # a variable of the environment: NAME=VALUE
             values[flag.field] = value
             continue
         if not argument.startswith("-") or argument == "-":
@@ -275,7 +277,7 @@ def split_arguments(
             continue
         if name in other_arguments and name not in flags_by_name and spelled(name) not in flags_by_name:
             kept_arguments.append(argument)
-            if other_arguments[name] and not mark and queue:
+            if other_arguments[name] and not equals_sign and queue:
                 kept_arguments.append(queue.popleft())
             continue
         match = flag_named(flags_by_name, name)
@@ -294,7 +296,7 @@ def split_arguments(
             _values_of(queue)
             continue
         flag = match.flag
-        flag_value = value if mark else _next_value(name, flag, queue)
+        flag_value = value if equals_sign else _next_value(name, flag, queue)
         if match.keys:
             _set_key(values, (flag.field, *match.keys), flag_value)
         else:
@@ -314,12 +316,12 @@ def _turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: 
 
 def _next_value(name: str, flag: Flag, queue: deque[str]) -> Any:
     """Removes a flag's value from the queue of arguments and returns it. Raises `InputError` where it is missing."""
-    following = queue[0].lower() if queue else ""
+    next_argument = queue[0].lower() if queue else ""
     if flag.kind == "switch":
-        return queue.popleft() if following in ("true", "false") else True
+        return queue.popleft() if next_argument in ("true", "false") else True
     if flag.kind in ("list", "numbers"):
         return " ".join(_values_of(queue))
-    if flag.bare and following not in flag.words:
+    if flag.bare and next_argument not in flag.words:
         return flag.bare
     if not queue:
         raise InputError(f"{name}: the value is missing")
@@ -336,9 +338,9 @@ def _values_of(queue: deque[str]) -> list[str]:
 
 def _set_key(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     """Sets the value of a nested key in a table, and creates the tables on its path."""
-    *outer, last = keys
-    for key in outer:
+    *outer_table, last_key = keys
+    for key in outer_table:
         if not isinstance(values.get(key), dict):
             values[key] = {}
         values = values[key]
-    values[last] = value
+    values[last_key] = value

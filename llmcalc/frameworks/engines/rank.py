@@ -99,9 +99,9 @@ class EngineRank:
         """The quantization scheme of the weights; None for the checkpoint's scheme, or for no quantization."""
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
-        table, published = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
+        table, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
         is_mxfp4 = (
-            published == 4 and self.preset.config is None if table is None else table.get("quant_method") == "mxfp4"
+            stored_bits == 4 and self.preset.config is None if table is None else table.get("quant_method") == "mxfp4"
         )
         return "mxfp4" if is_mxfp4 else None
 
@@ -115,8 +115,8 @@ class EngineRank:
     def _with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, which ranks divide evenly, not always into whole quantization blocks."""
         full_model = self.preset.model
-        saved = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
-        return self._weights(self.model, "none") - saved // (self.layout.tp * self.layout.pp)
+        quantization_savings = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
+        return self._weights(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
 
     def _weights(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns the bytes of a model's weights. scheme: the quantization scheme, None for the checkpoint's own."""
@@ -150,10 +150,10 @@ class EngineRank:
             for group in self._groups
             if group.width is not None and group.tokens
         ]
-        full = [i for i, cache in enumerate(caches) if cache.window is None]
-        if self.drafting_layers and full:
-            cache = caches[full[-1]]
-            caches[full[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
+        full_attention_indices = [i for i, cache in enumerate(caches) if cache.window is None]
+        if self.drafting_layers and full_attention_indices:
+            cache = caches[full_attention_indices[-1]]
+            caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
         return caches
 
     @property
@@ -176,7 +176,7 @@ class EngineRank:
     @cached_property
     def widths(self) -> tuple[int, bool, Experts | None]:
         """The width of the rank's widest dense feed-forward network, whether the network is gated, and the experts."""
-        dense, gated, experts = 0, False, None
+        dense, is_gated, experts = 0, False, None
         for place in self.model.tree().walk():
             op = place.node.op
             if place.optional or place.node.name not in ("up_proj", "gate_proj", "fc1"):
@@ -184,8 +184,8 @@ class EngineRank:
             if isinstance(op, ExpertLinear):
                 experts = Experts(int(op.top_k), int(op.n_out), int(op.num_experts))
             elif isinstance(op, Linear) and place.kind == "feed_forward":
-                dense, gated = max((dense, gated), (int(op.n_out), place.node.name == "gate_proj" or gated))
-        return dense, gated, experts
+                dense, is_gated = max((dense, is_gated), (int(op.n_out), place.node.name == "gate_proj" or is_gated))
+        return dense, is_gated, experts
 
     @cached_property
     def rope_elements(self) -> int:

@@ -31,11 +31,11 @@ def engine(name: str) -> Engine:
 
 def engine_and_version(text: str) -> tuple[Engine, EngineVersion]:
     """Returns the engine and its version from `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
-    name, mark, version = text.partition("==")
-    if not mark and "=" in name and name.partition("=")[0].strip().lower() in FOLDERS:
+    name, equals_signs, version = text.partition("==")
+    if not equals_signs and "=" in name and name.partition("=")[0].strip().lower() in FOLDERS:
         raise InputError(f"--engine {text}: one sign of two; expected such as {name.replace('=', '==')}")
     record = engine(name.strip().lower())
-    if mark and not version.strip():
+    if equals_signs and not version.strip():
         raise InputError(f"--engine {text}: the version is missing; expected such as {name}==0.19, or {name}")
     engine_version: EngineVersion = record.version(version.strip())
     return record, engine_version

@@ -151,12 +151,12 @@ def engine_version(title: str, version_text: str, starts: Iterable[str], newest:
     version = version_text.removeprefix("v") or newest
     numbers = numbers_of(version)
     ordered = sorted(starts, key=numbers_of)
-    holding = [start for start in ordered if numbers_of(start) <= numbers]
-    if not holding:
+    earlier_starts = [start for start in ordered if numbers_of(start) <= numbers]
+    if not earlier_starts:
         raise InputError(f"--engine: {title} {version} is older than what was read; expected {ordered[0]} or newer")
     note = ""
     if not version_text:
         note = f"no version is named: {title} {newest}, the newest that was read"
     elif numbers > numbers_of(newest):
         note = f"{title} {version} was not read; these are the rules of {newest}, the newest that was"
-    return EngineVersion(version, holding[-1], note)
+    return EngineVersion(version, earlier_starts[-1], note)

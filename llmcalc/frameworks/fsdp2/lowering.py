@@ -98,8 +98,10 @@ class FsdpProfile(RingAttention):
         assert self.traffic is not None
         sharding = self.traffic.sharding
         if key in self.buffers:
-            stored = sharding.frozen_dtype or sharding.dtype
-            return empty(self.graph.meter, template.shape, stored if template.dtype is self.dtype else template.dtype)
+            shard_format = sharding.frozen_dtype or sharding.dtype
+            return empty(
+                self.graph.meter, template.shape, shard_format if template.dtype is self.dtype else template.dtype
+            )
         if not template.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(key))
         layer = self.parameter_layer(key)

@@ -284,8 +284,8 @@ class Group:
         meter, sharding = self.traffic.meter, self.traffic.sharding
         if sharding.offloads:
             return [self._copy_from_host(parameter) for parameter in self.parameters]
-        cast = [parameter for parameter in self.parameters if parameter.is_cast]
-        cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast)
+        cast_parameters = [parameter for parameter in self.parameters if parameter.is_cast]
+        cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast_parameters)
         return [Storage(meter, cast_bytes)] if cast_bytes else []
 
     def _copy_from_host(self, parameter: Parameter) -> Storage:
@@ -444,9 +444,9 @@ class Group:
             self.traffic.collectives.append(self._tensor_all_reduce(gradient.bytes))
         return gradient
 
-    def _tensor_all_reduce(self, size: Number, times: int = 1) -> Collective:
+    def _tensor_all_reduce(self, size: Number, repetitions: int = 1) -> Collective:
         """Returns the all-reduce of a gradient over the tensor-parallel ranks. size: bytes."""
-        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, size, times)
+        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, size, repetitions)
 
     def _foreach_reduce(
         self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]
@@ -465,10 +465,10 @@ class Group:
         unsharded_grads.clear()
         all_reduce_input: Storage | None = None
         makes_gradients = not sharding.offloads and any(parameter.shard.grad is None for parameter in with_grad)
-        casts = sharding.reduce_dtype is not sharding.dtype
+        casts_gradients = sharding.reduce_dtype is not sharding.dtype
         with (
             traffic.communication_stream(REDUCE),
-            counted_as(traffic.meter, "gradients" if makes_gradients and not casts else "communication"),
+            counted_as(traffic.meter, "gradients" if makes_gradients and not casts_gradients else "communication"),
         ):
             reduce_output = Storage(traffic.meter, size)
             if sharding.shards > 1:
@@ -481,7 +481,7 @@ class Group:
                     Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, size)
                 )
                 all_reduce_input = reduce_output
-        if casts:
+        if casts_gradients:
             post_reduce_stream = ALL_REDUCE if sharding.replicas > 1 else REDUCE
             with (
                 traffic.communication_stream(post_reduce_stream),

@@ -305,12 +305,12 @@ class ShardedRank(RankRun):
         """Reshards stages that become inactive, and gathers stages that become active."""
         if not self.active:
             return
-        previous, active = self.active[i - 1] if i else (), self.active[i]
-        for index in previous:
-            if index not in active:
+        previous_chunks, active_chunks = self.active[i - 1] if i else (), self.active[i]
+        for index in previous_chunks:
+            if index not in active_chunks:
                 self.chunks[index].reshard_all()
-        for index in active:
-            if index not in previous:
+        for index in active_chunks:
+            if index not in previous_chunks:
                 self.chunks[index].unshard()
         self.chunks[self.order[i][1]].wait_for_unshard()
 
@@ -323,10 +323,10 @@ class ShardedRank(RankRun):
 def _active_chunks(order: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
     """Yields, per action, the chunks with unsharded parameters: those of the next actions (`next_stage_indices`)."""
     active: list[tuple[int, ...]] = []
-    following: tuple[int, ...] = ()
+    next_chunks: tuple[int, ...] = ()
     for action in reversed(order):
-        following = (action.chunk, *(chunk for chunk in following if chunk != action.chunk))
-        active.append(following[:max_active])
+        next_chunks = (action.chunk, *(chunk for chunk in next_chunks if chunk != action.chunk))
+        active.append(next_chunks[:max_active])
     return reversed(active)
 
 
@@ -378,7 +378,7 @@ def stage_memory(
         """Records two training steps. shortens: whether sequences of equal layers are shortened."""
         run = ShardedRank(spec, training, layout, rank, meter := Recorder(), runtime.workspace, fsdp, schedule_settings)
         stacks: list[LayerStack] = []
-        shortened: list[int] = []
+        shortened_layers: list[int] = []
         for chunk in run.chunks:
             chunk_loops = program_stacks(chunk.program.root, training.recompute.every, chunk.lowering.first_layer_index)
             layers_to_run = {
@@ -387,15 +387,15 @@ def stage_memory(
                 if shortens and loop.repeats > RECORDED_REPEATS
             }
             chunk.lowering.run_only = layers_to_run
-            shortened += [len(stacks) + i for i in layers_to_run]
+            shortened_layers += [len(stacks) + i for i in layers_to_run]
             stacks += chunk_loops
-        return RepeatAnalysis(_record_steps(run, meter), stacks, shortened)
+        return RepeatAnalysis(_record_steps(run, meter), stacks, shortened_layers)
 
     try:
-        unfolded = record_steps(shortens=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
+        repeat_analysis = record_steps(shortens=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
     except NotRepeating:
-        unfolded = record_steps(shortens=False)
-    result, blocks = unfolded.counted({}), unfolded.overhead(CachingAllocator(runtime.expandable), {})
+        repeat_analysis = record_steps(shortens=False)
+    result, blocks = repeat_analysis.counted({}), repeat_analysis.overhead(CachingAllocator(runtime.expandable), {})
     result.slop, result.slop_after = blocks.slop, blocks.slop_after
     result.reserved = result.peak[1].bytes + blocks.slop + blocks.free
     return summarize(result, runtime, layer_stacks(spec), tensors)

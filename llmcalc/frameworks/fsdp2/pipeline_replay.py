@@ -112,7 +112,7 @@ class PassRecorder(SchedulePasses):
         return self._run(chunk, *self.next_loss(chunk), output, run)
 
     def _run(
-        self, chunk: int, case: PassCase, pass_id: PassId, stage_input: Tensor | None, run: Callable[[], Tensor]
+        self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None, run: Callable[[], Tensor]
     ) -> Tensor:
         """Runs and records a pass with one output and newly gathered parameters."""
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
@@ -126,13 +126,13 @@ class PassRecorder(SchedulePasses):
                 outputs.append(without_storage(i, parameter.unsharded_param))
         input_handle = None if stage_input is None else stage_input.storage.block.handle
         self.passes.append(
-            RecordedPass(case, pass_id, start, len(self.meter.events), start_place, input_handle, outputs)
+            RecordedPass(pass_case, pass_id, start, len(self.meter.events), start_place, input_handle, outputs)
         )
         return out
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], run: Callable[[], None]) -> None:
         """Runs and records a backward pass. leaves: tensors that may have a gradient after it."""
-        case, pass_id = self.next_backward(chunk)
+        pass_case, pass_id = self.next_backward(chunk)
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()
         outputs = [
@@ -140,7 +140,7 @@ class PassRecorder(SchedulePasses):
             for i, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), start_place, None, outputs))
+        self.passes.append(RecordedPass(pass_case, pass_id, start, len(self.meter.events), start_place, None, outputs))
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):
@@ -158,9 +158,9 @@ class PlayedPasses(SchedulePasses, PassPlayer):
         self.starts: list[int] = [0] * len(layer_offsets)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
+    def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
         """Replays a forward pass, and binds gathered parameters to their storages."""
-        trace, base = self._play(chunk, case, pass_id)
+        trace, base = self._play(chunk, pass_case, pass_id)
         if stage_input is not None and trace.input_kind is not None:
             stage_input.storage.block.kind = trace.input_kind
         (_, out), *gathered_outputs = trace.outputs
@@ -253,24 +253,26 @@ def played_stage(
     key = (shards, coordinates.cp, *passes_key(spec, run, rank, is_last_stage))
     if key not in rehearsals:
         rehearsals[key] = rehearse(make_run, run.chunks, is_last_stage)
-    rehearsed = rehearsals[key]
-    if rehearsed.traces is None:
+    recorded_rank = rehearsals[key]
+    if recorded_rank.traces is None:
         return None
     steps_key = coordinates.pp, expandable
-    if steps_key in rehearsed.replayed:
-        return rehearsed.replayed[steps_key]
-    more_below = [
+    if steps_key in recorded_rank.replayed:
+        return recorded_rank.replayed[steps_key]
+    layer_offsets = [
         chunk.lowering.first_layer_index - layers_before
-        for chunk, layers_before in zip(run.chunks, rehearsed.layers_before, strict=True)
+        for chunk, layers_before in zip(run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    passes = PlayedPasses(meter, rehearsed.traces, more_below, parameters)
+    passes = PlayedPasses(meter, recorded_rank.traces, layer_offsets, parameters)
     for chunk in run.chunks:
         chunk.passes = passes
     try:
-        rehearsed.replayed[steps_key] = replay_steps_on_allocator(run, meter, rehearsed.prefix_cache(expandable))
+        recorded_rank.replayed[steps_key] = replay_steps_on_allocator(
+            run, meter, recorded_rank.prefix_cache(expandable)
+        )
     except NotRepeating:
         return None
-    return rehearsed.replayed[steps_key]
+    return recorded_rank.replayed[steps_key]
 
 
 def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[ShardedChunk], is_last_stage: bool) -> RecordedRank:
@@ -308,10 +310,10 @@ def _rehearsed_traces(
         passes = _record_passes(run, recorder, is_last_stage, group)
         events: Sequence[Event] = recorder.events
         if any(stacks):
-            shortened = ShortenedPasses(events, passes, run.chunks, chunks, stacks)
-            events, passes = shortened.unfolded()
-        for case, trace in TraceReader(events, passes).traces.items():
-            if traces.setdefault(case, trace) != trace:
+            short_passes = ShortenedPasses(events, passes, run.chunks, chunks, stacks)
+            events, passes = short_passes.unfolded()
+        for pass_case, trace in TraceReader(events, passes).traces.items():
+            if traces.setdefault(pass_case, trace) != trace:
                 raise NotRepeating
     return traces
 

@@ -62,7 +62,7 @@ def fsdp_layout(
     version = size_of(reading, f"{section}.fsdp_version", table.get("version", 1))
     if version == 1:
         reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero, reshard, hybrid = _strategy(reading, table)
+    zero, reshard, is_hybrid = _strategy(reading, table)
     if table.get("xla") not in (None, False):
         reading.unknown[f"{section}.xla"] = "XLA is not modelled"
     command_settings: dict[str, Any] = {}
@@ -70,13 +70,13 @@ def fsdp_layout(
         command_settings["recompute"] = "full"
     sizes = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallel or {}).items()}
     parallel_sizes = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
-    harmless = ("cp_comm_strategy", "sp_size", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
-    unknown_keys(reading, sizes, (*parallel_sizes, *harmless), "parallelism_config", "no key that is known")
+    harmless_keys = ("cp_comm_strategy", "sp_size", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
+    unknown_keys(reading, sizes, (*parallel_sizes, *harmless_keys), "parallelism_config", "no key that is known")
     tp, cp = (size_of(reading, f"parallelism_config.{name}", sizes.get(name, 1)) for name in ("tp_size", "cp_size"))
     replicas = size_of(reading, "parallelism_config.dp_replicate_size", sizes.get("dp_replicate_size", 1))
     if sizes.get("sp_size") not in (None, 1):
         reading.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
-    if hybrid:
+    if is_hybrid:
         replicas = machines if machines > 1 else max(1, world // PER_MACHINE)
     if world % (tp * cp * replicas):
         raise InputError(f"--devices: {world}; expected a multiple of {tp * cp * replicas}")

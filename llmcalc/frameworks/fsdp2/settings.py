@@ -37,7 +37,7 @@ class Float8:
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if rows % MULTIPLE or columns % MULTIPLE or any(skipped in name for skipped in self.skips):
+        if rows % MULTIPLE or columns % MULTIPLE or any(skipped_text in name for skipped_text in self.skips):
             return False
         if not self.skips_small:
             return True

@@ -348,21 +348,21 @@ def _split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tupl
         raise job.reading.wrong(name, f"{shown(split_points)}; expected layers in rising order, such as layers.4")
     if len(layer_numbers) + 1 != pp and (not is_interleaved or (len(layer_numbers) + 1) % pp):
         raise job.reading.wrong(name, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points")
-    return tuple(b - a for a, b in pairwise(stage_bounds))
+    return tuple(end - start for start, end in pairwise(stage_bounds))
 
 
 def _schedules(job: _Job, layout: Layout) -> int:
     """Returns the number of local batches per step over which gradients accumulate (pipeline schedules per step)."""
-    local = _local_batch(job)
+    local_batch = _local_batch(job)
     name, global_batch = job.find("global_batch_size", "training")
-    total = -1 if global_batch is None else size_of(job.reading, name, global_batch, least=-1)
-    if total <= 0:
+    batches_per_step = -1 if global_batch is None else size_of(job.reading, name, global_batch, least=-1)
+    if batches_per_step <= 0:
         return 1
-    if total % (local * layout.dp):
+    if batches_per_step % (local_batch * layout.dp):
         raise job.reading.wrong(
-            name, f"{total}; expected a multiple of {local * layout.dp}, local batch · data parallel"
+            name, f"{batches_per_step}; expected a multiple of {local_batch * layout.dp}, local batch · data parallel"
         )
-    return total // (local * layout.dp)
+    return batches_per_step // (local_batch * layout.dp)
 
 
 def _local_batch(job: _Job) -> int:
@@ -373,15 +373,15 @@ def _local_batch(job: _Job) -> int:
 def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
     """Returns option of `llmcalc memory` → value, from the job's keys."""
     reading, training = job.reading, "training"
-    local, steps = _local_batch(job), _schedules(job, layout)
-    batch, micro = local, steps
+    local_batch, steps = _local_batch(job), _schedules(job, layout)
+    batch, microbatches = local_batch, steps
     if layout.pp > 1:
-        batch, microbatch_count = _micro_batches(job, local, layout.pp)
-        micro = microbatch_count * steps
+        batch, microbatch_count = _micro_batches(job, local_batch, layout.pp)
+        microbatches = microbatch_count * steps
     command_settings: dict[str, Any] = {
         "phase": "training",
         "batch": batch,
-        "num_microbatches": micro,
+        "num_microbatches": microbatches,
         "seq": job.size("seq_len", 2048, training),
         **_precision(job, layout),
         "optimizer": _optimizer(job),
@@ -419,7 +419,7 @@ def _precision(job: _Job, layout: Layout) -> dict[str, str]:
     return {"dtype": weights, "master_weights": "none"}
 
 
-def _micro_batches(job: _Job, local: int, pp: int) -> tuple[int, int]:
+def _micro_batches(job: _Job, local_batch: int, pp: int) -> tuple[int, int]:
     """Returns the sequences per pipeline micro-batch, and the number of micro-batches.
 
     In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
@@ -427,12 +427,14 @@ def _micro_batches(job: _Job, local: int, pp: int) -> tuple[int, int]:
     name, count = job.find("pipeline_parallel_microbatches", "experimental")
     if "parallelism" in job.data:
         micro_batch = job.size("pipeline_parallel_microbatch_size", 1, "parallelism")
-        name, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local // micro_batch
+        name, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local_batch // micro_batch
     else:
         micro_batches = pp if count is None else size_of(job.reading, name, count)
-        micro_batch = local // micro_batches
-    if micro_batch < 1 or micro_batch * micro_batches != local:
-        raise job.reading.wrong(name, f"{local} sequences do not divide into such micro-batches; expected a divisor")
+        micro_batch = local_batch // micro_batches
+    if micro_batch < 1 or micro_batch * micro_batches != local_batch:
+        raise job.reading.wrong(
+            name, f"{local_batch} sequences do not divide into such micro-batches; expected a divisor"
+        )
     return micro_batch, micro_batches
 
 
@@ -508,9 +510,9 @@ def _titan_settings(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSetti
         name, _ = job.find("disable_loss_parallel", "parallelism", "training")
         reading.unknown[name] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
-        gathered = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
+        gathering = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
         reading.notes.append(
-            f"products in float8 ({settings.float8.recipe}) are an estimate: the kernels of bf16, weights {gathered}"
+            f"products in float8 ({settings.float8.recipe}) are an estimate: the kernels of bf16, weights {gathering}"
         )
     if settings.async_tensor_parallel:
         reading.notes.append("asynchronous tensor parallelism: its symmetric buffers are not counted")
@@ -561,12 +563,12 @@ def _float8(job: _Job, layout: Layout) -> Float8 | None:
     if not isinstance(skips, list) or not all(isinstance(layer, str) for layer in skips):
         raise reading.wrong(f"{section}.filter_fqns", f"{shown(skips)}; expected a list of names")
     name = f"{section}.enable_fsdp_float8_all_gather"
-    gathers = flag_value(reading, name, table.get("enable_fsdp_float8_all_gather", False))
-    if gathers and recipe is not None:
+    gathers_float8 = flag_value(reading, name, table.get("enable_fsdp_float8_all_gather", False))
+    if gathers_float8 and recipe is not None:
         raise reading.wrong(name, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
-    sharded = layout.dp // layout.hsdp_replicas > 1
+    is_sharded = layout.dp // layout.hsdp_replicas > 1
     skips_small, skipped_layers = SMALL in skips, tuple(layer for layer in skips if layer != SMALL)
-    return Float8(gathers and sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small)
+    return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small)
 
 
 def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:

@@ -74,8 +74,8 @@ def read_python(text: str, source: Source) -> Launch:
         except RecursionError:
             raise reading.wrong(name, "nested too deeply; expected a configuration") from None
         for word in source.arguments:
-            key, equals, value = word.lstrip("-").partition("=")
-            if equals:
+            key, equals_sign, value = word.lstrip("-").partition("=")
+            if equals_sign:
                 config[key] = plain_value(value)
         return _launch(reading, config, name)
 

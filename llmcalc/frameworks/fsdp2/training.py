@@ -104,8 +104,10 @@ def torchtitan_training(
     Raises `InputError` for adapters under version 1 of FSDP.
     """
     version = torchtitan_date(version, settings)
-    dtype, frozen = "float32" if training.master else training.dtype, ""
-    reduced = settings.reduced or ("float32" if training.gradient_dtype is None else training.gradient_dtype.name)
+    dtype, frozen_format = "float32" if training.master else training.dtype, ""
+    reduction_format = settings.reduced or (
+        "float32" if training.gradient_dtype is None else training.gradient_dtype.name
+    )
     has_separate_head = version is None or version >= SEPARATE_HEAD_SINCE
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     if settings.compiled_loss is not None:
@@ -118,20 +120,20 @@ def torchtitan_training(
                 "fsdp_version 1: with adapters it is not modelled, as its flat gradients hold those of frozen weights "
                 "too; expected fsdp_version 2"
             )
-        frozen, dtype = dtype, training.adapters.dtype.name
+        frozen_format, dtype = dtype, training.adapters.dtype.name
         training = replace(training, adapters=replace(training.adapters, dtype=DTYPES[training.dtype]))
     if eager_loss:
         training = replace(training, choices=replace(training.choices, compiled_loss=False))
     splits = has_separate_head and head_sharing_reason(spec, training) == ""
     return training, Fsdp(
         dtype,
-        reduced,
+        reduction_format,
         keeps_last=not has_separate_head,
         reduces_each=settings.reduces_each,
         splits=splits,
         float8=settings.float8,
         divides_loss=settings.loss_parallel,
-        frozen=frozen,
+        frozen=frozen_format,
         copies_gathered=version is not None and version < IN_PLACE,
         overlaps=settings.async_tensor_parallel,
         offloads=settings.offloads,
@@ -176,7 +178,7 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
     formats = DTYPES[fsdp.dtype], DTYPES[training.dtype], DTYPES[fsdp.reduced]
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
-    frozen = DTYPES[fsdp.frozen] if fsdp.frozen else None
+    frozen_dtype = DTYPES[fsdp.frozen] if fsdp.frozen else None
     return Sharding(
         layout.shards,
         index,
@@ -185,7 +187,7 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
         fsdp.float8,
         layout.tp,
         fsdp.divides_loss,
-        frozen,
+        frozen_dtype,
         fsdp.copies_gathered,
         fsdp.overlaps,
         fsdp.offloads,
@@ -270,13 +272,13 @@ def set_resharding_and_prefetch(
             _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp.prefetch)
 
 
-def _set_prefetch(layers: Sequence[Group], ahead: int) -> None:
-    """Sets which layers each layer prefetches. ahead: the number of layers."""
+def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
+    """Sets which layers each layer prefetches. prefetched_layers: their number."""
     for i, group in enumerate(layers):
-        if i + ahead < len(layers):
-            group.forward_prefetch = layers[i + 1 : i + 1 + ahead]
-        if i >= ahead:
-            group.backward_prefetch = layers[i - ahead : i][::-1]
+        if i + prefetched_layers < len(layers):
+            group.forward_prefetch = layers[i + 1 : i + 1 + prefetched_layers]
+        if i >= prefetched_layers:
+            group.backward_prefetch = layers[i - prefetched_layers : i][::-1]
 
 
 def head_sharing_reason(spec: ModelSpec, training: Training) -> str:

@@ -16,10 +16,17 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
     rules, record, model = server.rules, server.record, server.model
     terms = []
     devices = (*server.devices, HOST)
-    placed = "tensors of the file" if model.file is not None else "tensors, as llama-quantize chooses their types"
+    tensors_text = "tensors of the file" if model.file is not None else "tensors, as llama-quantize chooses their types"
     for device in devices:
         terms.append(
-            Term("model_buffer", buffers.model.get(device, 0), "source", placed, _model_origin(server, device), device)
+            Term(
+                "model_buffer",
+                buffers.model.get(device, 0),
+                "source",
+                tensors_text,
+                _model_origin(server, device),
+                device,
+            )
         )
     for device in devices:
         size = buffers.cache.get(device, 0)
@@ -30,7 +37,7 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
         origin = f"graph of {server.micro_batch:,} tokens"
         terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
     message = _message(server, buffers)
-    everything = sum(buffers.total(device) for device in devices)
+    total_bytes = sum(buffers.total(device) for device in devices)
     length = server.longest_request
     return EngineMemory(
         terms=tuple(terms),
@@ -49,7 +56,7 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
             "ram_bytes": buffers.total(HOST),
             "disk_bytes": server.file_bytes,
             "mmap": server.maps_file,
-            "share": round(buffers.total(HOST) / everything, 4) if everything else 0.0,
+            "share": round(buffers.total(HOST) / total_bytes, 4) if total_bytes else 0.0,
         },
     )
 
@@ -70,10 +77,10 @@ def _cache_origin(server: GgmlServer) -> str:
 def _message(server: GgmlServer, buffers: Buffers) -> str:
     """Returns llama.cpp's message for the first GPU that is too small; empty where all buffers fit."""
     for device in server.devices:
-        needed = buffers.total(device)
-        if needed > server.free:
+        needed_bytes = buffers.total(device)
+        if needed_bytes > server.free:
             text = server.record.messages["no_memory"]
-            return f"{text}: {device} needs {needed / GIB:.2f} GiB and has {server.free / GIB:.2f} GiB free"
+            return f"{text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {server.free / GIB:.2f} GiB free"
     return ""
 
 

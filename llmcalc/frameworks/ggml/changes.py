@@ -22,13 +22,13 @@ SMALL_BATCH = 128
 def memory(server: GgmlServer) -> EngineMemory:
     """Returns the memory of a server, after llama.cpp's --fit has adjusted its flags."""
     fitted = fit(server)
-    changed = engine_memory(fitted.server, fitted.buffers, fitted.notes)
+    fitted_memory = engine_memory(fitted.server, fitted.buffers, fitted.notes)
     if not fitted.notes:
-        return changed
-    assumed = {**engine_memory(server, fitted.buffers).assumed}
-    if "--ctx-size" in assumed:
-        assumed["--ctx-size"] = fitted.server.context
-    return EngineMemory(**{**changed.__dict__, "assumed": assumed})
+        return fitted_memory
+    assumed_flags = {**engine_memory(server, fitted.buffers).assumed}
+    if "--ctx-size" in assumed_flags:
+        assumed_flags["--ctx-size"] = fitted.server.context
+    return EngineMemory(**{**fitted_memory.__dict__, "assumed": assumed_flags})
 
 
 def _room(server: GgmlServer) -> int:
@@ -48,8 +48,8 @@ def _least_left(server: GgmlServer, buffers: Buffers) -> int:
 
 def _fixed(server: GgmlServer, **flags: Any) -> GgmlServer:
     """Returns the server with --fit off and all layers on GPUs, unless flags state their number."""
-    everything = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
-    return server.with_flags(fit="off", **(everything | flags))
+    layer_flags = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
+    return server.with_flags(fit="off", **(layer_flags | flags))
 
 
 def _largest(least: int, most: int, room: Callable[[int], int]) -> int | None:
@@ -57,23 +57,25 @@ def _largest(least: int, most: int, room: Callable[[int], int]) -> int | None:
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
-    good, bad = least, most
-    left, missing = room(good), -room(bad)
-    if left < 0:
+    fitting, failing = least, most
+    free_bytes, missing_bytes = room(fitting), -room(failing)
+    if free_bytes < 0:
         return None
-    if missing <= 0:
+    if missing_bytes <= 0:
         return most
     halves = False
-    while bad - good > 1:
-        width = bad - good
-        guess = good + (width // 2 if halves else min(max(width * left // (left + missing), 1), width - 1))
+    while failing - fitting > 1:
+        width = failing - fitting
+        guess = fitting + (
+            width // 2 if halves else min(max(width * free_bytes // (free_bytes + missing_bytes), 1), width - 1)
+        )
         bytes_left = room(guess)
         if bytes_left < 0:
-            bad, missing = guess, -bytes_left
+            failing, missing_bytes = guess, -bytes_left
         else:
-            good, left = guess, bytes_left
-        halves = not halves and bad - good > width // 2
-    return good
+            fitting, free_bytes = guess, bytes_left
+        halves = not halves and failing - fitting > width // 2
+    return fitting
 
 
 def fewest_host_experts(server: GgmlServer) -> int | None:
@@ -93,8 +95,8 @@ def most_layers(server: GgmlServer) -> int | None:
 def longest_context(server: GgmlServer) -> int | None:
     """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
     steps = max(1, server.context // 256)
-    longest = _largest(1, steps, lambda step: _room(_fixed(server, ctx_size=256 * step)))
-    return None if longest is None else 256 * longest
+    fitting_steps = _largest(1, steps, lambda step: _room(_fixed(server, ctx_size=256 * step)))
+    return None if fitting_steps is None else 256 * fitting_steps
 
 
 def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -130,19 +132,19 @@ def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], Eng
     Of as many devices: everything on GPUs, a smaller cache, experts on the host, layers on the host. A placement that
     the user's flags fix is the only one.
     """
-    chosen = [name for name in ("tensor_split", "device") if name in server.flags]
+    fixed_flags = [name for name in ("tensor_split", "device") if name in server.flags]
     is_fixed = server.asks_for_layers or any(
         name in server.flags for name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
     )
-    devices = len(server.devices) if chosen else 1
+    devices = len(server.devices) if fixed_flags else 1
     while devices <= most:
-        split = {} if chosen or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
-        spread = server.with_flags(**split)
+        split = {} if fixed_flags or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
+        server_on_devices = server.with_flags(**split)
         if is_fixed:
-            yield split, memory(spread)
+            yield split, memory(server_on_devices)
         else:
-            yield from _placements(spread, split)
-        if chosen or not server.devices:
+            yield from _placements(server_on_devices, split)
+        if fixed_flags or not server.devices:
             return
         devices *= 2
 

@@ -131,12 +131,12 @@ def _place(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
         (False, operations),
         (False, operations[::-1]),
     ):
-        current: str | None = None
+        current_device: str | None = None
         for node in order:
             if node.place is not None:
-                current = None if only_gpus and node.place == HOST else node.place
-            elif current is not None:
-                node.place = current
+                current_device = None if only_gpus and node.place == HOST else node.place
+            elif current_device is not None:
+                node.place = current_device
     for node in nodes:
         if node.place is None:  # a view
             node.place = _home(node, devices[0])
@@ -179,14 +179,14 @@ def _with_copies(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
     copies: dict[tuple[int, str | None], Tensor] = {}
     ordered: _Ordered = []
     start = inputs = 0
-    current: str | None = None
+    current_device: str | None = None
     for node in nodes:
         if node.operation == "view":
             ordered.append((node, None))
             continue
         device = node.place
-        if device != current or (inputs and _reads_weight_elsewhere(node, current)):
-            start, inputs, current = len(ordered), 0, device
+        if device != current_device or (inputs and _reads_weight_elsewhere(node, current_device)):
+            start, inputs, current_device = len(ordered), 0, device
         for i, source in enumerate(node.sources):
             if source.place == device or (device == HOST and source.operation == "input"):
                 continue
@@ -216,16 +216,16 @@ class _Buffer:
 
     def allocate(self, nbytes: int) -> int:
         """Allocates the best-fitting free block, the last one only if no other is large enough; returns its offset."""
-        best = len(self.free) - 1
-        least = -1
+        best_block = len(self.free) - 1
+        least_bytes = -1
         for i, (_, block_bytes) in enumerate(self.free[:-1]):
-            if block_bytes >= nbytes and (least < 0 or block_bytes <= least):
-                best, least = i, block_bytes
-        offset, block_bytes = self.free[best]
+            if block_bytes >= nbytes and (least_bytes < 0 or block_bytes <= least_bytes):
+                best_block, least_bytes = i, block_bytes
+        offset, block_bytes = self.free[best_block]
         if block_bytes == nbytes:
-            del self.free[best]
+            del self.free[best_block]
         else:
-            self.free[best] = (offset + nbytes, block_bytes - nbytes)
+            self.free[best_block] = (offset + nbytes, block_bytes - nbytes)
         self.size = max(self.size, offset + nbytes)
         return offset
 
@@ -233,15 +233,15 @@ class _Buffer:
         """Frees a block, and merges it with adjacent free blocks."""
         if not nbytes:
             return
-        free = self.free
-        place = bisect_right(free, (offset, 0))
-        if place < len(free) and offset + nbytes == free[place][0]:
-            nbytes += free.pop(place)[1]
-        if place and sum(free[place - 1]) == offset:
+        free_blocks = self.free
+        place = bisect_right(free_blocks, (offset, 0))
+        if place < len(free_blocks) and offset + nbytes == free_blocks[place][0]:
+            nbytes += free_blocks.pop(place)[1]
+        if place and sum(free_blocks[place - 1]) == offset:
             place -= 1
-            offset, before = free.pop(place)
-            nbytes += before
-        free.insert(place, (offset, nbytes))
+            offset, previous_bytes = free_blocks.pop(place)
+            nbytes += previous_bytes
+        free_blocks.insert(place, (offset, nbytes))
 
 
 def _aligned(nbytes: int) -> int:
@@ -266,17 +266,17 @@ def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> di
             for _ in range(PIPELINE_COPIES - 1):
                 buffers[str(tensor.place)].allocate(_aligned(tensor.nbytes))
             _allocate_tensor(tensor, buffers)
-    for _, read in operations:
-        for source in read:
+    for _, sources in operations:
+        for source in sources:
             source.children += 1
     for tensor in inputs.values():
         _allocate_tensor(tensor, buffers)
-    for node, read in operations:
-        for source in read:
+    for node, sources in operations:
+        for source in sources:
             _allocate_tensor(source, buffers)
-        if node not in read:
+        if node not in sources:
             _allocate_tensor(node, buffers)
-        for source in read:
+        for source in sources:
             source.children -= 1
             if source.children or source.views:
                 continue

@@ -41,12 +41,12 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
 
 def encoder_device(flags: Mapping[str, Any], devices: Sequence[str]) -> str:
     """Returns the device of the encoder. Raises `InputError` for a device that the server does not have."""
-    chosen = flags.get("mmproj_device")
-    if not devices or flags.get("mmproj_offload") is False or chosen == "none":
+    chosen_device = flags.get("mmproj_device")
+    if not devices or flags.get("mmproj_offload") is False or chosen_device == "none":
         return HOST
-    if chosen is None:
+    if chosen_device is None:
         return devices[0]
-    known = {device.upper(): device for device in devices}
-    if str(chosen).strip().upper() not in known:
-        raise InputError(f"--mmproj-device {shown(chosen)}: expected one of none, {', '.join(devices)}")
-    return known[str(chosen).strip().upper()]
+    devices_by_name = {device.upper(): device for device in devices}
+    if str(chosen_device).strip().upper() not in devices_by_name:
+        raise InputError(f"--mmproj-device {shown(chosen_device)}: expected one of none, {', '.join(devices)}")
+    return devices_by_name[str(chosen_device).strip().upper()]

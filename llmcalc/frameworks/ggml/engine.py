@@ -17,7 +17,7 @@ def ggml_engine(
     shown_defaults: tuple[str, ...] = (),
 ) -> Engine:
     """Returns the record. package: the engine's folder, which has its flags and its functions. The others: as of
-Returns the registry record of an engine. package: the engine's folder. Other parameters as in `Engine`.
+    Returns the registry record of an engine. package: the engine's folder. Other parameters as in `Engine`.
     """
     return Engine(
         name=name,

@@ -17,20 +17,22 @@ FIRST_REPEATS, LAST_REPEATS = 3, 2
 
 def laid_out_layers(keys: Sequence[Hashable]) -> list[int]:
     """Returns the indices of the layers whose graphs are built. keys: equal for layers with equal graphs."""
-    chosen: list[int] = []
+    layer_indices: list[int] = []
     start = 0
     while start < len(keys):
-        dropped, pattern = max((_dropped(keys, start, pattern), -pattern) for pattern in range(1, LONGEST_PATTERN + 1))
-        if not dropped:
-            chosen.append(start)
+        dropped_count, pattern = max(
+            (_dropped(keys, start, pattern), -pattern) for pattern in range(1, LONGEST_PATTERN + 1)
+        )
+        if not dropped_count:
+            layer_indices.append(start)
             start += 1
             continue
-        first = start + FIRST_REPEATS * -pattern
-        chosen += range(start, first)
-        start = first + dropped
-        chosen += range(start, start + LAST_REPEATS * -pattern)
+        last_first_repeat = start + FIRST_REPEATS * -pattern
+        layer_indices += range(start, last_first_repeat)
+        start = last_first_repeat + dropped_count
+        layer_indices += range(start, start + LAST_REPEATS * -pattern)
         start += LAST_REPEATS * -pattern
-    return chosen
+    return layer_indices
 
 
 def _dropped(keys: Sequence[Hashable], start: int, pattern: int) -> int:

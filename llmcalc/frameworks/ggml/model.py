@@ -285,10 +285,10 @@ def _shape(layer: Place) -> LayerShape:
         if isinstance(op, AttentionCore):
             shape.heads, shape.head_dim = int(op.heads), int(op.qk_dim)
             shape.window = None if op.window is None else int(op.window)
-            absorbed = place.node.forms.get("absorbed")
-            if isinstance(absorbed, AttentionCore):
-                rank = int(absorbed.v_dim)
-                rope = int(absorbed.qk_dim) - rank
+            absorbed_form = place.node.forms.get("absorbed")
+            if isinstance(absorbed_form, AttentionCore):
+                rank = int(absorbed_form.v_dim)
+                rope = int(absorbed_form.qk_dim) - rank
                 shape.latent = Latent(rank, rope, int(op.qk_dim) - rope, int(op.v_dim), 0)
         elif isinstance(op, KVCache):
             widths = [int(heads) * int(size) for heads, size in op.vectors]
@@ -324,10 +324,10 @@ def _gguf_name(site: WeightSite) -> str:
     end = "weight" if is_weight else "bias"
     if site.layer is None:
         return f"{NAMES.get(site.path, site.path)}.weight"
-    inside = site.path.split(".", 2)[-1]
-    parts = inside.split(".")
-    ends = [".".join(parts[i:]) for i in range(len(parts))]
-    name = next((LAYER_NAMES[part] for part in ends if part in LAYER_NAMES), parts[-1])
+    name_in_layer = site.path.split(".", 2)[-1]
+    parts = name_in_layer.split(".")
+    suffixes = [".".join(parts[i:]) for i in range(len(parts))]
+    name = next((LAYER_NAMES[part] for part in suffixes if part in LAYER_NAMES), parts[-1])
     return f"blk.{site.layer}.{name}.{end}"
 
 

@@ -76,29 +76,29 @@ class Pattern:
             self._follow(0, states, i == 0, i == len(name))
             if self._end in states:
                 return True
-            following: set[int] = set()
+            next_states: set[int] = set()
             if i < len(name):
                 for state in states:
-                    for step, target in self._edges[state]:
+                    for step, next_state in self._edges[state]:
                         if step is not None and not isinstance(step, _Start) and step(name[i]):
-                            self._follow(target, following, False, i + 1 == len(name))
-            states = following
+                            self._follow(next_state, next_states, False, i + 1 == len(name))
+            states = next_states
         return False
 
     def _follow(self, state: int, states: set[int], at_start: bool, at_end: bool) -> None:
         """Adds a state of the automaton, and all states reachable without reading a character."""
-        pending = [state]
-        while pending:
-            current = pending.pop()
-            if current in states:
+        pending_states = [state]
+        while pending_states:
+            current_state = pending_states.pop()
+            if current_state in states:
                 continue
             self._steps += 1
             if self._steps > MOST_STEPS:
                 raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
-            states.add(current)
-            for step, target in self._edges[current]:
+            states.add(current_state)
+            for step, next_state in self._edges[current_state]:
                 if step is None or (isinstance(step, _Start) and (at_end if step.is_end else at_start)):
-                    pending.append(target)
+                    pending_states.append(next_state)
 
     def _state(self) -> int:
         if len(self._edges) >= MOST_STATES:
@@ -116,12 +116,12 @@ class Pattern:
         self._depth += 1
         if self._depth > 50:
             raise self._error("too many groups in one another")
-        ends = [self._sequence(start)]
+        end_states = [self._sequence(start)]
         while self._next() == "|":
             self._at += 1
-            ends.append(self._sequence(start))
+            end_states.append(self._sequence(start))
         end = self._state()
-        for state in ends:
+        for state in end_states:
             self._edges[state].append((None, end))
         self._depth -= 1
         return end
@@ -135,51 +135,51 @@ class Pattern:
 
     def _repeated(self, start: int) -> int:
         """Parses an atom with its repeat count, and adds a copy of its states for each repetition."""
-        begin = self._at
+        atom_start = self._at
         end = self._atom(start)
-        after = self._at
-        least, most = self._counts()
-        resume = self._at
-        if (least, most) == (1, 1):
+        first_new_state = self._at
+        least_times, most_times = self._counts()
+        text_position = self._at
+        if (least_times, most_times) == (1, 1):
             return end
         self._edges[start].clear()
         state = start
-        for _ in range(least):
-            state = self._copy(begin, after, state)
-        if most is None:
+        for _ in range(least_times):
+            state = self._copy(atom_start, first_new_state, state)
+        if most_times is None:
             loop = self._state()
             self._edges[state].append((None, loop))
-            self._edges[self._copy(begin, after, loop)].append((None, loop))
+            self._edges[self._copy(atom_start, first_new_state, loop)].append((None, loop))
             state = loop
         else:
-            exits = [state]
-            for _ in range(most - least):
-                state = self._copy(begin, after, state)
-                exits.append(state)
+            exit_states = [state]
+            for _ in range(most_times - least_times):
+                state = self._copy(atom_start, first_new_state, state)
+                exit_states.append(state)
             state = self._state()
-            for exit_state in exits:
+            for exit_state in exit_states:
                 self._edges[exit_state].append((None, state))
-        self._at = resume
+        self._at = text_position
         return state
 
-    def _copy(self, begin: int, after: int, start: int) -> int:
-        self._at = begin
-        fresh = self._state()
-        self._edges[start].append((None, fresh))
-        end = self._atom(fresh)
-        assert self._at == after
+    def _copy(self, first_state: int, end_of_states: int, start: int) -> int:
+        self._at = first_state
+        new_state = self._state()
+        self._edges[start].append((None, new_state))
+        end = self._atom(new_state)
+        assert self._at == end_of_states
         return end
 
     def _counts(self) -> tuple[int, int | None]:
         """Parses `*`, `+`, `?` or `{m,n}`, and returns the fewest and the most repetitions; None for no limit."""
-        sign = self._next()
-        if sign and sign in "*+?":
+        character = self._next()
+        if character and character in "*+?":
             self._at += 1
-            counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
-        elif sign == "{":
-            body, mark, _ = self._text[self._at + 1 :].partition("}")
+            counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
+        elif character == "{":
+            body, brace, _ = self._text[self._at + 1 :].partition("}")
             low, comma, high = body.partition(",")
-            if not mark or not low.isdecimal() or (high and not high.isdecimal()) or len(body) > 9:
+            if not brace or not low.isdecimal() or (high and not high.isdecimal()) or len(body) > 9:
                 raise self._error("a wrong repeat")
             self._at += len(body) + 2
             counts = (int(low), int(high) if high else (None if comma else int(low)))
@@ -192,24 +192,24 @@ class Pattern:
         return counts
 
     def _atom(self, start: int) -> int:
-        sign = self._next()
-        if sign == "(":
+        character = self._next()
+        if character == "(":
             return self._group(start)
-        if sign in "*+?{":
+        if character in "*+?{":
             raise self._error("a repeat of nothing")
         self._at += 1
         end = self._state()
         step: _Step
-        if sign in "^$":
-            step = _Start(sign == "$")
-        elif sign == "[":
+        if character in "^$":
+            step = _Start(character == "$")
+        elif character == "[":
             step = self._set()
-        elif sign == "\\":
+        elif character == "\\":
             step = self._escape()
-        elif sign == ".":
+        elif character == ".":
             step = lambda c: c not in "\n\r"  # noqa: E731
         else:
-            step = sign.__eq__
+            step = character.__eq__
         self._edges[start].append((step, end))
         return end
 
@@ -226,15 +226,15 @@ class Pattern:
         return end
 
     def _escape(self) -> Test:
-        sign = self._next()
-        if not sign or sign in "bB" or sign.isdecimal():
+        character = self._next()
+        if not character or character in "bB" or character.isdecimal():
             raise self._error("an escape that is not modelled")
         self._at += 1
-        return CLASSES.get(sign) or ESCAPES.get(sign, sign).__eq__
+        return CLASSES.get(character) or ESCAPES.get(character, character).__eq__
 
     def _set(self) -> Test:
-        negated = self._next() == "^"
-        self._at += negated
+        is_negated = self._next() == "^"
+        self._at += is_negated
         tests: list[Test] = []
         while self._next() != "]":
             if not self._next():
@@ -253,4 +253,4 @@ class Pattern:
             else:
                 tests.append(low.__eq__)
         self._at += 1
-        return lambda c: any(test(c) is True for test in tests) != negated
+        return lambda c: any(test(c) is True for test in tests) != is_negated

@@ -40,24 +40,24 @@ def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
     parts = text.split(",")
     if len(parts) > MOST_OVERRIDES:
         raise InputError(f"--override-tensor: {len(parts):,} patterns; expected at most {MOST_OVERRIDES:,}")
-    pending = ""
+    pending_text = ""
     for part in parts:
-        pending = f"{pending},{part}" if pending else part
-        pattern, mark, device = pending.rpartition("=")
-        if not mark:  # a comma within a pattern, such as {1,2}
+        pending_text = f"{pending_text},{part}" if pending_text else part
+        pattern, equals_sign, device = pending_text.rpartition("=")
+        if not equals_sign:  # a comma within a pattern, such as {1,2}
             continue
         name = device.strip().upper().removesuffix("_HOST")
-        known = {known_device.upper(): known_device for known_device in devices} | {HOST: HOST}
+        devices_by_name = {known_device.upper(): known_device for known_device in devices} | {HOST: HOST}
         name = HOST if device.strip().upper().endswith("_HOST") else name
-        if name not in known:
-            expected = ", ".join(known.values())
+        if name not in devices_by_name:
+            device_names = ", ".join(devices_by_name.values())
             raise InputError(
-                f"--override-tensor {shown(pending)}: no device {shown(device)}; expected one of {expected}"
+                f"--override-tensor {shown(pending_text)}: no device {shown(device)}; expected one of {device_names}"
             )
-        overrides.append(Override(Pattern(pattern, "--override-tensor"), known[name]))
-        pending = ""
-    if pending:
-        raise InputError(f"--override-tensor {shown(pending)}: expected a pattern and a device, such as exps=CPU")
+        overrides.append(Override(Pattern(pattern, "--override-tensor"), devices_by_name[name]))
+        pending_text = ""
+    if pending_text:
+        raise InputError(f"--override-tensor {shown(pending_text)}: expected a pattern and a device, such as exps=CPU")
     return tuple(overrides)
 
 
@@ -81,8 +81,8 @@ class Layers:
         if layer < start or layer - start >= active:
             return HOST
         total = sum(self.split)
-        ends = [end / total for end in accumulate(self.split)]
-        return self.devices[min(bisect_right(ends, (layer - start) / active), len(self.devices) - 1)]
+        cumulative_shares = [end / total for end in accumulate(self.split)]
+        return self.devices[min(bisect_right(cumulative_shares, (layer - start) / active), len(self.devices) - 1)]
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,12 @@ class Buffers(NamedTuple):
     def with_draft(self, draft: Buffers) -> Buffers:
         """Returns the sum of these buffers and a draft model's buffers."""
         pairs = zip(self, draft, strict=True)
-        return Buffers(*({name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}} for a, b in pairs))
+        return Buffers(
+            *(
+                {name: model.get(name, 0) + drafts.get(name, 0) for name in {**model, **drafts}}
+                for model, drafts in pairs
+            )
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,14 +76,14 @@ class GgmlServer(GgmlSettings):
         layers = Layers(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.split, self.rules.output_counts_first
         )
-        everything = len(self.model.layers)
-        number = everything if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
+        layer_count = len(self.model.layers)
+        number = layer_count if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
         dense = int(self.flags.get("n_cpu_ffn", 0))
         return Placement(
             layers,
             self.overrides,
-            host_experts=frozenset(range(min(number, everything))),
-            host_networks=frozenset(range(min(dense, everything))),
+            host_experts=frozenset(range(min(number, layer_count))),
+            host_networks=frozenset(range(min(dense, layer_count))),
         )
 
     def model_buffers(self, placement: Placement) -> dict[str, int]:
@@ -194,12 +199,12 @@ class GgmlServer(GgmlSettings):
             expert_homes = {places[tensor.name][1] for tensor in tensors if EXPERTS.match(tensor.name)}
             weights = []
             for tensor in tensors:
-                nbytes, home = places[tensor.name]
+                nbytes, device = places[tensor.name]
                 if EXPERTS.match(tensor.name):
-                    is_copied = len(expert_homes) > 1 or (home == HOST and rules.moves_experts(moved_tokens, layer))
+                    is_copied = len(expert_homes) > 1 or (device == HOST and rules.moves_experts(moved_tokens, layer))
                 else:
-                    is_copied = home == HOST and rules.moves(moved_tokens)
-                weights.append((tensor.name.partition(f"blk.{i}.")[2], home, nbytes if is_copied else 0))
+                    is_copied = device == HOST and rules.moves(moved_tokens)
+                weights.append((tensor.name.partition(f"blk.{i}.")[2], device, nbytes if is_copied else 0))
             keys.append((id(layer), placement.layers.device(i), tuple(weights)))
         return keys
 
@@ -227,15 +232,15 @@ class GgmlServer(GgmlSettings):
         """
         number, modules = len(self.model.layers), self.model.modules
         types = {f"cache_type_{name}": self.flags.get(f"cache_type_{name}_draft", "f16") for name in "kv"}
-        drafting = self.with_flags(**types, spec_type="none")
+        module_server = self.with_flags(**types, spec_type="none")
         tensors: dict[str, int] = {}
         for tensor in self.model.module_tensors:
             device = placement.device(tensor)
             tensors[device] = tensors.get(device, 0) + tensor.nbytes
-        home = placement.layers.device(number) if self.keeps_cache else HOST
-        cache = {home: sum(sum(drafting.layer_cache(module)) for module in modules)}
+        cache_device = placement.layers.device(number) if self.keeps_cache else HOST
+        cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in modules)}
         layers = {number + i: module for i, module in enumerate(modules)}
-        return Buffers(tensors, cache, drafting.graph_buffers(placement, layers, self.model.module_tensors))
+        return Buffers(tensors, cache, module_server.graph_buffers(placement, layers, self.model.module_tensors))
 
     def with_flags(self, **changed: Any) -> GgmlServer:
         """Returns the server with changed flags, which shares the model."""

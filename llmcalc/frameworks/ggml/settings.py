@@ -43,8 +43,8 @@ class GgmlSettings(EngineServer):
         super().__post_init__()
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
-            first = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
-            raise InputError(f"{flag}: speculative decoding is modelled from build {first} on; remove the flag")
+            first_version = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
+            raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
         if self.drafts_by_modules and not self.model.modules:
             raise InputError(f"--spec-type {MODULES}: the model has no modules of multi-token prediction; remove it")
         if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.flash:
@@ -65,9 +65,9 @@ class GgmlSettings(EngineServer):
         """The names of the GPUs: listed in --device, or one per share of --tensor-split, or a single GPU."""
         vendor = self.hardware.vendor.split(" ")[0].upper()
         word = DEVICE_NAMES.get(vendor, "CUDA")
-        listed = self.flags.get("device")
-        if listed is not None:
-            names = [part.strip() for part in str(listed).split(",")]
+        device_list = self.flags.get("device")
+        if device_list is not None:
+            names = [part.strip() for part in str(device_list).split(",")]
             if names == ["none"]:
                 return ()
             number = len(names)
@@ -231,12 +231,12 @@ class GgmlSettings(EngineServer):
 
     def window_cells(self, window: int | None) -> int:
         """Returns the cache cells of one stream for layers with a window; all in versions without windowed caches."""
-        full = self.sequence_cells
+        full_cells = self.sequence_cells
         if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
-            return full
-        needed = window * (self.sequences if self.is_unified else 1) + self.micro_batch
+            return full_cells
+        needed_cells = window * (self.sequences if self.is_unified else 1) + self.micro_batch
         padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
-        return min(full, _padded(needed, padding))
+        return min(full_cells, _padded(needed_cells, padding))
 
     @property
     def asks_for_layers(self) -> bool:
@@ -247,10 +247,10 @@ class GgmlSettings(EngineServer):
     def layers_on_gpus(self) -> int:
         """The number of layers on GPUs; the output counts as a layer."""
         word = str(self.flags.get("n_gpu_layers", "auto"))
-        everything = len(self.model.layers) + 1
+        all_layers = len(self.model.layers) + 1
         if word == "auto" or (word == "-1" and self.rules.n_gpu_layers == "all"):
-            return everything if self.rules.n_gpu_layers == "all" else 0
-        return everything if word == "all" or int(word) < 0 else min(int(word), everything)
+            return all_layers if self.rules.n_gpu_layers == "all" else 0
+        return all_layers if word == "all" or int(word) < 0 else min(int(word), all_layers)
 
     @property
     def free(self) -> int:

@@ -99,7 +99,7 @@ def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
 def draft_flags(flags: Mapping[str, Any], context: int, sequences: int, is_unified: bool) -> dict[str, Any]:
     """Returns the flags of the draft model as a server. context: tokens of the target model's cache."""
     inherited = {name: flags[name] for name in INHERITED if name in flags}
-    chosen = {field: flags[name] for name, field in OF_THE_DRAFT.items() if name in flags}
+    chosen_flags = {field: flags[name] for name, field in OF_THE_DRAFT.items() if name in flags}
     return {
-        **inherited, **chosen, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
+        **inherited, **chosen_flags, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
     }  # fmt: skip

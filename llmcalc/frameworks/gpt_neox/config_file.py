@@ -95,12 +95,12 @@ def read_gpt_neox(data: Table, source: Source) -> Launch:
 def _deepspeed_keys(reading: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
     config = {name: value for name, value in arguments.items() if name in DEEPSPEED}
-    half = reading.table(arguments, "fp16")
-    kind = arguments.get("precision") or ("bfloat16" if half.get("type") == "bfloat16" else None)
+    fp16_table = reading.table(arguments, "fp16")
+    kind = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if kind is not None:
         config |= {"fp16": {"enabled": kind == "fp16"}, "bf16": {"enabled": kind == "bfloat16"}}
-    elif half:
-        config["fp16"] = {"enabled": half.get("enabled", half.get("fp16", False))}
+    elif fp16_table:
+        config["fp16"] = {"enabled": fp16_table.get("enabled", fp16_table.get("fp16", False))}
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(config):
         config["train_micro_batch_size_per_gpu"] = reading.size({}, "train_micro_batch_size_per_gpu", 1)
         reading.notes.append("the batch is in another file of the run: --batch says it (1 here)")
@@ -127,8 +127,8 @@ def _mixer(reading: Reading, arguments: Table) -> str:
         names = entry[0] if isinstance(entry, list) and entry else entry
         kinds |= set(map(str, names)) if isinstance(names, list) else {str(names)}
     if len(kinds) != 1 or not kinds <= set(MIXERS):
-        listed = ", ".join(sorted(kinds))[:60]
-        reading.unknown["attention_config"] = f"'{listed}' is not modelled; {', '.join(MIXERS)} in all layers are"
+        kinds_text = ", ".join(sorted(kinds))[:60]
+        reading.unknown["attention_config"] = f"'{kinds_text}' is not modelled; {', '.join(MIXERS)} in all layers are"
         return "global"
     return kinds.pop()
 
@@ -203,11 +203,11 @@ def _norm(reading: Reading, arguments: Table) -> dict[str, Any]:
 
 def _rotation(reading: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
-    share, base = (reading.value(arguments, name, default) for name, default in ROTATION.items())
-    if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise reading.wrong("rotary_pct", f"{shown(share)}; expected a share from 0 to 1")
+    rotary_fraction, base = (reading.value(arguments, name, default) for name, default in ROTATION.items())
+    if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
+        raise reading.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
     position = {"type": "rope", "rope_theta": float(size_of(reading, "rotary_emb_base", base))}
-    return position if share == 1 else {**position, "partial_rotary_factor": float(share)}
+    return position if rotary_fraction == 1 else {**position, "partial_rotary_factor": float(rotary_fraction)}
 
 
 ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
@@ -215,7 +215,7 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 
 
 def _network(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
-    """Returns the model-spec table of the feed-forward network (`ParallelMLP`). Gated networks have 2/3 of the width."""
+    """Returns the model-spec table of the feed-forward network (`ParallelMLP`). Gated ones have 2/3 of the width."""
     activation = str(reading.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED
     if not is_gated and activation not in ("gelu", "relu", "silu"):
@@ -223,12 +223,12 @@ def _network(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
     if arguments.get("expansion_factor") is not None:
         reading.unknown["expansion_factor"] = "expected intermediate_size"
     multiple = reading.size(arguments, "mlp_multiple_of", 1)
-    inner = reading.size(arguments, "intermediate_size", 4 * width)
-    inner = inner * 2 // 3 // 2 if is_gated else inner
+    inner_width = reading.size(arguments, "intermediate_size", 4 * width)
+    inner_width = inner_width * 2 // 3 // 2 if is_gated else inner_width
     biased = reading.flag(arguments, "use_bias_in_mlp", True)
     return {
         "type": "mlp",
-        "intermediate_size": ceil_div(inner, multiple) * multiple,
+        "intermediate_size": ceil_div(inner_width, multiple) * multiple,
         "hidden_act": GATED.get(activation, activation),
         "gated": is_gated,
         "up_bias": biased,

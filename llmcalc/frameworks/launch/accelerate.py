@@ -60,12 +60,12 @@ def read_accelerate(data: Table, source: Source) -> Launch:
 
 
 def _accelerate(reading: Reading, data: Table, world_size: int | None) -> Launch:
-    known = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
+    plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
     reading.ignored += [name for name in data if name in ACCELERATE_IGNORED]
     unknown_keys(
         reading,
         data,
-        (*ACCELERATE_READ, *ACCELERATE_IGNORED, *(plugin.table for _, plugin in known.values())),
+        (*ACCELERATE_READ, *ACCELERATE_IGNORED, *(plugin.table for _, plugin in plugins_by_type.values())),
         "",
         "no key that is known",
     )
@@ -74,7 +74,7 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None) -> Launch
         if world_size not in (None, processes):
             reading.notes.append(f"--devices {world_size} in the place of num_processes: {processes}")
         world_size = world_size or processes
-    world = reading.devices(world_size)
+    world_options = reading.devices(world_size)
     if data.get("num_machines"):
         size_of(reading, "num_machines", data["num_machines"])
     kind = str(data.get("distributed_type", "NO")).upper()[:40]
@@ -85,15 +85,15 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None) -> Launch
     dynamo = reading.table(data, "dynamo_config").get("dynamo_backend", "NO")
     if str(dynamo).upper() != "NO":
         words["compile"] = True
-    name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
-    if kind in known:
-        name, plugin = known[kind]
-        run = plugin.accelerate(reading, data, world, words)
+    name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world_options), words)
+    if kind in plugins_by_type:
+        name, plugin = plugins_by_type[kind]
+        run = plugin.accelerate(reading, data, world_options, words)
     elif kind in OTHER_DEVICES:
         reading.notes.append(f"distributed_type {kind}: the kernels and the runtime of CUDA are counted")
     elif kind not in WITHOUT_PLUGIN:
         raise reading.wrong(
-            "distributed_type", f"{shown(kind)}; expected one of {', '.join((*WITHOUT_PLUGIN, *known))}"
+            "distributed_type", f"{shown(kind)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}"
         )
     settings = default_attention(reading) | run.settings
     return reading.launch("accelerate", name, layout=run.layout, settings=settings, own_settings=run.own_settings)

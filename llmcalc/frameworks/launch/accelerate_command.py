@@ -57,8 +57,8 @@ def _with_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
     ):
         section_flags = {key: value for key, value in flags.items() if re.fullmatch(pattern, key)}
         if section_flags:
-            earlier = table.get(section)
-            table[section] = {**(earlier if isinstance(earlier, Mapping) else {}), **section_flags}
+            section_table = table.get(section)
+            table[section] = {**(section_table if isinstance(section_table, Mapping) else {}), **section_flags}
     return table
 
 

@@ -26,11 +26,11 @@ def config_place(command: CommandLine) -> tuple[str, int, int] | None:
     """
     words = command.words
     for i, word in enumerate(words):
-        option, equals, value = word.partition("=")
+        option, equals_sign, value = word.partition("=")
         if CONFIG_OPTION.fullmatch(option):
-            if equals and value.endswith(CONFIG_ENDINGS):
+            if equals_sign and value.endswith(CONFIG_ENDINGS):
                 return value, i, i + 1
-            if not equals and i + 1 < len(words) and words[i + 1].endswith(CONFIG_ENDINGS):
+            if not equals_sign and i + 1 < len(words) and words[i + 1].endswith(CONFIG_ENDINGS):
                 return words[i + 1], i, i + 2
         if i == 0 and "=" not in word and word.endswith(CONFIG_ENDINGS):
             return word, i, i + 1
@@ -45,20 +45,22 @@ def with_typed_values(config: Table, command: CommandLine, where: str) -> dict[s
     """
     place = config_place(command)
     words = [*command.words] if place is None else [*command.words[: place[1]], *command.words[place[2] :]]
-    typed: dict[str, Any] = {}
+    typed_values: dict[str, Any] = {}
     arguments: list[str] = []
     for word in words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.-]{0,150})=(.*)", word, re.DOTALL)
         if match is None:
             arguments.append(word)
         else:
-            typed[match[1]] = match[2]
-    typed |= {flag.lstrip("-").replace("-", "_"): value for flag, value in arguments_of(arguments, where).items()}
-    changed = dict(config)
-    for name, value in typed.items():
+            typed_values[match[1]] = match[2]
+    typed_values |= {
+        flag.lstrip("-").replace("-", "_"): value for flag, value in arguments_of(arguments, where).items()
+    }
+    changed_config = dict(config)
+    for name, value in typed_values.items():
         key = printable(name)[:150]
-        _place(changed, key, _value(value, f"{where}: {key}"), where)
-    return changed
+        _place(changed_config, key, _value(value, f"{where}: {key}"), where)
+    return changed_config
 
 
 def _value(value: Any, where: str) -> Any:
@@ -73,10 +75,10 @@ def _place(table: dict[str, Any], key: str, value: Any, where: str) -> None:
     *names, name = key.split(".")
     if len(names) >= DEEPEST:
         raise InputError(f"{where}: {key[:60]}: too many dots; expected at most {DEEPEST} names")
-    for inner in names:
-        current = table.get(inner)
-        if not isinstance(current, Mapping) and current is not None:
-            raise InputError(f"{where}: {key}: {inner} is no table in the config file; expected one of its keys")
-        table[inner] = dict(current or {})
-        table = table[inner]
+    for inner_key in names:
+        inner_table = table.get(inner_key)
+        if not isinstance(inner_table, Mapping) and inner_table is not None:
+            raise InputError(f"{where}: {key}: {inner_key} is no table in the config file; expected one of its keys")
+        table[inner_key] = dict(inner_table or {})
+        table = table[inner_key]
     table[name] = value

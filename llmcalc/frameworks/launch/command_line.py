@@ -99,17 +99,21 @@ def command_line(command: Command) -> CommandLine | None:
     place = (command.line, command.loops)
     for i, word in enumerate(words):
         name = word.rpartition("/")[2]
-        after = words[i + 1] if i + 1 < len(words) else ""
+        next_word = words[i + 1] if i + 1 < len(words) else ""
         if word.endswith(".py") and not word.startswith("-"):
             return CommandLine(words[:i], name, _after_dashes(words[i + 1 :]), *place)
-        if word in ("-m", "--module") and after and not after.startswith(("torch.distributed", "-", "accelerate.")):
-            return CommandLine(words[:i], after, _after_dashes(words[i + 2 :]), *place)
-        if name == "tune" and after == "run":
-            rest = words[i + 2 :]
-            start = next((j for j, text in enumerate(rest) if text.startswith("--config")), len(rest))
-            return CommandLine([*words[:i], *rest[:start]], "tune run", rest[start:], *place)
-        if name in CONSOLE_PROGRAMS and (after in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
-            return CommandLine(words[:i], f"{name} {after}".strip(), words[i + 2 :], *place)
+        if (
+            word in ("-m", "--module")
+            and next_word
+            and not next_word.startswith(("torch.distributed", "-", "accelerate."))
+        ):
+            return CommandLine(words[:i], next_word, _after_dashes(words[i + 2 :]), *place)
+        if name == "tune" and next_word == "run":
+            arguments = words[i + 2 :]
+            start = next((j for j, text in enumerate(arguments) if text.startswith("--config")), len(arguments))
+            return CommandLine([*words[:i], *arguments[:start]], "tune run", arguments[start:], *place)
+        if name in CONSOLE_PROGRAMS and (next_word in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
+            return CommandLine(words[:i], f"{name} {next_word}".strip(), words[i + 2 :], *place)
     return None
 
 
@@ -131,8 +135,8 @@ def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
     for word in words:
         if re.match(r"--[A-Za-z]", word):
             keep()
-            name, equals, value = word.partition("=")
-            values = [value] if equals else []
+            name, equals_sign, value = word.partition("=")
+            values = [value] if equals_sign else []
         elif not word:
             continue
         elif name:

@@ -78,7 +78,7 @@ def colocated_rollout(
     is_divided = launch.layout.zero == 3
     has_reference = data.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launch.settings
     element = 2 if launch.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
-    master = launch.settings.get("master_weights") == "none"
+    has_master_weights = launch.settings.get("master_weights") == "none"
     sleeps = reading.flag(data, "vllm_enable_sleep_mode") or bool(data.get("sleep_level"))
     return Rollout(
         source=source,
@@ -88,7 +88,7 @@ def colocated_rollout(
         offloaded=offloaded if colocates else frozenset(),
         reference=Model(
             "device" if has_reference else "none",
-            reference_bytes or (element if master else 4),
+            reference_bytes or (element if has_master_weights else 4),
             launch.layout.dp if is_divided else 1,
         ),
         sequences=sequences,

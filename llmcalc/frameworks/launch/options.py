@@ -47,9 +47,9 @@ def read_with_options(
         return launch
     if file.with_options is None or not isinstance(data, Mapping):
         return _adapter_formats(override(launch, options))
-    changed = read(file.with_options(data, options, launch, source.where), source)
+    changed_launch = read(file.with_options(data, options, launch, source.where), source)
     return replace(
-        changed,
+        changed_launch,
         program=launch.program,
         version=launch.version,
         overridden={name: Override(value, _value(launch, name)) for name, value in options.items()},
@@ -83,18 +83,18 @@ def override(launch: Launch, options: Mapping[str, Any]) -> Launch:
     """
     layout_options = {name: value for name, value in options.items() if name in LAYOUT_OPTIONS}
     settings = {name: value for name, value in options.items() if name not in LAYOUT_OPTIONS}
-    dropped = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
-    values = {name: value for name, value in launch.settings.items() if name not in dropped}
+    dropped_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
+    values = {name: value for name, value in launch.settings.items() if name not in dropped_options}
     if "dtype" in settings and launch.settings.get("precision") == "autocast":
         values.setdefault("master_weights", "none")
     overridden = {name: Override(value, _value(launch, name)) for name, value in options.items()}
-    changed = replace(
+    changed_launch = replace(
         launch,
         settings={**values, **settings},
         overridden=overridden,
         published_weights=launch.published_weights and not set(FORMATS) & set(settings),
     )
-    return _with_layout(changed, layout_options) if layout_options else changed
+    return _with_layout(changed_launch, layout_options) if layout_options else changed_launch
 
 
 def _with_layout(launch: Launch, options: Mapping[str, Any]) -> Launch:
@@ -103,7 +103,7 @@ def _with_layout(launch: Launch, options: Mapping[str, Any]) -> Launch:
     A file that leaves the framework open takes that of the options. Raises `InputError` for a framework that
     contradicts the file's, and for sizes that contradict each other.
     """
-    wanted = options.get("framework")
+    framework_name = options.get("framework")
     world = launch.layout.world
     if launch.framework == WITHOUT_A_NAME:
         request = LayoutRequest(devices=world, **options)
@@ -121,18 +121,18 @@ def _with_layout(launch: Launch, options: Mapping[str, Any]) -> Launch:
             own_settings=launch.own_settings if is_default else None,
             published_weights=launch.published_weights and is_default,
         )
-    if wanted not in (None, launch.framework):
+    if framework_name not in (None, launch.framework):
         title = framework(launch.framework).title
         raise InputError(
-            f"--framework {wanted}: {launch.where} runs {title}, whose settings no other framework has; remove the "
-            "option, or answer without the file"
+            f"--framework {framework_name}: {launch.where} runs {title}, whose settings no other framework has; remove "
+            "the option, or answer without the file"
         )
     sizes = {name: value for name, value in options.items() if name not in ("framework", "fsdp")}
     if "fsdp" in options:
         replicas = sizes.get("hsdp_replicas", launch.layout.hsdp_replicas)
         sizes |= {"zero": 3, "dp": options["fsdp"] * replicas}
-    inner = {name: sizes.get(name, getattr(launch.layout, name)) for name in ("tp", "pp", "cp")}
-    replica_devices = inner["tp"] * inner["pp"] * inner["cp"]
+    replica_sizes = {name: sizes.get(name, getattr(launch.layout, name)) for name in ("tp", "pp", "cp")}
+    replica_devices = replica_sizes["tp"] * replica_sizes["pp"] * replica_sizes["cp"]
     dp = sizes.get("dp", world // replica_devices if world % replica_devices == 0 else 0)
     if dp * replica_devices != world:
         raise InputError(

@@ -33,8 +33,8 @@ def is_python(text: str, where: str) -> bool:
     """Whether a file is Python source, by the suffix of its name or by its first statement."""
     if where.endswith(".py"):
         return True
-    first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
-    return re.match(r"(from [\w.]+ import |import [\w.]+(\s|$)|def \w+\(|class \w+)", first) is not None
+    first_line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+    return re.match(r"(from [\w.]+ import |import [\w.]+(\s|$)|def \w+\(|class \w+)", first_line) is not None
 
 
 def parse_python(text: str, where: str) -> ast.Module:
@@ -106,13 +106,13 @@ def constants(body: list[ast.stmt]) -> dict[str, Any]:
     names: dict[str, Any] = {}
     for statement in body:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-            target, value = statement.targets[0], statement.value
+            target_node, value = statement.targets[0], statement.value
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            target, value = statement.target, statement.value
+            target_node, value = statement.target, statement.value
         else:
             continue
-        if isinstance(target, ast.Name):
-            names[target.id] = value_of(value, names)
+        if isinstance(target_node, ast.Name):
+            names[target_node.id] = value_of(value, names)
     return names
 
 
@@ -177,9 +177,9 @@ class Configurations:
             for target in targets:
                 self.assign(target, self.value(statement.value, names, configs, deep), names, configs)
             return
-        for inner in ast.walk(statement):
-            if isinstance(inner, ast.Assign):
-                for target in inner.targets:
+        for inner_node in ast.walk(statement):
+            if isinstance(inner_node, ast.Assign):
+                for target in inner_node.targets:
                     self.assign(target, {"": Unknown("a condition")}, names, configs)
 
     def assign(self, target: ast.expr, config: Config, names: Config, configs: dict[str, Config]) -> None:
@@ -216,26 +216,26 @@ class Configurations:
             variable, _, attribute = name.partition(".")
             if attribute and variable in configs:
                 owner = configs[variable]
-                inner = {
+                inner_config = {
                     key[len(attribute) + 1 :]: value for key, value in owner.items() if key.startswith(f"{attribute}.")
                 }
-                return inner or {"": owner.get(attribute, Unknown(name))}
+                return inner_config or {"": owner.get(attribute, Unknown(name))}
             return {"": value_of(node, names)}
         called = dotted(node.func)
         keywords = {word.arg: word.value for word in node.keywords if word.arg is not None}
         if called in self.functions:
-            plain = {key: value_of(value, names) for key, value in keywords.items()}
+            argument_values = {key: value_of(value, names) for key, value in keywords.items()}
             parameters = [parameter.arg for parameter in self.functions[called].args.args]
-            plain |= {key: value_of(value, names) for key, value in zip(parameters, node.args, strict=False)}
-            return self.of(called, plain, deep + 1)
+            argument_values |= {key: value_of(value, names) for key, value in zip(parameters, node.args, strict=False)}
+            return self.of(called, argument_values, deep + 1)
         out: Config = dict(self.known.get(called, {}))
         if not called and isinstance(node.func, ast.Attribute):  # a method of what another call returns
             out = self.value(node.func.value, names, configs, deep + 1)
             called = f"….{node.func.attr}"
         out[CALLED] = called
         for key, argument in (*((str(i), value) for i, value in enumerate(node.args)), *keywords.items()):
-            inner = self.value(argument, names, configs, deep + 1)
-            out |= {f"{key}.{path}".rstrip("."): value for path, value in inner.items()}
+            inner_config = self.value(argument, names, configs, deep + 1)
+            out |= {f"{key}.{path}".rstrip("."): value for path, value in inner_config.items()}
         self.spend(len(out))
         if len(out) > MOST_VALUES:
             raise RecursionError

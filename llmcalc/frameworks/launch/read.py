@@ -54,18 +54,18 @@ def read_launch(
     options: options typed beside the file → values, which replace the file's.
     Raises `InputError`, which names file, field and fix.
     """
-    typed = typed_launch(str(path))
-    where = Path(typed.path)
+    typed_text = typed_launch(str(path))
+    where = Path(typed_text.path)
     return launch_of(
         read_text(where, LARGEST),
-        typed.path,
+        typed_text.path,
         world_size,
         allow_unknown,
         date=date,
         gpu=gpu,
         folder=where.parent,
-        variables=typed.variables,
-        arguments=typed.arguments,
+        variables=typed_text.variables,
+        arguments=typed_text.arguments,
         options=options,
     )
 
@@ -116,8 +116,8 @@ def launch_of(
         batch = [word for words in sbatch_options for word in words if word]
         return _script(script, source, batch, options)
     if variables or arguments:
-        typed = next(iter(variables or arguments))
-        raise InputError(f"{where}: is no script; expected --launch {where} without '{one_line(typed)[:40]}'")
+        typed_word = next(iter(variables or arguments))
+        raise InputError(f"{where}: is no script; expected --launch {where} without '{one_line(typed_word)[:40]}'")
     return _tables(_parsed(text, where), source, options)
 
 
@@ -149,9 +149,9 @@ def _python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:
     for file in kinds():
         if file.read_python is not None and file.is_python(text):
             return read_with_options(file, file.read_python, text, source, options)
-    known = ", ".join(file.title for file in kinds() if file.read_python is not None)
+    known_titles = ", ".join(file.title for file in kinds() if file.read_python is not None)
     raise InputError(
-        f"{source.where}: a Python file of no program that is read (it is never run); expected {known}, "
+        f"{source.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
         "or the script that starts it"
     )
 
@@ -201,10 +201,10 @@ def _text_reader(where: str, folder: Path | None) -> ReadText:
 
 
 def _fetcher(where: str, folder: Path | None) -> Fetch:
-    read = _text_reader(where, folder)
+    read_text = _text_reader(where, folder)
 
     def fetch(name: str) -> Mapping[str, Any]:
-        path, text = read(name)
+        path, text = read_text(name)
         data = parse_yaml(text, path) if path.endswith((".yaml", ".yml")) else parse_json(text, path)
         if not isinstance(data, Mapping):
             raise InputError(f"{path}: expected a table of keys")
@@ -247,16 +247,16 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
         fetch = _with_written_files(source.fetch, script.files, where)
         left_out = {
             printable(word)
-            for earlier, word in pairwise(command.words)
-            if is_unset_variable(word) and not earlier.startswith("--")
+            for previous_word, word in pairwise(command.words)
+            if is_unset_variable(word) and not previous_word.startswith("--")
         }
-        unset = sorted(script.unset | left_out)
+        unset_variables = sorted(script.unset | left_out)
         return replace(
             source,
             world_size=world,
             env=env,
             script=command.program,
-            unset=unset,
+            unset=unset_variables,
             fetch=fetch,
             launcher=command.launcher,
             devices_typed=source.world_size is not None,
@@ -295,29 +295,30 @@ def _with_arguments(
     where = source.where
     readers = [file for file in kinds() if file.read_arguments is not None]
     for file in readers:
-        runs = [command for command in script.commands if file.is_run_by(command.words)]
-        if not runs or file.read_arguments is None:
+        matching_commands = [command for command in script.commands if file.is_run_by(command.words)]
+        if not matching_commands or file.read_arguments is None:
             continue
-        commands = [line for command in runs if (line := command_line(command)) is not None]
+        commands = [line for command in matching_commands if (line := command_line(command)) is not None]
         if not commands:
-            words = list(runs[0].words)
-            first = next((i for i, word in enumerate(words) if word.startswith("--")), 0)
+            words = list(matching_commands[0].words)
+            first_flag = next((i for i, word in enumerate(words) if word.startswith("--")), 0)
             raise InputError(
-                f"{where}: line {runs[0].line}: no Python file is run by '{printable(' '.join(words[:first]))[:60]}'; "
+                f"{where}: line {matching_commands[0].line}: no Python file is run by "
+                f"'{printable(' '.join(words[:first_flag]))[:60]}'; "
                 "expected one, such as pretrain_gpt.py"
             )
         command = _only(commands, where)
         arguments = arguments_of(command.words, where)
         return read_with_options(file, file.read_arguments, arguments, start(command), options)
     starts = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
-    unresolved = ((command.line, word) for command in starts for word in command.words if is_unresolved(word))
-    number, word = next(unresolved, (0, ""))
-    why = f" (line {number}: {unresolved_reason(word)})" if word else ""
+    unresolved_words = ((command.line, word) for command in starts for word in command.words if is_unresolved(word))
+    number, word = next(unresolved_words, (0, ""))
+    reason = f" (line {number}: {unresolved_reason(word)})" if word else ""
     programs = dict.fromkeys(f"{command.program} (line {command.line})" for command in lines)
     runs_programs = f"; it runs {', '.join(map(printable, list(programs)[:4]))}" if programs else ""
-    known = " or ".join(file.arguments_of for file in readers)
+    known_programs = " or ".join(file.arguments_of for file in readers)
     raise InputError(
-        f"{where}: no command runs with arguments of {known}{why}{runs_programs}; expected {launch_files()}"
+        f"{where}: no command runs with arguments of {known_programs}{reason}{runs_programs}; expected {launch_files()}"
     )
 
 
@@ -329,12 +330,14 @@ def _only(commands: list[CommandLine], where: str) -> CommandLine:
     for command in commands:
         for name, value in command.loops:
             values.setdefault(name, []).append(value)
-    loops = {name: list(dict.fromkeys(taken)) for name, taken in values.items()}
-    several = {name: taken for name, taken in loops.items() if len(taken) > 1}
+    loops = {name: list(dict.fromkeys(loop_values)) for name, loop_values in values.items()}
+    varying_loops = {name: loop_values for name, loop_values in loops.items() if len(loop_values) > 1}
     lines = ", ".join(dict.fromkeys(str(command.line) for command in commands[:5]))
-    if several:
-        pins = " ".join(f"{name}={printable(taken[0])[:40]}" for name, taken in several.items())
-        ranges = "; ".join(f"{name}: {', '.join(map(printable, taken[:6]))}"[:120] for name, taken in several.items())
+    if varying_loops:
+        pins = " ".join(f"{name}={printable(loop_values[0])[:40]}" for name, loop_values in varying_loops.items())
+        ranges = "; ".join(
+            f"{name}: {', '.join(map(printable, loop_values[:6]))}"[:120] for name, loop_values in varying_loops.items()
+        )
         raise InputError(
             f"{where}: a loop trains several times (line {lines}; {ranges}); expected one of them, "
             f"as in --launch '{pins} {where}'"
@@ -409,10 +412,10 @@ COUNTS = {
 def _counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (what is counted, such as machines, number as text) for each count in a launcher's arguments."""
     for i, word in enumerate(launcher):
-        name, equals, value = word.partition("=")
+        name, equals_sign, value = word.partition("=")
         key = COUNTS.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)
         if key is not None:
-            yield key, value if equals else (launcher[i + 1] if i + 1 < len(launcher) else "")
+            yield key, value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
 
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:

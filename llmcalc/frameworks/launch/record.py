@@ -160,8 +160,10 @@ class Source:
         if not self.unset_counts:
             return "--devices says another number"
         names = ", ".join(self.unset_counts)
-        typed = " ".join(f"{name}={8 if i == 0 else 1}" for i, name in enumerate(self.unset_counts))
-        return f"{names} of the launcher is not set: --devices, or --launch '{typed} FILE', says another number"
+        typed_variables = " ".join(f"{name}={8 if i == 0 else 1}" for i, name in enumerate(self.unset_counts))
+        return (
+            f"{names} of the launcher is not set: --devices, or --launch '{typed_variables} FILE', says another number"
+        )
 
 
 class CommandLine(NamedTuple):
@@ -276,11 +278,11 @@ class Reading:
         """Raises `InputError` with the arguments that are not modelled, unless unknown arguments are allowed."""
         if not self.unknown or self.source.allow_unknown:
             return
-        listed = "; ".join(f"{name} ({why})" for name, why in list(self.unknown.items())[:MOST_LISTED])
-        more = len(self.unknown) - MOST_LISTED
+        listed_text = "; ".join(f"{name} ({reason})" for name, reason in list(self.unknown.items())[:MOST_LISTED])
+        unlisted = len(self.unknown) - MOST_LISTED
         raise InputError(
-            f"{self.where}: not understood, and may change memory: {listed}"
-            f"{f'; and {more} more' if more > 0 else ''}; expected a run without, or --allow-unknown"
+            f"{self.where}: not understood, and may change memory: {listed_text}"
+            f"{f'; and {unlisted} more' if unlisted > 0 else ''}; expected a run without, or --allow-unknown"
         )
 
     def value(self, data: Table, name: str, default: Any) -> Any:

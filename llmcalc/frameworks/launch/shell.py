@@ -121,8 +121,8 @@ def expander(where: str, variables: Mapping[str, str]) -> Callable[[str], str]:
     script = Script(where, variables=dict(variables))
 
     def expanded(text: str) -> str:
-        plain = re.sub(r"[\\`]", r"\\\g<0>", text.replace(UNRESOLVED, ""))
-        return _Reader(script, "").expanded_text(plain)
+        escaped_text = re.sub(r"[\\`]", r"\\\g<0>", text.replace(UNRESOLVED, ""))
+        return _Reader(script, "").expanded_text(escaped_text)
 
     return expanded
 
@@ -217,13 +217,13 @@ class _Reader:
         """Reads and returns the separator that ends a command; empty for `&>`, which is a redirection."""
         letter = self.text[self.at]
         self.at += 1
-        following = self.text[self.at : self.at + 1]
+        next_character = self.text[self.at : self.at + 1]
         if letter == "\n":
             self.skip_here_documents()
-        elif letter == ";" and following == ";":
+        elif letter == ";" and next_character == ";":
             self.at += 1
             return ";;"
-        elif letter == "&" and following == ">":
+        elif letter == "&" and next_character == ">":
             self.at += 2 if self.text[self.at + 1 : self.at + 2] == ">" else 1
             self.skip_space()
             if self.text[self.at : self.at + 1] not in ("", *"\n;&|()<>"):
@@ -250,9 +250,9 @@ class _Reader:
         branch.patterns += words
         if end == ")":
             has_unresolved = is_unresolved(branch.value) or any(map(is_unresolved, branch.patterns))
-            fits = None if has_unresolved else self.fits(branch.value, branch.patterns)
+            is_match = None if has_unresolved else self.fits(branch.value, branch.patterns)
             branch.patterns = None
-            branch.turn(fits)
+            branch.turn(is_match)
         return True
 
     def fits(self, value: str, patterns: list[str]) -> bool | None:
@@ -316,8 +316,8 @@ class _Reader:
             return
         elif words[0] in ("while", "until"):
             result = self.holds(words[1:]) if end not in ("&", "|") else None
-            fits = result if result is None or words[0] == "while" else not result
-            branch = Branch(fits, taken=None, start=self.statement_start if fits else None)
+            condition = result if result is None or words[0] == "while" else not result
+            branch = Branch(condition, taken=None, start=self.statement_start if condition else None)
         elif words[0] in ("for", "select") and len(words) > 1:
             branch = self.loop(words[1][:80], words[3:] if words[2:3] == ["in"] else [unresolved("$@")])
         else:
@@ -362,37 +362,37 @@ class _Reader:
 
     def finish(self, words: list[str], assignments: dict[str, str | list[str]], line: int, end: str) -> None:
         """Applies a simple command: opens or closes a block, sets variables, or adds the command to the script."""
-        first = words[0] if words else ""
-        joined = self.branches[-1] if self.branches and self.branches[-1].joins else None
-        if joined is not None:
+        first_word = words[0] if words else ""
+        open_condition = self.branches[-1] if self.branches and self.branches[-1].joins else None
+        if open_condition is not None:
             if words:
-                self.condition(words, end, joined)
-        elif first in BEGINS:
+                self.condition(words, end, open_condition)
+        elif first_word in BEGINS:
             self.begins(words, end)
-        elif first == "elif" and self.branches:
+        elif first_word == "elif" and self.branches:
             self.condition(words[1:], end, self.branches[-1])
-        elif first in ENDS:
+        elif first_word in ENDS:
             if self.branches:
                 self.ends()
         elif not self.runs():
             if not self.script.missing:  # without its arguments, the script's conditions say nothing
                 self.script.skipped |= set(assignments)
-        elif not words or first in DECLARES:
+        elif not words or first_word in DECLARES:
             self.assign(words, assignments)
-        elif first == "shift" and len(words) < 3:
+        elif first_word == "shift" and len(words) < 3:
             count = int(words[1]) if words[1:] and WHOLE.fullmatch(words[1]) else 1
             if not self.in_unsure_branch():
                 del self.script.arguments[: max(0, count)]
-        elif first == "eval" and self.depth < 3:
+        elif first_word == "eval" and self.depth < 3:
             _Reader(self.script, " ".join(words[1:]), self.depth + 1, line).run()
-        elif first == "read" and self.here_string is not None:
+        elif first_word == "read" and self.here_string is not None:
             names = [name for name in words[1:] if NAME.fullmatch(name)]
             if "-d" in words and names:  # the whole text
                 self.script.variables[names[-1]] = self.here_string.strip()
             else:
                 self.here_string = self.here_string.partition("\n")[0]
                 self.read_words(names, assignments.get("IFS"))
-        elif first in SETS_VARIABLES:
+        elif first_word in SETS_VARIABLES:
             for name in filter(NAME.fullmatch, words[1:]):
                 self.script.variables[name] = self.script.typed.get(name, unresolved(name))
         else:
@@ -400,11 +400,11 @@ class _Reader:
 
     def assign(self, words: list[str], assignments: dict[str, str | list[str]]) -> None:
         """Sets variables, and exports them for `export` and `declare -x`. words: the command's; none for `NAME=…`."""
-        is_certain = all(branch.runs for branch in self.branches)
+        surely_runs = all(branch.runs for branch in self.branches)
         for name, value in assignments.items():
-            is_known = is_certain and not (isinstance(value, str) and is_unresolved(value))
-            if is_known or name not in self.script.typed:
-                self.script.variables[name] = value if is_certain else unresolved(name)
+            has_known_value = surely_runs and not (isinstance(value, str) and is_unresolved(value))
+            if has_known_value or name not in self.script.typed:
+                self.script.variables[name] = value if surely_runs else unresolved(name)
         if words and words[0] != "local" and (words[0] == "export" or "-x" in words):
             self.script.exported |= set(filter(NAME.fullmatch, words[1:]))
 
@@ -435,8 +435,8 @@ class _Reader:
     def set_container_variables(self, words: list[str]) -> None:
         """Sets the environment variables of a container's options, `-e NAME=VALUE`, for the script in the container."""
         for option, word in pairwise(words):
-            name, sets, value = word.partition("=")
-            if option in ("-e", "--env") and sets and NAME.fullmatch(name):
+            name, equals_sign, value = word.partition("=")
+            if option in ("-e", "--env") and equals_sign and NAME.fullmatch(name):
                 self.script.variables[name] = self.script.typed.get(name, value)
 
     def skip_space(self) -> None:
@@ -455,31 +455,31 @@ class _Reader:
         self.at = operator_match.end()
         self.skip_space()
         if operator_match[1] in ("<<", "<<-"):
-            mark = re.compile(r"(['\"\\]?)([A-Za-z0-9_]+)['\"]?").match(self.text, self.at)
-            if mark is None:
+            delimiter_match = re.compile(r"(['\"\\]?)([A-Za-z0-9_]+)['\"]?").match(self.text, self.at)
+            if delimiter_match is None:
                 raise self.error("a here-document without a name")
-            self.at = mark.end()
-            self.waiting.append((mark[2], not mark[1]))
+            self.at = delimiter_match.end()
+            self.waiting.append((delimiter_match[2], not delimiter_match[1]))
         elif self.at < len(self.text) and self.text[self.at] not in "\n;&|()":
-            target = " ".join(self.word())
+            file_name = " ".join(self.word())
             if operator_match[1] == "<<<":
-                self.here_string = target
+                self.here_string = file_name
             elif operator_match[1] in (">", ">>") and not operator_match[0].startswith("2"):
-                self.output_file = target
+                self.output_file = file_name
 
     def skip_here_documents(self) -> None:
         """Reads the texts of here-documents, and stores those that a command writes to a file."""
         waiting, self.waiting = self.waiting, []
-        for mark, expands in waiting:
+        for delimiter, expands in waiting:
             start = self.at
             while True:
                 if self.at >= len(self.text):
-                    raise self.error(f"a here-document without its end, {mark}")
+                    raise self.error(f"a here-document without its end, {delimiter}")
                 end = self.text.find("\n", self.at)
                 end = len(self.text) if end < 0 else end
                 line = self.text[self.at : end]
                 self.at = end + 1
-                if line.lstrip("\t").rstrip(_SPACE) == mark:
+                if line.lstrip("\t").rstrip(_SPACE) == delimiter:
                     text, self.at = self.text[start : end - len(line)], end
                     if self.runs() and self.depth < 3:
                         self.here_string = self.expanded_text(text) if expands else text
@@ -492,16 +492,16 @@ class _Reader:
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
             items = self.array()
-            earlier = self.script.variables.get(name, [])
+            previous_value = self.script.variables.get(name, [])
             if not appends:
                 return items
-            self.spend(len(earlier))
-            return [*(earlier if isinstance(earlier, list) else [earlier]), *items]
+            self.spend(len(previous_value))
+            return [*(previous_value if isinstance(previous_value, list) else [previous_value]), *items]
         value = "".join(text for text, _ in self.pieces())
         if appends:
-            earlier = self.script.variables.get(name, "")
-            self.spend(len(earlier))
-            value = (" ".join(earlier) if isinstance(earlier, list) else earlier) + value
+            previous_value = self.script.variables.get(name, "")
+            self.spend(len(previous_value))
+            value = (" ".join(previous_value) if isinstance(previous_value, list) else previous_value) + value
         if len(value) > LONGEST_VALUE:
             raise self.error(f"{name} grows too long; expected at most {LONGEST_VALUE:,} letters")
         return value
@@ -540,8 +540,8 @@ class _Reader:
                 parts_so_far.append(text)
                 continue
             parts = text.split(ITEM) if ITEM in text else text.split()
-            joined = ITEM in text or not text[:1].isspace()
-            if parts and parts_so_far and joined:
+            joins_next = ITEM in text or not text[:1].isspace()
+            if parts and parts_so_far and joins_next:
                 parts[0] = "".join([*parts_so_far, parts[0]])
                 parts_so_far = []
             if parts_so_far and parts:
@@ -562,7 +562,7 @@ class _Reader:
     def pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether its spaces split the word)."""
         out: list[tuple[str, bool]] = []
-        size, counted = 0, 0
+        size, counted_letters = 0, 0
         while self.at < len(self.text):
             letter = self.text[self.at]
             if self.at_placeholder():
@@ -591,8 +591,8 @@ class _Reader:
                 out.append((text.replace(ITEM, " "), True))
             else:
                 out.append(self.plain(_PLAIN))
-            size += sum(len(text) for text, _ in out[counted:])
-            counted = len(out)
+            size += sum(len(text) for text, _ in out[counted_letters:])
+            counted_letters = len(out)
             if size > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
         return out
@@ -606,9 +606,9 @@ class _Reader:
                 self.at += 1
                 return out
             if letter == "\\":
-                after = self.text[self.at + 1 : self.at + 2]
-                if after != "\n":
-                    out.append((after if after in '$`"\\' else f"\\{after}", False))
+                next_character = self.text[self.at + 1 : self.at + 2]
+                if next_character != "\n":
+                    out.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
                 self.at += 2
             elif letter == UNRESOLVED:
                 out.append(self.marked())
@@ -653,11 +653,11 @@ class _Reader:
             self.at = end + 1
             return unresolved("`…`")
         if self.text.startswith("$((", start):
-            inner = self.balanced(start + 1)
-            return self.arithmetic(inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner)
+            inside = self.balanced(start + 1)
+            return self.arithmetic(inside[1:-1] if inside.startswith("(") and inside.endswith(")") else inside)
         if self.text.startswith("$(", start):
-            inner = self.balanced(start + 1)
-            return self.command_output(inner.strip())
+            inside = self.balanced(start + 1)
+            return self.command_output(inside.strip())
         if self.text.startswith("${", start):
             return self.braced(self.balanced(start + 1))
         name = NAME.match(self.text, start + 1)
@@ -667,21 +667,25 @@ class _Reader:
             if value is None:
                 return "" if name[0] in self.script.skipped else unresolved(f"${name[0]}")
             return value if isinstance(value, str) else (value[0] if value else "")
-        sign = self.text[start + 1 : start + 2]
+        next_character = self.text[start + 1 : start + 2]
         self.at = start + 2
-        if sign and sign in "@*":
+        if next_character and next_character in "@*":
             return ITEM.join(self.script.arguments) or ITEM
-        if sign == "#":
+        if next_character == "#":
             return str(len(self.script.arguments))
-        if sign and sign in "123456789":
-            return self.argument(int(sign))
-        return unresolved(f"${sign}") if sign and sign in "0123456789#?$!-" else f"${sign}".rstrip()
+        if next_character and next_character in "123456789":
+            return self.argument(int(next_character))
+        return (
+            unresolved(f"${next_character}")
+            if next_character and next_character in "0123456789#?$!-"
+            else f"${next_character}".rstrip()
+        )
 
     def command_output(self, text: str) -> str:
         """Returns the output of `expr` and of `echo` with known words; unresolved for other commands."""
-        name, _, rest = text.partition(" ")
-        if name in ("expr", "echo") and self.depth < 3 and not set(rest) & set("|<>;&`()"):
-            value = self.inner(rest.replace("\\*", "*").replace("'*'", "*") if name == "expr" else rest)
+        name, _, arguments = text.partition(" ")
+        if name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
+            value = self.inner(arguments.replace("\\*", "*").replace("'*'", "*") if name == "expr" else arguments)
             if name == "expr" and not is_unresolved(value):
                 number = self.arithmetic(value)
                 return number if not is_unresolved(number) else unresolved(f"$({text[:20]})")
@@ -698,38 +702,38 @@ class _Reader:
 
     def balanced(self, start: int) -> str:
         """Reads and returns the text inside the brackets that open at `start`."""
-        opens, closes = self.text[start], {"(": ")", "{": "}"}[self.text[start]]
+        opening_bracket, closing_bracket = self.text[start], {"(": ")", "{": "}"}[self.text[start]]
         depth, i = 0, start
         while i < len(self.text):
             letter = self.text[i]
             if letter == "\\":
                 i += 1
-            elif letter == "'" and opens == "(":
+            elif letter == "'" and opening_bracket == "(":
                 i = self.text.find("'", i + 1)
                 if i < 0:
                     break
-            elif letter == opens:
+            elif letter == opening_bracket:
                 depth += 1
-            elif letter == closes:
+            elif letter == closing_bracket:
                 depth -= 1
                 if depth == 0:
                     self.at = i + 1
                     return self.text[start + 1 : i]
             i += 1
-        raise self.error(f"{opens} that does not end; expected {closes}")
+        raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
 
     def braced(self, inner: str) -> str:
         """Returns the expansion of `${…}`."""
-        whole = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", inner)
-        if whole is not None:
-            value = self.script.variables.get(whole[1])
+        array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", inner)
+        if array_match is not None:
+            value = self.script.variables.get(array_match[1])
             if value is None:
-                return ITEM if whole[1] in self.script.skipped else unresolved(f"${whole[1]}")
+                return ITEM if array_match[1] in self.script.skipped else unresolved(f"${array_match[1]}")
             items = value if isinstance(value, list) else [value]
             return ITEM.join(items) if len(items) > 1 else (items[0] if items else ITEM)
-        later = re.fullmatch(r"[@*]:([0-9]{1,3})", inner)
-        if later is not None:
-            return ITEM.join(self.script.arguments[max(0, int(later[1]) - 1) :]) or ITEM
+        arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", inner)
+        if arguments_match is not None:
+            return ITEM.join(self.script.arguments[max(0, int(arguments_match[1]) - 1) :]) or ITEM
         match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", inner, re.DOTALL)
         if match is None:
             start = NAME.match(inner)
@@ -764,9 +768,9 @@ class _Reader:
         reader = _Reader(self.script, text, self.depth + 1, self.line)
         out = ""
         while reader.at < len(text):
-            before = reader.at
+            position_before = reader.at
             out += "".join(piece for piece, _ in reader.pieces())
-            if reader.at == before:
+            if reader.at == position_before:
                 out += text[reader.at]
                 reader.at += 1
         return out

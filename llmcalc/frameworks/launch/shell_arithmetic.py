@@ -58,28 +58,28 @@ class _Expression:
         """Returns the value of a sum, of a comparison (1 or 0), or of a conditional `a ? b : c`."""
         value = self.sum(deep)
         if self.next() in COMPARISONS:
-            sign, other = self.take(), self.sum(deep)
-            if isinstance(value, list) or isinstance(other, list):
+            operator, right_value = self.take(), self.sum(deep)
+            if isinstance(value, list) or isinstance(right_value, list):
                 raise ValueError("a list is compared")
-            value = int(COMPARISONS[sign](value, other))
+            value = int(COMPARISONS[operator](value, right_value))
         if self.next() == "?":
             self.take()
             if isinstance(value, list) or deep > DEEPEST:
                 raise ValueError("a choice by a list")
-            first = self.choice(deep + 1)
+            true_value = self.choice(deep + 1)
             self.expect(":")
-            second = self.choice(deep + 1)
-            value = first if value else second
+            false_value = self.choice(deep + 1)
+            value = true_value if value else false_value
         return value
 
     def sum(self, deep: int = 0) -> int | list[int]:
         value = self.product(deep)
         while self.next() in ("+", "-"):
-            sign, other = self.take(), self.product(deep)
-            if isinstance(value, list) and isinstance(other, list) and sign == "+":
-                value = value + other
-            elif isinstance(value, int) and isinstance(other, int):
-                value = value + other if sign == "+" else value - other
+            operator, right_value = self.take(), self.product(deep)
+            if isinstance(value, list) and isinstance(right_value, list) and operator == "+":
+                value = value + right_value
+            elif isinstance(value, int) and isinstance(right_value, int):
+                value = value + right_value if operator == "+" else value - right_value
             else:
                 raise ValueError("a sum of a list and a number")
             self.check(value)
@@ -88,22 +88,22 @@ class _Expression:
     def product(self, deep: int) -> int | list[int]:
         value = self.atom(deep)
         while self.next() in ("*", "/", "%"):
-            sign, other = self.take(), self.atom(deep)
-            if isinstance(value, int) and isinstance(other, int):
-                if sign != "*" and other == 0:
+            operator, right_value = self.take(), self.atom(deep)
+            if isinstance(value, int) and isinstance(right_value, int):
+                if operator != "*" and right_value == 0:
                     raise ValueError("division by zero")
-                if sign == "*":
-                    value = value * other
+                if operator == "*":
+                    value = value * right_value
                 else:
-                    quotient = abs(value) // abs(other) * (1 if (value < 0) == (other < 0) else -1)
-                    value = quotient if sign == "/" else value - quotient * other
-            elif sign == "*" and isinstance(value, list) != isinstance(other, list):
-                items, times = (value, other) if isinstance(value, list) else (other, value)
+                    quotient = abs(value) // abs(right_value) * (1 if (value < 0) == (right_value < 0) else -1)
+                    value = quotient if operator == "/" else value - quotient * right_value
+            elif operator == "*" and isinstance(value, list) != isinstance(right_value, list):
+                items, repetitions = (value, right_value) if isinstance(value, list) else (right_value, value)
                 assert isinstance(items, list)
-                assert isinstance(times, int)
-                if len(items) * max(0, times) > LONGEST_LIST:
+                assert isinstance(repetitions, int)
+                if len(items) * max(0, repetitions) > LONGEST_LIST:
                     raise ValueError("a list that is too long")
-                value = items * max(0, times)
+                value = items * max(0, repetitions)
             else:
                 raise ValueError("not a product")
             self.check(value)
@@ -116,10 +116,10 @@ class _Expression:
         if token.isdecimal():
             return int(token)
         if token == "-":
-            inner = self.atom(deep + 1)
-            if isinstance(inner, list):
+            bracketed_value = self.atom(deep + 1)
+            if isinstance(bracketed_value, list):
                 raise ValueError("a list with a sign")
-            return -inner
+            return -bracketed_value
         if token == "(":
             value = self.choice(deep + 1)
             self.expect(")")

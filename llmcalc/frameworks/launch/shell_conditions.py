@@ -57,28 +57,28 @@ def holds(words: list[str]) -> bool | None:
 
     A variable that the script never sets is assumed to be unset.
     """
-    closes = {"[": "]", "[[": "]]", "test": ""}
+    closing_words = {"[": "]", "[[": "]]", "test": ""}
     words = ["" if UNSET.fullmatch(word) else word for word in words]
-    if not words or words[0] not in closes or any(is_unresolved(word) for word in words):
+    if not words or words[0] not in closing_words or any(is_unresolved(word) for word in words):
         return None
-    if closes[words[0]] and words[-1] != closes[words[0]]:
+    if closing_words[words[0]] and words[-1] != closing_words[words[0]]:
         return None
-    operands = words[1:-1] if closes[words[0]] else words[1:]
+    operands = words[1:-1] if closing_words[words[0]] else words[1:]
     negations = next((i for i, word in enumerate(operands) if word != "!"), len(operands))
     if negations:
-        negated = holds(["test", *operands[negations:]])
-        return None if negated is None else negated == (negations % 2 == 0)
+        negated_result = holds(["test", *operands[negations:]])
+        return None if negated_result is None else negated_result == (negations % 2 == 0)
     if len(operands) == 1 and not operands[0].startswith("-"):
         return operands[0] != ""
     if operands in (["-z"], ["-n"]) or (len(operands) == 2 and operands[0] in ("-z", "-n")):
         return (operands[1:] in ([], [""])) == (operands[0] == "-z")
     if len(operands) != 3:
         return None
-    left, sign, right = operands
-    if sign in ("=", "==", "!="):
+    left, operator, right = operands
+    if operator in ("=", "==", "!="):
         if words[0] == "[[" and set(right) & set("*?["):
             return None
-        return (left == right) == (sign != "!=")
-    if sign in NUMBERS and WHOLE.fullmatch(left) and WHOLE.fullmatch(right):
-        return NUMBERS[sign](int(left), int(right))
+        return (left == right) == (operator != "!=")
+    if operator in NUMBERS and WHOLE.fullmatch(left) and WHOLE.fullmatch(right):
+        return NUMBERS[operator](int(left), int(right))
     return None

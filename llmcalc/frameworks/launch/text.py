@@ -35,8 +35,8 @@ def parse_yaml(text: str, where: str) -> Any:
         root = yaml.compose(text, Loader=loader)
         return None if root is None else _Builder(yaml, where).value(root)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        at = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
+        error_mark = error.problem_mark or error.context_mark
+        at = "" if error_mark is None else f" at line {error_mark.line + 1}, column {error_mark.column + 1}"
         raise InputError(f"{where}: not valid YAML: {one_line(error.problem or str(error))}{at}") from None
     except InputError:
         raise
@@ -152,20 +152,20 @@ class _Builder:
 
         Raises `InputError` for a key that the table has twice with two values; YAML would keep the last.
         """
-        merged: dict[str, Any] = {}
+        merged_entries: dict[str, Any] = {}
         entries: dict[str, tuple[Any, Any]] = {}  # key as written → key and value nodes
         for key, value in node.value:
             if isinstance(key, self.yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:merge":
                 for table in self.merged(value):
-                    for name, inner in table.items():
-                        merged.setdefault(name, inner)
+                    for name, merged_value in table.items():
+                        merged_entries.setdefault(name, merged_value)
                 continue
             if not isinstance(key, self.yaml.ScalarNode):
                 raise self.error(key, "a key is a list or a table; expected text")
-            before = entries.setdefault(key.value, (key, value))[1]
-            if before is not value and not self.are_equal_scalars(before, value):
+            previous_value = entries.setdefault(key.value, (key, value))[1]
+            if previous_value is not value and not self.are_equal_scalars(previous_value, value):
                 raise self.error(key, f"{one_line(key.value)[:60]} is given twice; expected once")
-        return merged | {str(self.value(key)): self.value(value) for key, value in entries.values()}
+        return merged_entries | {str(self.value(key)): self.value(value) for key, value in entries.values()}
 
     def merged(self, node: Any) -> list[dict[str, Any]]:
         """Returns the YAML mappings that `<<` merges; the first mapping takes precedence."""

@@ -127,15 +127,15 @@ def read_trainer(data: Table, source: Source) -> Launch:
 
 def read_arguments(arguments: Table, source: Source) -> Launch:
     """Returns the training run of a command's Trainer arguments, as `read_trainer` does for a file."""
-    plain: dict[str, Any] = {}
+    plain_arguments: dict[str, Any] = {}
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
         if name in keys_read() and name != "model_name_or_path":  # a TARGET may replace the model
             for word in value if isinstance(value, list) else [value]:
                 if isinstance(word, str) and is_unresolved(word):
                     raise InputError(f"{source.where}: {flag}: {unresolved_reason(word)}")
-        plain[name] = _plain(value)
-    return read_trainer({**trainer_arguments(source), **plain}, source)
+        plain_arguments[name] = _plain(value)
+    return read_trainer({**trainer_arguments(source), **plain_arguments}, source)
 
 
 def keys_read() -> frozenset[str]:
@@ -207,9 +207,9 @@ def _with_named_files(
     reading: Reading, data: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
     """Returns the arguments in which the framework's config files are replaced by their tables."""
-    expected = f"a config of {framework(name).title}"
+    expected_text = f"a config of {framework(name).title}"
     tables = {
-        key: reading.fetched(key, data[key], expected, shipped)
+        key: reading.fetched(key, data[key], expected_text, shipped)
         for key in keys
         if isinstance(data.get(key), str) and re.search(r"\.(json|ya?ml)$", data[key])
     }
@@ -333,16 +333,16 @@ def weight_formats(reading: Reading, data: Table, default: str = "auto") -> tupl
     kind = data.get(key)
     if kind is None:
         kind = reading.value(data, key, default)
-    half = "bf16" if reading.flag(data, "bf16") else "fp16" if reading.flag(data, "fp16") else None
-    if half == "fp16":
+    half_format = "bf16" if reading.flag(data, "bf16") else "fp16" if reading.flag(data, "fp16") else None
+    if half_format == "fp16":
         reading.notes.append(FP16_NOTE)
     if kind == "auto":
-        return {"precision": "fp32" if half is None else "autocast"}, True
+        return {"precision": "fp32" if half_format is None else "autocast"}, True
     dtype = WEIGHTS.get(str(kind).removeprefix("torch.")[:20])
     if dtype is None:
         raise reading.wrong(key, f"{shown(kind)}; expected bfloat16, float16 or float32")
     if dtype == "fp32":
-        return {"precision": "fp32" if half is None else "autocast"}, False
+        return {"precision": "fp32" if half_format is None else "autocast"}, False
     return {"dtype": dtype, "master_weights": "none"}, False
 
 

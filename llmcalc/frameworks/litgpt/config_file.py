@@ -93,12 +93,12 @@ def read_litgpt(data: Table, source: Source) -> Launch:
             words |= _adapters(reading, data, precision)
         elif world > 1:
             words["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
-        target = str(data.get("checkpoint_dir") or data.get("model_name") or "")
+        model_name = str(data.get("checkpoint_dir") or data.get("model_name") or "")
         is_sharded = world > 1
         return reading.launch(
             "litgpt",
             "fsdp2" if is_sharded else "torch",
-            target=re.sub(r"^(\./)?checkpoints/", "", target).rstrip("/")[:200],
+            target=re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200],
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
             settings=words,
             own_settings=TitanSettings(reduced="bfloat16" if "bf16" in precision else "") if is_sharded else None,
@@ -129,10 +129,10 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
 def _adapters(reading: Reading, data: Table, precision: str) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, in the weights' number format, and of the frozen weights."""
     targets = [
-        target
+        projection
         for name, (default, projections) in TARGETS.items()
         if reading.flag(data, name, default)
-        for target in projections
+        for projection in projections
     ]
     if reading.flag(data, "lora_head"):
         reading.notes.append(HEAD_ADAPTER)

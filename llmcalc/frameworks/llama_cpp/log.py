@@ -142,8 +142,8 @@ def _ollama_flags(facts: Facts) -> dict[str, str]:
 
 def _largest(terms: Sequence[LogTerm]) -> str:
     """Returns the name of the largest buffer that a flag changes: the cache or the compute buffer."""
-    changed = [term for term in terms if term.name in ("kv_buffer", "compute_buffer")] or list(terms)
-    return max(changed, key=lambda term: term.value).name
+    changeable_terms = [term for term in terms if term.name in ("kv_buffer", "compute_buffer")] or list(terms)
+    return max(changeable_terms, key=lambda term: term.value).name
 
 
 def _buffers(log: LogText) -> dict[tuple[str, str], int]:
@@ -164,6 +164,6 @@ def _buffers(log: LogText) -> dict[tuple[str, str], int]:
         kind = match["kind"].strip()
         key = _NAMES.get(kind, "compute_buffer" if kind == "compute" else "output_buffer"), match["device"]
         size = bytes_of(match["size"])
-        has_two = key[0] == "kv_buffer" and key in buffers  # full layers, layers with a window, and recurrent states
-        buffers[key] = buffers[key] + size if has_two else size
+        is_added = key[0] == "kv_buffer" and key in buffers  # full layers, layers with a window, and recurrent states
+        buffers[key] = buffers[key] + size if is_added else size
     return buffers

@@ -227,8 +227,8 @@ def _low_rank(reading: Reading, data: Table, name: str, words: Table, world_size
         raise reading.wrong(f"use_{name}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed")
     if str(data.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
         reading.unknown["optim"] = f"with use_{name} adamw_torch alone is modelled"
-    modelled = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if name == "apollo" else {})
-    for key, value in modelled.items():
+    modelled_values = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if name == "apollo" else {})
+    for key, value in modelled_values.items():
         if reading.value(data, f"{name}_{key}", value) not in (value, [value]):
             reading.unknown[f"{name}_{key}"] = f"{value} alone is modelled"
     reading.filled_in.pop("optim", None)
@@ -251,10 +251,10 @@ def _formats(reading: Reading, data: Table, kind: str) -> dict[str, Any]:
 
     Frozen weights have the format of products, or the checkpoint's.
     """
-    half = "bf16" if reading.flag(data, "bf16") or reading.flag(data, "pure_bf16") else None
-    half = half or ("fp16" if reading.flag(data, "fp16") else None)
+    half_format = "bf16" if reading.flag(data, "bf16") or reading.flag(data, "pure_bf16") else None
+    half_format = half_format or ("fp16" if reading.flag(data, "fp16") else None)
     if kind == "lora":
-        return {"dtype": half or "bf16", "master_weights": "none"}
+        return {"dtype": half_format or "bf16", "master_weights": "none"}
     if reading.flag(data, "pure_bf16"):
         return {"dtype": "bf16", "master_weights": "none"}
-    return {"precision": "fp32" if half is None else "autocast"}
+    return {"precision": "fp32" if half_format is None else "autocast"}

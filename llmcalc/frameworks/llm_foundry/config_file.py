@@ -62,22 +62,22 @@ def read_llm_foundry(data: Table, source: Source) -> Launch:
         if fsdp.get("activation_cpu_offload"):
             words["offload_activations"] = True
         is_sharded = bool(fsdp) and world > 1
-        formats, reduced = _precision(reading, data, fsdp, is_sharded)
+        formats, reduction_format = _precision(reading, data, fsdp, is_sharded)
         if is_sharded:
             reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-        spec, target = None, ""
+        spec, model_name = None, ""
         if str(model.get("name")) == "mpt_causal_lm":
             spec = _mpt(reading, model, words["seq"])
         else:
-            target = str(model.get("pretrained_model_name_or_path") or "")[:200]
+            model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
         return reading.launch(
             "llm-foundry",
             "fsdp2" if is_sharded else "torch",
             spec=spec,
-            target=target,
+            target=model_name,
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
             settings=words | formats,
-            own_settings=TitanSettings(reduced=reduced, flat=True) if is_sharded else None,
+            own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
         )
 
 
@@ -95,12 +95,12 @@ def _resolved(reading: Reading, data: Table, name: str, value: Any) -> Any:
 
 
 def _batches(reading: Reading, data: Table, world: int) -> dict[str, Any]:
-    micro = data.get("device_train_microbatch_size")
-    if micro in (None, "auto"):
+    micro_batch = data.get("device_train_microbatch_size")
+    if micro_batch in (None, "auto"):
         raise reading.wrong(
-            "device_train_microbatch_size", f"{shown(micro)}; expected a number, or --batch and --devices"
+            "device_train_microbatch_size", f"{shown(micro_batch)}; expected a number, or --batch and --devices"
         )
-    batch, total = size_of(reading, "device_train_microbatch_size", micro), data.get("global_train_batch_size")
+    batch, total = size_of(reading, "device_train_microbatch_size", micro_batch), data.get("global_train_batch_size")
     if total is None:
         return {"batch": batch}
     per_device = max(1, size_of(reading, "global_train_batch_size", total) // world)
@@ -125,10 +125,10 @@ def _precision(reading: Reading, data: Table, fsdp: Table, is_sharded: bool) -> 
         return {"precision": "fp32"}, ""
     if not is_sharded:
         return {"precision": "autocast"}, ""
-    mixed = str(reading.value(fsdp, "mixed_precision", "DEFAULT")).upper()
-    if mixed not in ("PURE", "DEFAULT"):
-        raise reading.wrong("fsdp_config.mixed_precision", f"{shown(mixed)}; expected PURE or DEFAULT")
-    return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if mixed == "PURE" else ""
+    mixed_precision = str(reading.value(fsdp, "mixed_precision", "DEFAULT")).upper()
+    if mixed_precision not in ("PURE", "DEFAULT"):
+        raise reading.wrong("fsdp_config.mixed_precision", f"{shown(mixed_precision)}; expected PURE or DEFAULT")
+    return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if mixed_precision == "PURE" else ""
 
 
 def _attention_kernel(reading: Reading, model: Table) -> str:

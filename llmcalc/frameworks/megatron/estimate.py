@@ -40,12 +40,12 @@ def measure_passes(
         meter.restart()
         x = None if chunk.first else run.receive_hidden()
         output = run.forward(chunk, x)
-        saved, forward = meter.now - start_bytes, PeakByPath.since_restart(meter, start_bytes)
+        saved_bytes, forward = meter.now - start_bytes, PeakByPath.since_restart(meter, start_bytes)
         meter.restart()
         run.backward(x, output, None if chunk.last else run.receive_gradient())
         backward = PeakByPath.since_restart(meter, start_bytes)
         del x, output
         if not measured:  # a dummy gradient of each shape, and tables
-            remaining = meter.now - after_set_up
-        measured.append(MicroBatchBytes(saved, forward.plus(remaining), backward.plus(remaining)))
+            remaining_bytes = meter.now - after_set_up
+        measured.append(MicroBatchBytes(saved_bytes, forward.plus(remaining_bytes), backward.plus(remaining_bytes)))
     return measured[1:]

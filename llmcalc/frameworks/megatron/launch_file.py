@@ -224,11 +224,11 @@ def smallest_world(s: MegatronSettings) -> int:
     The ranks of a stage, tp · cp · dp, are a multiple of the ranks that divide the experts, so dp is a multiple of
     experts / gcd(tp · cp, experts), and the smallest dp is that.
     """
-    inside = s.tp * s.cp
+    group_devices = s.tp * s.cp
     experts = max(1, s.expert_model_parallel_size) * (s.expert_tensor_parallel_size or s.tp)
-    if inside <= 0 or experts <= 0:
-        return max(1, inside * s.pp)
-    return inside * (experts // math.gcd(inside, experts)) * max(1, s.pp)
+    if group_devices <= 0 or experts <= 0:
+        return max(1, group_devices * s.pp)
+    return group_devices * (experts // math.gcd(group_devices, experts)) * max(1, s.pp)
 
 
 def _check_layers(s: MegatronSettings, layout: Layout) -> None:

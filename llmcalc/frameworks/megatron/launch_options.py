@@ -32,13 +32,13 @@ ARGUMENTS = {
 
 def _recompute(value: Any) -> dict[str, Any]:
     """Returns Megatron-LM's arguments for a value of `--recompute`; None removes an argument."""
-    removed: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
+    removals: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
     if value == "none":
-        return removed
+        return removals
     if value == "full":
-        return {**removed, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        return {**removals, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if value in ("selective", "attention"):
-        return {**removed, "recompute_granularity": "selective"}
+        return {**removals, "recompute_granularity": "selective"}
     raise InputError(f"--recompute {value}: beside a file of Megatron-LM expected none, selective or full")
 
 
@@ -49,11 +49,11 @@ def _optimizer(value: Any) -> dict[str, Any]:
 
 
 def _precision(value: Any) -> dict[str, Any]:
-    known = ("bf16-master", "fp32", *FP8_ARGUMENTS)
-    if value not in known:
-        raise InputError(f"--precision {value}: not modelled of Megatron-LM; expected one of {', '.join(known)}")
-    narrow = FP8_ARGUMENTS.get(value, {"fp8_format": None})
-    return {"bf16": None if value == "fp32" else True, "fp16": None, **narrow}
+    known_values = ("bf16-master", "fp32", *FP8_ARGUMENTS)
+    if value not in known_values:
+        raise InputError(f"--precision {value}: not modelled of Megatron-LM; expected one of {', '.join(known_values)}")
+    fp8_arguments = FP8_ARGUMENTS.get(value, {"fp8_format": None})
+    return {"bf16": None if value == "fp32" else True, "fp16": None, **fp8_arguments}
 
 
 def _attention(value: Any) -> dict[str, Any]:
@@ -91,10 +91,10 @@ def with_options(data: Table, options: Table, launch: Launch, where: str) -> Tab
         elif name == "framework" and value == "megatron":
             continue
         elif name != "num_microbatches":
-            known = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
+            options_text = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
             raise InputError(
-                f"{option(name)}: {where} runs Megatron-LM, where it is no option; expected one of {known}, or a "
-                "change of the file"
+                f"{option(name)}: {where} runs Megatron-LM, where it is no option; expected one of {options_text}, or "
+                "a change of the file"
             )
     layout = launch.layout
     sizes = {name: options.get(name, getattr(layout, name)) for name in ("tp", "pp", "cp")}
@@ -131,7 +131,7 @@ def _argument(data: Table, name: str) -> int | None:
 def _with_values(data: Table, changes: Mapping[str, Any]) -> Table:
     """Returns the file's arguments with changed values; None removes an argument."""
     key, table = _find_arguments(data)
-    dropped = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
-    arguments = {flag: value for flag, value in table.items() if _name(str(flag)) not in dropped}
+    dropped_arguments = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
+    arguments = {flag: value for flag, value in table.items() if _name(str(flag)) not in dropped_arguments}
     arguments |= {f"--{name.replace('_', '-')}": value for name, value in changes.items() if value is not None}
     return {**data, key: arguments} if key else arguments

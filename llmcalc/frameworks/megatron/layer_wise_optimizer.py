@@ -73,18 +73,18 @@ def pack_buffer(
         buckets.append(Range(bucket_start, bucket_start + ranks * shard_width))
 
     pending_parameters: list[Parameter] = []
-    loads, largest = [0] * ranks, 0
+    shard_loads, largest = [0] * ranks, 0
     for parameter in reversed(parameters):
         if bucket is not None and pending_parameters:
-            fits_in_padding = round_up(min(loads), ALIGNED) + parameter.size <= round_up(max(loads), shard)
-            is_full = sum(parameter.size for parameter in pending_parameters) >= max(
+            fits_in_padding = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(max(shard_loads), shard)
+            is_bucket_full = sum(parameter.size for parameter in pending_parameters) >= max(
                 bucket, int(ranks * largest * FULL)
             )
-            if is_full and not fits_in_padding:
+            if is_bucket_full and not fits_in_padding:
                 emit(pending_parameters)
-                pending_parameters, loads, largest = [], [0] * ranks, 0
-        emptiest = min(range(ranks), key=lambda i: loads[i])
-        loads[emptiest] = round_up(loads[emptiest], ALIGNED) + parameter.size
+                pending_parameters, shard_loads, largest = [], [0] * ranks, 0
+        emptiest_shard = min(range(ranks), key=lambda i: shard_loads[i])
+        shard_loads[emptiest_shard] = round_up(shard_loads[emptiest_shard], ALIGNED) + parameter.size
         pending_parameters.append(parameter)
         largest = max(largest, parameter.size)
     emit(pending_parameters)

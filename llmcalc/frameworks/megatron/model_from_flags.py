@@ -63,8 +63,8 @@ def _rope_table(settings: MegatronSettings) -> Table | None:
     """Returns the model-spec table of rotary positions; None for other positions."""
     if settings.positions not in ("rope", "yarn", "mrope"):
         return None
-    partial = {} if settings.rotary_percent >= 1 else {"partial_rotary_factor": settings.rotary_percent}
-    return {"type": "rope", "rope_theta": float(settings.rotary_base), **partial}
+    partial_fields = {} if settings.rotary_percent >= 1 else {"partial_rotary_factor": settings.rotary_percent}
+    return {"type": "rope", "rope_theta": float(settings.rotary_base), **partial_fields}
 
 
 def _position_fields(settings: MegatronSettings) -> Table:
@@ -184,7 +184,7 @@ def _experts_table(settings: MegatronSettings) -> Table:
     router: Table = {"type": "linear", "bias": biased, "scoring_func": settings.moe_router_score_function}
     if settings.moe_router_enable_expert_bias:
         router["score_correction"] = "buffer"
-    shared = settings.moe_shared_expert_intermediate_size
+    shared_width = settings.moe_shared_expert_intermediate_size
     table: Table = {
         "type": "moe",
         "num_experts": settings.num_experts,
@@ -192,9 +192,9 @@ def _experts_table(settings: MegatronSettings) -> Table:
         "expert": _network_table(settings, settings.expert_ffn, biased),
         "router": router,
     }
-    if shared is not None:
+    if shared_width is not None:
         table |= {
-            "shared_expert": _network_table(settings, shared, biased=False),
+            "shared_expert": _network_table(settings, shared_width, biased=False),
             "shared_expert_gate": settings.moe_shared_expert_gate,
         }
     if settings.moe_latent_size is not None:

@@ -44,9 +44,9 @@ class MegatronRun:
 
 def smallest_run(run: MegatronRun) -> int:
     """Returns the smallest number of devices that a run's layout can have."""
-    inside = run.tp * run.cp
+    group_devices = run.tp * run.cp
     experts = run.ep * (run.etp or run.tp)
-    return run.pp * (inside if experts <= inside else -(-experts // inside) * inside)
+    return run.pp * (group_devices if experts <= group_devices else -(-experts // group_devices) * group_devices)
 
 
 def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings: dict[str, Any]) -> RunUnder:
@@ -57,14 +57,14 @@ def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings
     if world is None:
         world = smallest_run(run)
         reading.notes.append(f"{world} devices are assumed, as few as the layout can have")
-    inside = run.tp * run.pp * run.cp
-    if world % inside:
-        raise InputError(f"--devices: {world}; expected a multiple of tp · pp · cp = {inside}")
+    replica_devices = run.tp * run.pp * run.cp
+    if world % replica_devices:
+        raise InputError(f"--devices: {world}; expected a multiple of tp · pp · cp = {replica_devices}")
     layout = Layout(
         tp=run.tp,
         pp=run.pp,
         cp=run.cp,
-        dp=world // inside,
+        dp=world // replica_devices,
         ep=run.ep,
         etp=run.etp if run.ep > 1 else None,
         vpp=run.vpp,

@@ -68,8 +68,8 @@ class RecordedChunk:
         if traces is None:
             raise NotRepeating
         return {
-            (number, *case): _numbered(trace, number)  # type: ignore[misc]
-            for (_, *case), trace in traces.items()
+            (number, *pass_case): _numbered(trace, number)  # type: ignore[misc]
+            for (_, *pass_case), trace in traces.items()
         }
 
     def _read(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
@@ -83,7 +83,7 @@ def _numbered(trace: PassTrace, number: int) -> PassTrace:
     """Returns a trace that was recorded for chunk 0, renumbered for chunk `number`."""
     if not number or not trace.releases_of_other_passes:
         return trace
-    releases = {(number, *other): steps for (_, *other), steps in trace.releases_of_other_passes.items()}
+    releases = {(number, *pass_key): steps for (_, *pass_key), steps in trace.releases_of_other_passes.items()}
     return replace(trace, releases_of_other_passes=releases)  # type: ignore[arg-type]
 
 
@@ -108,8 +108,8 @@ def record_chunks(
     ]
     if count > 1 and _replaces_gather_buffer(chunks):
         return None
-    nothing: Names = frozenset()
-    forward = list(accumulate((chunk.in_forward for chunk in chunks), or_, initial=nothing))
+    no_names: Names = frozenset()
+    forward = list(accumulate((chunk.in_forward for chunk in chunks), or_, initial=no_names))
     backward = list(accumulate((chunk.names for chunk in reversed(chunks)), or_, initial=forward[count]))
     traces: dict[PassCase, PassTrace] = {}
     for number, chunk in enumerate(chunks):
@@ -142,8 +142,8 @@ def _recorded(
     if key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
-        alone = RankRun(spec, settings, rank, Recorder())
-        _chunks[key] = _record(alone, alone.chunks[number], alternates, by_previous)
+        chunk_run = RankRun(spec, settings, rank, Recorder())
+        _chunks[key] = _record(chunk_run, chunk_run.chunks[number], alternates, by_previous)
     return _chunks[key]
 
 
@@ -155,24 +155,24 @@ def _record(run: RankRun, chunk: Chunk, alternates: bool, by_previous: bool) -> 
     run.set_up_tables()
     chunk.parameters = chunk.lowering.parameters_of(chunk.program)
     passes = record_passes(run, recorder, alternates, by_previous)
-    blocks, before = run.persistent.shared, chunk.lowering.first_layer_index
+    blocks, layers_before = run.persistent.shared, chunk.lowering.first_layer_index
     in_forward = _allocated_in_forward(passes)
     return RecordedChunk(
         chunk.program,
-        before,
+        layers_before,
         chunk.parameters,
         passes,
-        {name: tuple(block.handle for block in had) for name, had in blocks.items()},
-        {name: (had[0].bytes, had[-1].bytes) for name, had in blocks.items()},
-        frozenset(name for name, had in blocks.items() if had[0].handle in in_forward),
+        {name: tuple(block.handle for block in named_blocks) for name, named_blocks in blocks.items()},
+        {name: (named_blocks[0].bytes, named_blocks[-1].bytes) for name, named_blocks in blocks.items()},
+        frozenset(name for name, named_blocks in blocks.items() if named_blocks[0].handle in in_forward),
     )
 
 
 def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
     """Returns the numbers of the storages that forward passes allocate."""
     events = passes.events
-    forward = (recorded for recorded in passes.passes if recorded.pass_id[1] != "B")
-    in_forward = (event for recorded in forward for event in events[recorded.start : recorded.end])
+    forward = (recorded_pass for recorded_pass in passes.passes if recorded_pass.pass_id[1] != "B")
+    in_forward = (event for recorded_pass in forward for event in events[recorded_pass.start : recorded_pass.end])
     return {x for x, size, _ in in_forward if size > 0 or size == TAKEN}
 
 

@@ -340,12 +340,12 @@ class RankRun:
         """Runs the optimizer's step; the first step allocates the states."""
         settings = self.settings
         self.meter.place = Place("step")
-        aware = settings.use_precision_aware_optimizer
-        if not settings.reduces_in_fp32 and not aware:
+        is_precision_aware = settings.use_precision_aware_optimizer
+        if not settings.reduces_in_fp32 and not is_precision_aware:
             self.gradient_copies = [self.storage(4 * size, "gradients") for size in self.updated_sizes]
         if not self.has_stepped:
             for size, states in zip(self.updated_sizes, self.states_per_parameter, strict=True):
-                if aware:
+                if is_precision_aware:
                     self._make_precision_aware_states(size)
                 else:
                     self.optimizer_states += [self.storage(4 * size, "optimizer") for _ in range(states)]
@@ -365,12 +365,12 @@ class RankRun:
             if name != "fp32":
                 self.optimizer_states.append(self.storage(4, "optimizer"))
         remainders = settings.bf16 and settings.main_params_dtype == "fp32"
-        main = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * size, "optimizer")
+        main_parameter = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * size, "optimizer")
         if not remainders:
             copy = self.storage(2 * size, "temporary")
             fp32_copy = self.storage(4 * size, "temporary")
             del copy, fp32_copy
-        self.optimizer_states.append(main)
+        self.optimizer_states.append(main_parameter)
         if settings.main_params_dtype != "fp32":
             self.optimizer_states.append(self.storage(4, "optimizer"))
 
@@ -423,9 +423,9 @@ class RankRun:
     def _sum_loss(self, losses: Tensor) -> Tensor:
         """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
         graph, shape = self.graph, losses.shape
-        masked = graph.new(shape, FLOAT32)
+        masked_losses = graph.new(shape, FLOAT32)
         out = graph.new((1,), FLOAT32)
-        del masked
+        del masked_losses
         node = Node(graph, "sum", (losses,), lambda g, needs_input_grad: [graph.new(shape, FLOAT32)])
         out.node = node
         return out
@@ -513,18 +513,18 @@ class RankRun:
     def _run_1f1b(self) -> None:
         """Runs `forward_backward_pipelining_without_interleaving`."""
         (chunk,), microbatches = self.chunks, self.microbatches
-        warmup = min(self.layout.pp - self.coordinates.pp - 1, microbatches)
+        warmup_microbatches = min(self.layout.pp - self.coordinates.pp - 1, microbatches)
         inputs, outputs = list[Tensor | None](), list[ForwardOutput]()
-        for _ in range(warmup):
+        for _ in range(warmup_microbatches):
             x = None if chunk.first else self.receive_hidden()
             output = self.forward(chunk, x)
             inputs.append(x)
             outputs.append(output)
             output.free()
-        remaining = microbatches - warmup
-        if remaining:
+        remaining_microbatches = microbatches - warmup_microbatches
+        if remaining_microbatches:
             x = None if chunk.first else self.receive_hidden()
-        for i in range(remaining):
+        for i in range(remaining_microbatches):
             output = self.forward(chunk, x)
             gradient = None if chunk.last else self.receive_gradient()
             inputs.append(x)
@@ -532,8 +532,8 @@ class RankRun:
             output.free()
             x, output = inputs.pop(0), outputs.pop(0)
             input_gradient = self.backward(x, output, gradient)
-            x = None if chunk.first or i == remaining - 1 else self.receive_hidden()
-        for _ in range(warmup):
+            x = None if chunk.first or i == remaining_microbatches - 1 else self.receive_hidden()
+        for _ in range(warmup_microbatches):
             x, output = inputs.pop(0), outputs.pop(0)
             gradient = None if chunk.last else self.receive_gradient()
             input_gradient = self.backward(x, output, gradient)

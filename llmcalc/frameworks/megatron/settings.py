@@ -151,8 +151,8 @@ class MegatronSettings(MegatronArguments):
     @property
     def microbatches(self) -> int:
         """The number of micro-batches per step in each pipeline."""
-        micro = (self.micro_batch_size or 1) * self.dp
-        return max(1, (self.batch or micro) // micro)
+        sequences_at_once = (self.micro_batch_size or 1) * self.dp
+        return max(1, (self.batch or sequences_at_once) // sequences_at_once)
 
     @property
     def batch(self) -> int | None:
@@ -202,8 +202,8 @@ class MegatronSettings(MegatronArguments):
         """
         kind, size = self.tokenizer, self.vocab_size
         if kind in ("NullTokenizer", "NullMultimodalTokenizer"):
-            added = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
-            return None if size is None else size + (1 if added or kind != "NullTokenizer" else 0)
+            has_end_token = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
+            return None if size is None else size + (1 if has_end_token or kind != "NullTokenizer" else 0)
         if kind == "TikTokenizer":
             return size or TIKTOKEN
         if kind in WORD_PIECES:
@@ -279,15 +279,15 @@ class MegatronSettings(MegatronArguments):
             self.decoder_first_pipeline_num_layers,
             self.decoder_last_pipeline_num_layers,
         )
-        remaining = self.layers - (first_stage_layers or 0) - (last_stage_layers or 0)
+        layers_left = self.layers - (first_stage_layers or 0) - (last_stage_layers or 0)
         middle_ranks = self.pp - (first_stage_layers is not None) - (last_stage_layers is not None)
-        divides_evenly = remaining == 0 if middle_ranks == 0 else middle_ranks > 0 and remaining % middle_ranks == 0
+        divides_evenly = layers_left == 0 if middle_ranks == 0 else middle_ranks > 0 and layers_left % middle_ranks == 0
         if not divides_evenly:
             raise InputError(
-                f"--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: {remaining} layers are left "
-                f"for {max(0, middle_ranks)} stages; expected a multiple"
+                "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: "
+                f"{layers_left} layers are left for {max(0, middle_ranks)} stages; expected a multiple"
             )
-        by_rank = [remaining // max(1, middle_ranks)] * self.pp
+        by_rank = [layers_left // max(1, middle_ranks)] * self.pp
         by_rank[0] = by_rank[0] if first_stage_layers is None else first_stage_layers
         by_rank[-1] = by_rank[-1] if last_stage_layers is None else last_stage_layers
         if any(layers % self.chunks for layers in by_rank):
@@ -381,11 +381,11 @@ class MegatronSettings(MegatronArguments):
         for name in sizes:
             if getattr(self, name) < 1:
                 raise InputError(f"{flag_of(name)}: {getattr(self, name)}; expected a positive whole number")
-        inside = self.tp * self.pp * self.cp
-        if self.world_size % inside:
+        replica_devices = self.tp * self.pp * self.cp
+        if self.world_size % replica_devices:
             raise InputError(
                 f"--devices: {self.world_size} is not a multiple of tensor · pipeline · context parallel sizes, "
-                f"{self.tp} · {self.pp} · {self.cp} = {inside}; expected a multiple"
+                f"{self.tp} · {self.pp} · {self.cp} = {replica_devices}; expected a multiple"
             )
 
     def check(self) -> None:
@@ -420,10 +420,10 @@ class MegatronSettings(MegatronArguments):
 
     def _check_batch(self) -> None:
         """Raises `InputError` for a batch that replicas and micro-batches do not divide evenly."""
-        micro = (self.micro_batch_size or 1) * self.dp
-        if self.batch is not None and self.batch % micro:
+        sequences_at_once = (self.micro_batch_size or 1) * self.dp
+        if self.batch is not None and self.batch % sequences_at_once:
             name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
-            self._refuse(name, f"a multiple of micro-batch size · data-parallel size = {micro}")
+            self._refuse(name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
 
     def _check_experts(self) -> None:
         """Raises `InputError` for experts that ranks do not divide, and for a pattern with a different number of
@@ -446,9 +446,9 @@ class MegatronSettings(MegatronArguments):
 
     def _check_tokens(self) -> None:
         """Raises `InputError` for sequences that are longer than the positions or that tensor ranks do not divide."""
-        longest = max(self.tokens, self.decoder_seq_length or 0)
-        if self.max_position_embeddings is not None and self.max_position_embeddings < longest:
-            self._refuse("max_position_embeddings", f"at least {longest}, the longest sequence")
+        longest_sequence = max(self.tokens, self.decoder_seq_length or 0)
+        if self.max_position_embeddings is not None and self.max_position_embeddings < longest_sequence:
+            self._refuse("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")
         for tokens in (self.tokens, self.decoder_seq_length or 0) if self.uses_sequence_parallelism else ():
             if tokens // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
                 raise InputError(

@@ -175,8 +175,8 @@ def _formats(options: Settings) -> dict[str, Any]:
     states = None if options.optimizer_dtype is None else short_dtype(dtype(options.optimizer_dtype))
     if options.precision_aware_optimizer:
         if states not in (None, *STATES):
-            expected = ", ".join(STATES)
-            raise InputError(f"--optimizer-dtype {states}: not Megatron's; expected one of {expected}")
+            expected_formats = ", ".join(STATES)
+            raise InputError(f"--optimizer-dtype {states}: not Megatron's; expected one of {expected_formats}")
         states = states or "fp32"
         arguments |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": states, "exp_avg_sq_dtype": states}
         if gradients == "bfloat16":

@@ -77,10 +77,10 @@ def read_command(command: CommandLine, source: Source) -> Launch:
     if is_unresolved(recipe):
         raise InputError(f"{source.where}: line {command.line}: --recipe: {unresolved_reason(recipe)}")
     overrides = [word for word in words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)]
-    typed = printable(" ".join([recipe, *dict.fromkeys(overrides)]), 600)
+    typed_text = printable(" ".join([recipe, *dict.fromkeys(overrides)]), 600)
     raise InputError(
         f"{source.where}: line {command.line} runs the recipe {recipe[:60]}, whose settings are in Megatron-Bridge's "
-        f"own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed}'"
+        f"own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
     )
 
 
@@ -109,19 +109,20 @@ def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Con
     configurations = Configurations(module, COMMON)
     recipes = [key for key in configurations.functions if not key.startswith("_")]
     aliases = _aliases(module)
-    known = [*recipes, *aliases]
+    known_recipes = [*recipes, *aliases]
     if name is None:
-        if len(known) != 1:
-            listed = ", ".join(known[:6])
+        if len(known_recipes) != 1:
+            listed_names = ", ".join(known_recipes[:6])
             raise reading.wrong(
                 "recipes",
-                f"the file has {len(known)}: {listed}…; expected one of them, as in --launch "
-                f"'{reading.where} {known[0] if known else 'RECIPE'}'",
+                f"the file has {len(known_recipes)}: {listed_names}…; expected one of them, as in --launch "
+                f"'{reading.where} {known_recipes[0] if known_recipes else 'RECIPE'}'",
             )
-        name = known[0]
-    if name not in known:
+        name = known_recipes[0]
+    if name not in known_recipes:
         raise reading.wrong(
-            name[:60], f"is no recipe of the file; expected one of {', '.join(known[:6])}.{suggest(name, known)}"
+            name[:60],
+            f"is no recipe of the file; expected one of {', '.join(known_recipes[:6])}.{suggest(name, known_recipes)}",
         )
     if name in recipes:
         return configurations.of(name), name
@@ -180,7 +181,7 @@ def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch
     precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
     if not isinstance(precision, str) or precision not in ("bf16_mixed",):
         reading.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
-    target = next(
+    model_name = next(
         (value for key, value in config.items() if key.startswith("model") and _names_model(key, config)), None
     )
     tp, pp, cp = (size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context"))
@@ -218,7 +219,7 @@ def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch
     if get("model.cp_comm_type") == "a2a":
         result = result._replace(layout=replace(result.layout, cp_comm="a2a"))
     reading.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
-    return launch_of_run(reading, program, "megatron", result, "" if target is None else str(target)[:200])
+    return launch_of_run(reading, program, "megatron", result, "" if model_name is None else str(model_name)[:200])
 
 
 def _names_model(key: str, config: Mapping[str, Any]) -> bool:

@@ -157,9 +157,9 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
     if "--rampup-batch-size" in arguments:
         reading.notes.append("--rampup-batch-size: the batch after it, --global-batch-size, is counted")
     if "--ds-sequence-parallel-size" in arguments:
-        ways = size_of(reading, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
-        if ways > 1:
-            table |= {"--context-parallel-size": str(ways), "--cp-comm-type": "a2a"}
+        sequence_ranks = size_of(reading, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
+        if sequence_ranks > 1:
+            table |= {"--context-parallel-size": str(sequence_ranks), "--cp-comm-type": "a2a"}
     if uses_deepspeed:
         _zero(reading, arguments, table)
         reading.notes.append(ESTIMATE)
@@ -207,8 +207,8 @@ def _zero(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any])
         except ValueError:
             if stage is None:
                 raise
-            shown = "a file that the script makes" if is_unresolved(config) else config[:60]
-            reading.notes.append(f"--deepspeed_config: {shown} is not read; --zero-stage says the stage")
+            shown_file = "a file that the script makes" if is_unresolved(config) else config[:60]
+            reading.notes.append(f"--deepspeed_config: {shown_file} is not read; --zero-stage says the stage")
     if data and is_deepspeed(data):
         zero = data.get("zero_optimization")
         if isinstance(zero, Mapping):

@@ -144,13 +144,13 @@ def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
 
 def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
     """Returns the arguments of a task other than language modelling, and adds a note on how its loss is counted."""
-    task = str(data.get("task_type", "causal_lm"))[:30]
-    if kind or task in ("causal_lm", "prm"):
+    task_type = str(data.get("task_type", "causal_lm"))[:30]
+    if kind or task_type in ("causal_lm", "prm"):
         return ()
-    if task == "seq_cls":
+    if task_type == "seq_cls":
         reading.notes.append("--task_type seq_cls: the head is counted as the model's output head, an upper bound")
     else:
-        reading.unknown["--task_type"] = f"samples of '{task}' have several texts, whose losses are not modelled"
+        reading.unknown["--task_type"] = f"samples of '{task_type}' have several texts, whose losses are not modelled"
     return ("loss_type", "num_labels", "problem_type")
 
 
@@ -162,8 +162,12 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
         "lora_target_modules": reading.value(data, "target_modules", "all-linear"),
         "lora_dropout": reading.value(data, "lora_dropout", "0.05"),
     }
-    saved = data.get("modules_to_save")
-    return table if saved is None else {**table, "lora_modules_to_save": saved if isinstance(saved, list) else [saved]}
+    modules = data.get("modules_to_save")
+    return (
+        table
+        if modules is None
+        else {**table, "lora_modules_to_save": modules if isinstance(modules, list) else [modules]}
+    )
 
 
 def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[str, Any]:

@@ -78,18 +78,18 @@ def sequences_of(reading: Reading, kind: str, batch: int, has_adapters: bool) ->
 
 def rollout_of(reading: Reading, data: Table, launch: Launch) -> Rollout:
     """Returns the rollout engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
-    offloaded: set[States] = set()
+    offloaded_states: set[States] = set()
     if reading.flag(data, "offload_model"):
-        offloaded.add("weights")
+        offloaded_states.add("weights")
     if reading.flag(data, "offload_optimizer"):
-        offloaded.add("optimizer")
+        offloaded_states.add("optimizer")
     return colocated_rollout(
         reading,
         data,
         launch,
         utilization=0.9,
         beta=GRPO_BETA,
-        offloaded=frozenset(offloaded),
+        offloaded=frozenset(offloaded_states),
         source="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
         reference_bytes=4 if data.get("torch_dtype") == "float32" else 2,
     )

@@ -203,11 +203,11 @@ def _arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict
             arguments[f"--{flag}"] = values[key]
     if "mamba" in str(data.get("name", "")) and values.get("hybrid_override_pattern") is None:
         arguments["--hybrid-override-pattern"] = "M" * size_of(reading, "model.num_layers", values["num_layers"])
-    for key, (flag, passed) in FLAGS.items():
-        if values.get(key) is passed:
+    for key, (flag, flag_values) in FLAGS.items():
+        if values.get(key) is flag_values:
             arguments[f"--{flag}"] = True
-    for key, modelled in OFF.items():
-        if values.get(key) not in modelled:
+    for key, modelled_value in OFF.items():
+        if values.get(key) not in modelled_value:
             reading.unknown[f"model.{key}"] = f"{shown(values[key])[:60]} is not modelled"
     arguments |= _layer_arguments(reading, values)
     arguments |= _precision_arguments(reading, values, data)

@@ -96,18 +96,18 @@ class OllamaServer:
     @property
     def number_of_gpus(self) -> int:
         """The number of GPUs that Ollama uses."""
-        visible = self.flags.get("CUDA_VISIBLE_DEVICES")
-        return 1 if visible is None else len([part for part in str(visible).split(",") if part.strip()])
+        visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
+        return 1 if visible_devices is None else len([part for part in str(visible_devices).split(",") if part.strip()])
 
     @cached_property
     def num_ctx(self) -> int:
         """The context length per sequence in tokens, by option, environment, or version; at most as trained."""
-        chosen = self.flags.get("num_ctx") or self.flags.get("OLLAMA_CONTEXT_LENGTH") or self.rules.context
-        if not chosen:
+        chosen_length = self.flags.get("num_ctx") or self.flags.get("OLLAMA_CONTEXT_LENGTH") or self.rules.context
+        if not chosen_length:
             total = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
-            chosen = next(row.context for row in record().contexts if row.at_least_gib <= max(total, 0))
-        longest = self.model.trained_context
-        return min(int(chosen), longest) if longest else int(chosen)
+            chosen_length = next(row.context for row in record().contexts if row.at_least_gib <= max(total, 0))
+        trained_length = self.model.trained_context
+        return min(int(chosen_length), trained_length) if trained_length else int(chosen_length)
 
     @property
     def overhead(self) -> int:
@@ -123,8 +123,8 @@ class OllamaServer:
     @property
     def cache_type(self) -> str:
         """The number format of the KV cache; only f16 without flash attention."""
-        chosen = str(self.flags.get("OLLAMA_KV_CACHE_TYPE", "f16"))
-        return "f16" if self.flash_attn == "off" else chosen
+        chosen_type = str(self.flags.get("OLLAMA_KV_CACHE_TYPE", "f16"))
+        return "f16" if self.flash_attn == "off" else chosen_type
 
     def _server(self, **flags: Any) -> GgmlServer:
         build = EngineVersion(self.rules.build, self.rules.build)
@@ -146,7 +146,7 @@ class OllamaServer:
     def _flags(self, parallel: int, batch: int) -> dict[str, Any]:
         """Returns the flags with which Ollama starts llama-server (llm/llama_server.go)."""
         layers = int(self.flags.get("num_gpu", -1))
-        visible = self.number_of_gpus
+        gpu_count = self.number_of_gpus
         return {
             "ctx_size": self.num_ctx * parallel,
             "parallel": parallel,
@@ -157,7 +157,7 @@ class OllamaServer:
             "batch_size": batch,
             "ubatch_size": batch,
             "n_gpu_layers": layers if layers >= 0 else "auto",
-            "device": ",".join(str(i) for i in range(visible)) if visible else "none",
+            "device": ",".join(str(i) for i in range(gpu_count)) if gpu_count else "none",
             "fit": "on" if self.rules.runner == "llama-server" else "off",
             **({"no_mmap": True} if str(self.flags.get("use_mmap", "true")) in ("0", "false") else {}),
             **({} if self.flags.get("quantize") is None else {"quantize": self.flags["quantize"]}),
@@ -171,10 +171,10 @@ class OllamaServer:
             return USUAL_BATCH
         server = self._server(**self._flags(parallel, USUAL_BATCH))
         placement = server.placement
-        used = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
-        available = server.free * len(server.devices)
-        for context, batch, more, percent in BATCHES:
-            has_room = used <= available * percent // 100 and used + more <= available * 80 // 100
+        used_bytes = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
+        free_bytes = server.free * len(server.devices)
+        for context, batch, next_batch, percent in BATCHES:
+            has_room = used_bytes <= free_bytes * percent // 100 and used_bytes + next_batch <= free_bytes * 80 // 100
             if self.num_ctx * parallel > context and has_room:
                 return batch
         return USUAL_BATCH
@@ -182,13 +182,13 @@ class OllamaServer:
     @cached_property
     def fitted(self) -> Fitted:
         """The placed server. Versions before 0.10 run several sequences only with the whole model on the GPUs."""
-        chosen = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
-        numbers = [chosen] if chosen else sorted({self.rules.parallel, 1}, reverse=True)
+        chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
+        numbers = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
         for parallel in numbers:
-            fitted = self._fitted(parallel)
-            if not host_layers(fitted):
-                return fitted
-        return fitted
+            fitted_server = self._fitted(parallel)
+            if not host_layers(fitted_server):
+                return fitted_server
+        return fitted_server
 
     def _fitted(self, parallel: int) -> Fitted:
         server = self._server(**self._flags(parallel, self.batch(parallel)))
@@ -218,28 +218,30 @@ def host_layers(fitted: Fitted) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
     server, placement = fitted.server, fitted.placement
     number = len(server.model.layers)
-    away = sum(placement.layers.device(i) not in server.devices for i in range(number + 1))
-    return away + len(placement.host_experts) + len(placement.partial)
+    host_layer_count = sum(placement.layers.device(i) not in server.devices for i in range(number + 1))
+    return host_layer_count + len(placement.host_experts) + len(placement.partial)
 
 
 def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
     server = OllamaServer(preset, hardware, version, flags)
     fitted = server.fitted
-    computed = engine_memory(fitted.server, fitted.buffers, (version.note, *fitted.notes))
+    computed_answer = engine_memory(fitted.server, fitted.buffers, (version.note, *fitted.notes))
     number = len(fitted.server.model.layers) + 1
-    away = host_layers(fitted)
-    notes = list(computed.notes)
-    if away:
-        notes.insert(0, f"{away} of {number} layers are on the CPU, {computed.host['share']:.0%} of all bytes")
+    host_layer_count = host_layers(fitted)
+    notes = list(computed_answer.notes)
+    if host_layer_count:
+        notes.insert(
+            0, f"{host_layer_count} of {number} layers are on the CPU, {computed_answer.host['share']:.0%} of all bytes"
+        )
     if server.flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
         notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
-    assumed = {
+    assumed_options = {
         (name if name.isupper() else option(name)): value
         for name, value in server.defaults.items()
         if name not in flags and not (name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
-    return replace(computed, max_model_len=server.num_ctx, assumed=assumed, notes=tuple(notes))
+    return replace(computed_answer, max_model_len=server.num_ctx, assumed=assumed_options, notes=tuple(notes))
 
 
 def candidates(
@@ -253,18 +255,18 @@ def candidates(
     if server.fitted.server.sequences > 1:
         trials.append(("OLLAMA_NUM_PARALLEL=1", {"OLLAMA_NUM_PARALLEL": 1}))
     if server.cache_type == "f16":
-        typed = "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0"
-        trials.append((typed, {"OLLAMA_FLASH_ATTENTION": "1", "OLLAMA_KV_CACHE_TYPE": "q8_0"}))
+        typed_options = "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0"
+        trials.append((typed_options, {"OLLAMA_FLASH_ATTENTION": "1", "OLLAMA_KV_CACHE_TYPE": "q8_0"}))
     context = longest_context(server)
     if context:
         trials.append((f"--num-ctx {context}", {"num_ctx": context}))
     number = 2 * max(server.number_of_gpus, 1)
-    visible = ",".join(str(i) for i in range(number))
-    trials.append((f"CUDA_VISIBLE_DEVICES={visible}", {"CUDA_VISIBLE_DEVICES": visible}))
-    for typed, values in trials:
-        changed = server.with_flags(**values)
-        if not host_layers(changed.fitted):
-            yield typed, values
+    visible_devices = ",".join(str(i) for i in range(number))
+    trials.append((f"CUDA_VISIBLE_DEVICES={visible_devices}", {"CUDA_VISIBLE_DEVICES": visible_devices}))
+    for typed_options, values in trials:
+        changed_server = server.with_flags(**values)
+        if not host_layers(changed_server.fitted):
+            yield typed_options, values
 
 
 def longest_context(server: OllamaServer) -> int | None:
@@ -275,11 +277,11 @@ def longest_context(server: OllamaServer) -> int | None:
 
     if not holds(1):
         return None
-    good, bad = 1, max(2, server.num_ctx // 256 + 1)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    return 256 * good
+    fitting_steps, failing_steps = 1, max(2, server.num_ctx // 256 + 1)
+    while failing_steps - fitting_steps > 1:
+        middle = (fitting_steps + failing_steps) // 2
+        fitting_steps, failing_steps = (middle, failing_steps) if holds(middle) else (fitting_steps, middle)
+    return 256 * fitting_steps
 
 
 def layouts(
@@ -290,12 +292,12 @@ def layouts(
     for number in numbers:
         if number is not None and number > most:
             return
-        used = {} if number in (None, 1) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number or 1)))}
-        answer = memory(preset, hardware, version, {**flags, **used})
-        server = OllamaServer(preset, hardware, version, {**flags, **used})
-        away = host_layers(server.fitted)
-        message = f"{record().messages['on_host']}: {answer.host['share']:.0%}" if away else answer.message
-        yield used, replace(answer, starts=answer.starts and not away, message=message)
+        gpu_options = {} if number in (None, 1) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number or 1)))}
+        answer = memory(preset, hardware, version, {**flags, **gpu_options})
+        server = OllamaServer(preset, hardware, version, {**flags, **gpu_options})
+        host_layer_count = host_layers(server.fitted)
+        message = f"{record().messages['on_host']}: {answer.host['share']:.0%}" if host_layer_count else answer.message
+        yield gpu_options, replace(answer, starts=answer.starts and not host_layer_count, message=message)
 
 
 def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:

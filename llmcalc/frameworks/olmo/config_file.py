@@ -63,12 +63,12 @@ def read_olmo(data: Table, source: Source) -> Launch:
         precision = str(reading.value(data, "precision", "amp_bf16"))
         if precision not in ("amp_bf16", "fp32"):
             raise reading.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
-        reduced = ""
+        reduction_format = ""
         if precision == "fp32":
             words["precision"] = "fp32"
         elif is_sharded:
             words |= {"dtype": "bf16", "master_weights": "fp32"}
-            reduced = "bfloat16" if reading.value(fsdp, "precision", "pure") == "pure" else ""
+            reduction_format = "bfloat16" if reading.value(fsdp, "precision", "pure") == "pure" else ""
         else:
             words["precision"] = "autocast"
         if is_sharded:
@@ -79,7 +79,7 @@ def read_olmo(data: Table, source: Source) -> Launch:
             spec=spec,
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
             settings=words,
-            own_settings=TitanSettings(reduced=reduced, flat=True) if is_sharded else None,
+            own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
         )
 
 
@@ -95,7 +95,7 @@ def _model(reading: Reading, model: Table) -> ModelSpec:
         raise reading.wrong("model.activation_type", f"{shown(activation)}; expected swiglu, gelu or relu")
     is_gated = activation == "swiglu"
     hidden = model.get("mlp_hidden_size")
-    inner = (
+    inner_width = (
         reading.size(model, "mlp_ratio", 4) * width if hidden is None else size_of(reading, "mlp_hidden_size", hidden)
     )
     norm_type = str(reading.value(model, "layer_norm_type", "default"))
@@ -120,7 +120,7 @@ def _model(reading: Reading, model: Table) -> ModelSpec:
         decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
     network = {
         "type": "mlp",
-        "intermediate_size": inner // 2 if is_gated else inner,
+        "intermediate_size": inner_width // 2 if is_gated else inner_width,
         "hidden_act": "silu" if is_gated else activation,
         "gated": is_gated,
     }

@@ -97,8 +97,8 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         if verb not in LOSSES:
             raise reading.wrong(f"line {command.line}: {verb}", f"is not read; expected {', '.join(LOSSES)}")
         arguments = {_name(flag): value for flag, value in arguments_of(command.words, source.where).items()}
-        read = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
-        data = plain_arguments(arguments, reading, read)
+        read_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
+        data = plain_arguments(arguments, reading, read_names)
         data = {_name(name): value for name, value in data.items()}
         target = model_name(reading, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
         _refuse(reading, data)
@@ -165,11 +165,11 @@ def _config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
     dtype = reading.value(data, "ds.param_dtype", "bf16")
     if dtype not in ("bf16", "fp16"):
         raise reading.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
-    micro = reading.size(data, "train.micro_batch_size", 1)
+    micro_batch = reading.size(data, "train.micro_batch_size", 1)
     total = reading.size(data, "train.batch_size", 128)
     ranks = max(1, (world or 1) // reading.size(data, "ds.ring_attn_size", 1))
     if data.get("train.dynamic_batch_enable"):
-        micro = 1
+        micro_batch = 1
     zero: dict[str, Any] = {
         "stage": size_of(reading, "--ds.zero_stage", reading.value(data, "ds.zero_stage", 2), least=0),
         "offload_optimizer": {"device": "cpu" if reading.flag(data, "ds.adam_offload") else "none"},
@@ -180,8 +180,8 @@ def _config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
     if reading.flag(data, "ds.overlap_comm"):
         zero["overlap_comm"] = True
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": micro,
-        "gradient_accumulation_steps": max(1, total // (micro * ranks)),
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": max(1, total // (micro_batch * ranks)),
         dtype: {"enabled": True},
         "gradient_clipping": 1.0,
         "zero_optimization": zero,
@@ -197,8 +197,8 @@ def _settings(reading: Reading, data: Table) -> dict[str, Any]:
     attention = str(reading.value(data, "ds.attn_implementation", "flash_attention_2"))
     settings["attn_implementation"] = "eager" if attention == "eager" else "flash"
     if reading.flag(data, "actor.gradient_checkpointing_enable"):
-        reentrant = reading.flag(data, "actor.gradient_checkpointing_reentrant")
-        settings["recompute"] = "full-reentrant" if reentrant else "full"
+        is_reentrant = reading.flag(data, "actor.gradient_checkpointing_reentrant")
+        settings["recompute"] = "full-reentrant" if is_reentrant else "full"
     if reading.flag(data, "ds.use_liger_kernel"):
         settings |= {"norm": "fused"}
     rank = data.get("ds.lora.rank")
@@ -238,12 +238,12 @@ SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 
 def _rollout(reading: Reading, data: Table, ranks: int) -> Rollout | None:
     """Returns the further models on the actor's devices: the reference, and with `colocate_all` critic and engine."""
-    together = reading.flag(data, "train.colocate_all")
-    with_reference = together or reading.flag(data, "train.colocate_actor_ref")
+    colocates_all = reading.flag(data, "train.colocate_all")
+    with_reference = colocates_all or reading.flag(data, "train.colocate_actor_ref")
     if not with_reference:
         reading.notes.append("the training of the actor is counted, on devices of its own")
         return None
-    has_engine = together and not reading.flag(data, "train.async_enable") and data.get("vllm.num_engines") != 0
+    has_engine = colocates_all and not reading.flag(data, "train.async_enable") and data.get("vllm.num_engines") != 0
     sleeps = has_engine and reading.flag(data, "vllm.enable_sleep")
     length = _length(reading, data)
     return Rollout(
@@ -254,7 +254,7 @@ def _rollout(reading: Reading, data: Table, ranks: int) -> Rollout | None:
         is_own_process=True,
         offloaded=frozenset(("optimizer", "gradients") if reading.flag(data, "ds.enable_sleep") else ()),
         reference=_reference(reading, data, ranks),
-        critic=_critic(reading, data) if together else "none",
+        critic=_critic(reading, data) if colocates_all else "none",
         sequences=reading.size(data, "rollout.micro_batch_size", 1),
         tokens=length,
         logit_tokens=length,

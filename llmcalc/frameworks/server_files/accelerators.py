@@ -71,8 +71,8 @@ def accelerator_of(label: str) -> str:
         return ""
     parts = [part for part in re.split(r"[-_ /.,()]+", text) if part and part not in _LEFT_OUT]
     memory = next((part for part in parts if _MEMORY.fullmatch(part)), "")
-    chip = [part for part in parts if part != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", part)]
-    for words in ([*chip, memory], parts, chip, chip[:-1], chip[:2], chip[:1]):
+    chip_words = [part for part in parts if part != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", part)]
+    for words in ([*chip_words, memory], parts, chip_words, chip_words[:-1], chip_words[:2], chip_words[:1]):
         name = _known("-".join(filter(None, words)), memory)
         if name:
             return name
@@ -88,8 +88,8 @@ def _known(name: str, memory: str) -> str:
     except InputError:
         return ""
     gb = int(memory.removesuffix("gb") or 0)
-    is_that = not gb or min(abs(hardware.memory_bytes / unit - gb) for unit in (10**9, 2**30)) < SIMILAR_GB
-    return hardware.name if is_that else ""
+    has_that_memory = not gb or min(abs(hardware.memory_bytes / unit - gb) for unit in (10**9, 2**30)) < SIMILAR_GB
+    return hardware.name if has_that_memory else ""
 
 
 SIMILAR_GB = 3

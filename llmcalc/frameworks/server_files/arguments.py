@@ -55,25 +55,27 @@ def read_arguments(
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
     flags = flags_of(program, record)
-    known = by_name(reversed(flags))
+    flags_by_name = by_name(reversed(flags))
     arguments = Arguments()
     unknown = arguments.unknown if allow_unknown else None
     left_out = [word for flag, word in pairwise(words) if is_unset_variable(word) and not _takes_value(flag)]
     words = [word for word in words if word not in {*left_out}]
     arguments.notes += [f"{printable(word)} is not set and left out" for word in dict.fromkeys(left_out[:MOST_NOTES])]
     try:
-        first, values = split_arguments(record.title, flags[::-1], words, {}, {}, unknown)
-        config = values.pop(_field(known, f"--{CONFIG}"), None) if program.config_flags else None
+        other_words, values = split_arguments(record.title, flags[::-1], words, {}, {}, unknown)
+        config = values.pop(_field(flags_by_name, f"--{CONFIG}"), None) if program.config_flags else None
         if config is not None:
             if is_unresolved(str(config)):
                 raise InputError(unresolved_reason(str(config)))
-            inner = list(words_of_tables(parse_yaml(_marked(read_named(str(config))), str(config)), known))
-            first, values = split_arguments(record.title, flags[::-1], [*inner, *words], {}, {}, unknown)
-            values.pop(_field(known, f"--{CONFIG}"), None)
-        arguments.model = str(values.pop(_field(known, program.model_flags[0]), "") or "")
-        if program.takes_model and first:
-            arguments.model = first.pop(0)
-        for word in first:
+            config_words = list(
+                words_of_tables(parse_yaml(_marked(read_named(str(config))), str(config)), flags_by_name)
+            )
+            other_words, values = split_arguments(record.title, flags[::-1], [*config_words, *words], {}, {}, unknown)
+            values.pop(_field(flags_by_name, f"--{CONFIG}"), None)
+        arguments.model = str(values.pop(_field(flags_by_name, program.model_flags[0]), "") or "")
+        if program.takes_model and other_words:
+            arguments.model = other_words.pop(0)
+        for word in other_words:
             if is_unresolved(word):
                 raise InputError(unresolved_reason(word))
             if word != "--":
@@ -93,8 +95,8 @@ def read_arguments(
     return arguments
 
 
-def _field(known: Mapping[str, Flag], name: str) -> str:
-    return known[name].field if name in known else name.lstrip("-").replace("-", "_")
+def _field(flags_by_name: Mapping[str, Flag], name: str) -> str:
+    return flags_by_name[name].field if name in flags_by_name else name.lstrip("-").replace("-", "_")
 
 
 TEMPLATE = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
@@ -129,9 +131,9 @@ def engine_of_flags(words: Sequence[str]) -> str:
     for program in PROGRAMS:
         if program.engine not in FOLDERS:
             continue
-        known = by_name(reversed(flags_of(program, engine(program.engine))))
-        named = [flag_named(known, name) for name in names - set(program.model_flags)]
-        if all(named) and any(match is not None and not match.flag.is_idle for match in named):
+        flags_by_name = by_name(reversed(flags_of(program, engine(program.engine))))
+        named_flags = [flag_named(flags_by_name, name) for name in names - set(program.model_flags)]
+        if all(named_flags) and any(match is not None and not match.flag.is_idle for match in named_flags):
             return program.engine
     return ""
 
@@ -179,8 +181,8 @@ def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] 
             yield from words_of_tables(value, known, path)
             continue
         if isinstance(value, Mapping):
-            for inner, item in value.items():
-                yield from (f"--{'.'.join((*path, str(inner)))}={_text(item)}",)
+            for inner_key, item in value.items():
+                yield from (f"--{'.'.join((*path, str(inner_key)))}={_text(item)}",)
             continue
         name = f"--{'.'.join(path)}" if flag is None or flag_named(known, f"--{'.'.join(path)}") else f"--{path[-1]}"
         if isinstance(value, bool) and (flag is None or flag.flag.kind == "switch"):

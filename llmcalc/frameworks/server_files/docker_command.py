@@ -26,10 +26,10 @@ SHORT_SWITCHES = re.compile(r"-[ditPq]+")
 def container_of(words: Sequence[str], place: str) -> Container | None:
     """Returns the container that a command starts; None for any other command."""
     names = [word.rpartition("/")[2] for word in words[:4]]
-    docker = next((i for i, name in enumerate(names) if name in DOCKERS), None)
-    if docker is None:
+    docker_index = next((i for i, name in enumerate(names) if name in DOCKERS), None)
+    if docker_index is None:
         return None
-    queue = deque(words[docker + 1 :])
+    queue = deque(words[docker_index + 1 :])
     while queue and queue[0] in ("container", "compose"):
         queue.popleft()
     if not queue or queue.popleft() not in ("run", "exec", "create"):
@@ -38,17 +38,17 @@ def container_of(words: Sequence[str], place: str) -> Container | None:
     entry: list[str] = []
     gpus = None
     while queue and queue[0].startswith("-"):
-        name, mark, value = queue.popleft().partition("=")
-        if name in SWITCHES or (SHORT_SWITCHES.fullmatch(name) and not mark):
+        name, equals_sign, value = queue.popleft().partition("=")
+        if name in SWITCHES or (SHORT_SWITCHES.fullmatch(name) and not equals_sign):
             continue
-        short = re.fullmatch(r"(-[evpwuh])(.+)", name)
-        if short is not None and not name.startswith("--"):
-            name, value = short[1], short[2] + mark + value
-        elif not mark:
+        short_match = re.fullmatch(r"(-[evpwuh])(.+)", name)
+        if short_match is not None and not name.startswith("--"):
+            name, value = short_match[1], short_match[2] + equals_sign + value
+        elif not equals_sign:
             value = queue.popleft() if queue else ""
         if name in ("-e", "--env"):
-            variable, sets, text = value.partition("=")
-            if sets:
+            variable, variable_equals, text = value.partition("=")
+            if variable_equals:
                 env[variable] = text
         elif name == "--entrypoint":
             entry = value.split()

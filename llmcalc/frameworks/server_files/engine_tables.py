@@ -123,10 +123,16 @@ def _of_chart(table: Mapping[str, Any]) -> Container:
 def _of_operator(table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
     config = _inner(table, "vllmConfig")
     flags = {key: value for key, value in config.items() if key not in WITHOUT_FLAG}
-    named = {key: model[key] for key in (*MODEL_FLAGS, *SWITCHES) if model.get(key) not in (None, False, "")}
+    named_values = {key: model[key] for key in (*MODEL_FLAGS, *SWITCHES) if model.get(key) not in (None, False, "")}
     return Container(
         "",
-        words=("vllm", "serve", model["modelURL"], *_flags({**named, **flags}), *_texts_of(config.get("extraArgs"))),
+        words=(
+            "vllm",
+            "serve",
+            model["modelURL"],
+            *_flags({**named_values, **flags}),
+            *_texts_of(config.get("extraArgs")),
+        ),
         image=str(_inner(table, "deploymentConfig", "image").get("name") or ""),
         env=_generation(config),
         gpus=_number(_inner(table, "deploymentConfig", "resources").get("gpu")),

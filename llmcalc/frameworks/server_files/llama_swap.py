@@ -34,13 +34,13 @@ def is_llama_swap(data: Any) -> bool:
 
 def servers_of_llama_swap(data: Mapping[str, Any], where: str, variables: Mapping[str, str]) -> Iterator[Container]:
     """Yields the server command of each model. where: the file in messages. variables: environment variables."""
-    shared = _macros(data)
+    shared_macros = _macros(data)
     for name, model in data["models"].items():
         if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
             continue
         place = f"models.{one_line(str(name))[:60]}"
         environment = {f"env.{variable}": value for variable, value in variables.items()}
-        macros = {"PORT": PORT, **environment, **shared, **_macros(model), "MODEL_ID": str(name)}
+        macros = {"PORT": PORT, **environment, **shared_macros, **_macros(model), "MODEL_ID": str(name)}
         text = _expanded(model["cmd"], macros, f"{where}: {place}")
         lines = [line for line in text.split("\n") if not line.strip().startswith("#")]
         try:

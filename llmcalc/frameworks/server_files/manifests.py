@@ -83,13 +83,13 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
         if isinstance(item, Mapping)
     ]
     runtimes = {str(_table(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIMES}
-    used = {str(_table(item, "spec", "predictor", "model").get("runtime")) for item in items}
+    used_runtimes = {str(_table(item, "spec", "predictor", "model").get("runtime")) for item in items}
     for item in items:
         kind = str(item.get("kind", ""))
-        several = list(tables_of_engines(item))
-        for container in several:
+        table_servers = list(tables_of_engines(item))
+        for container in table_servers:
             yield from finder.in_words(container)
-        if several:
+        if table_servers:
             continue
         runtime = runtimes.get(str(_table(item, "spec", "predictor", "model").get("runtime")))
         if kind == "InferenceService" and runtime is not None:
@@ -98,15 +98,15 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
             yield from _config_map(item, finder)
         elif kind == "LLMInferenceService":
             yield from _inference_service(item, finder)
-        elif kind not in RUNTIMES or str(_table(item, "metadata").get("name")) not in used:
+        elif kind not in RUNTIMES or str(_table(item, "metadata").get("name")) not in used_runtimes:
             yield from _containers(item, (), kind, finder)
 
 
 def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     """Returns the table under a path of keys; empty if there is none."""
     for key in keys:
-        inner = data.get(key)
-        data = inner if isinstance(inner, Mapping) else {}
+        inner_table = data.get(key)
+        data = inner_table if isinstance(inner_table, Mapping) else {}
     return data
 
 
@@ -169,8 +169,8 @@ def _task(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str,
     if len(counts) == 1:
         number = counts.pop()
         env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(number))
-    setup = data.get("setup")
-    versions = versions_in(setup) if isinstance(setup, str) else {}
+    setup_script = data.get("setup")
+    versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container("run", image="script", gpu=gpu, gpus=number)
     for started in finder.in_script(data["run"], env, (), container):
         yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
@@ -203,8 +203,10 @@ def _with_runtime(item: Mapping[str, Any], runtime: Mapping[str, Any], finder: S
         if isinstance(container, Mapping):
             args = [*_words(container.get("args"), finder.where), *_words(model.get("args"), finder.where)]
             env = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
-            joined = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
-            yield from _started(joined, (item, _table(item, "spec", "predictor"), model), "InferenceService", finder)
+            joined_container = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
+            yield from _started(
+                joined_container, (item, _table(item, "spec", "predictor"), model), "InferenceService", finder
+            )
             return
 
 
@@ -217,14 +219,14 @@ def _inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Iterato
     spec = _table(item, "spec")
     for place, table in (("LLMInferenceService", spec), ("LLMInferenceService.prefill", _table(spec, "prefill"))):
         containers = _table(table, "template").get("containers")
-        main = next((c for c in containers if isinstance(c, Mapping)), {}) if isinstance(containers, list) else {}
+        main_table = next((c for c in containers if isinstance(c, Mapping)), {}) if isinstance(containers, list) else {}
         if table:
-            tables = (item, spec, table, main)
+            tables = (item, spec, table, main_table)
             container = Container(
                 place=place,
                 words=("vllm", "serve", _model(tables), *_adapters(tables)),
-                image=str(main.get("image") or ""),
-                env=_environment(main.get("env")),
+                image=str(main_table.get("image") or ""),
+                env=_environment(main_table.get("env")),
                 gpu=_gpu(tables),
                 gpus=_gpus(tables, f"{finder.where}: {place}"),
                 sizes=_sizes(tables),
@@ -233,22 +235,22 @@ def _inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Iterato
 
 
 def _containers(
-    table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
+    table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
 ) -> Iterator[Started]:
-    """Yields the servers of a table and of the tables in it. around: enclosing tables, the outermost first."""
-    if len(around) > DEEPEST:
+    """Yields the servers of a table and of the tables in it. outer_tables: enclosing tables, the outermost first."""
+    if len(outer_tables) > DEEPEST:
         raise InputError(f"{finder.where}: {place[:80]}: nested too deeply; expected at most {DEEPEST} tables")
-    named = table_of_engine(table)
-    if named is not None:
-        gpu = named.gpu or _gpu((*around, table))
-        yield from finder.in_words(replace(named, place=_place(place), gpu=gpu))
+    named_server = table_of_engine(table)
+    if named_server is not None:
+        gpu = named_server.gpu or _gpu((*outer_tables, table))
+        yield from finder.in_words(replace(named_server, place=_place(place), gpu=gpu))
         return
     if (
         any(key in table for key in WORDS)
-        or (isinstance(table.get("image"), str) and around)
+        or (isinstance(table.get("image"), str) and outer_tables)
         or (_engine((table,)) and _model((table,)))
     ):
-        servers = list(_started(table, around, place, finder))
+        servers = list(_started(table, outer_tables, place, finder))
         if servers:
             yield from servers
             return
@@ -258,18 +260,18 @@ def _containers(
         if key in TEXTS and isinstance(value, str):
             value = parse_yaml(value, f"{finder.where}: {key}")
         tables = value if isinstance(value, list) else [value]
-        for i, inner in enumerate(tables):
-            if isinstance(inner, Mapping):
+        for i, inner_table in enumerate(tables):
+            if isinstance(inner_table, Mapping):
                 index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
                 name = f"{place}.{one_line(str(key))[:60]}{index}".lstrip(".")
-                yield from _containers(inner, (*around, table), name, finder)
+                yield from _containers(inner_table, (*outer_tables, table), name, finder)
 
 
 def _started(
-    table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
+    table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
 ) -> Iterator[Started]:
     """Yields the servers that a container's table starts."""
-    tables = (*around, table)
+    tables = (*outer_tables, table)
     env = _environment(table.get("env"))
     words = [
         word
@@ -277,8 +279,8 @@ def _started(
         for word in _words(table.get(key), finder.where)
     ]
     extra = env.get("VLLM_ADDITIONAL_ARGS", "")
-    added = (*_split(extra, finder.where), *(_adapters(tables) if words else ()))
-    words = [_with_env(word, env) for word in (*words, *added)]
+    added_words = (*_split(extra, finder.where), *(_adapters(tables) if words else ()))
+    words = [_with_env(word, env) for word in (*words, *added_words)]
     image = table.get("image")
     container = Container(
         place=_place(place),
@@ -296,8 +298,8 @@ def _started(
 
 def _place(place: str) -> str:
     """Returns a place in a manifest, without the keys that all manifests have."""
-    short = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
-    return re.sub(r"\.{2,}", ".", short).strip(".") or place
+    short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
+    return re.sub(r"\.{2,}", ".", short_place).strip(".") or place
 
 
 def _environment(value: Any) -> dict[str, str]:
@@ -381,8 +383,8 @@ def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
 
 def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the match expressions of a Kubernetes node affinity."""
-    listed = terms.get("nodeSelectorTerms")
-    for term in listed if isinstance(listed, list) else ():
+    node_terms = terms.get("nodeSelectorTerms")
+    for term in node_terms if isinstance(node_terms, list) else ():
         for expression in (term.get("matchExpressions") or ()) if isinstance(term, Mapping) else ():
             if isinstance(expression, Mapping):
                 yield expression
@@ -420,8 +422,8 @@ def _adapters(tables: Sequence[Mapping[str, Any]]) -> list[str]:
         lora = _table(table, "model", "lora")
         adapters = lora.get("adapters")
         if isinstance(adapters, list) and adapters:
-            rank, most = lora.get("maxRank", 64), lora.get("maxAdapters", len(adapters))
-            return ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={most}"]
+            rank, most_adapters = lora.get("maxRank", 64), lora.get("maxAdapters", len(adapters))
+            return ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={most_adapters}"]
     return []
 
 

@@ -35,9 +35,11 @@ def is_modelfile(text: str, name: str) -> bool:
         return False
     lines = [line for line in _without_texts(text).split("\n") if line.strip() and not line.lstrip().startswith("#")]
     matches = [_INSTRUCTION.match(line) for line in lines]
-    named = "modelfile" in name.rpartition("/")[2].lower()
-    known = all(match is not None and match[1].lower() in INSTRUCTIONS for match in matches)
-    return known and (named or any(match is not None and match[1].lower() == "parameter" for match in matches))
+    has_file_name = "modelfile" in name.rpartition("/")[2].lower()
+    has_instructions = all(match is not None and match[1].lower() in INSTRUCTIONS for match in matches)
+    return has_instructions and (
+        has_file_name or any(match is not None and match[1].lower() == "parameter" for match in matches)
+    )
 
 
 def _without_texts(text: str) -> str:
@@ -55,13 +57,13 @@ def server_in_modelfile(text: str, where: str, container: Container) -> Started:
         match = _INSTRUCTION.match(line)
         if match is None or line.lstrip().startswith("#"):
             continue
-        instruction, rest = match[1].lower(), match[2].strip()
+        instruction, instruction_value = match[1].lower(), match[2].strip()
         if instruction == "from":
-            model = rest
+            model = instruction_value
         elif instruction == "adapter":
             raise InputError(f"{where}: line {number}: ADAPTER: adapters are not modelled; remove the line")
         elif instruction == "parameter":
-            name, _, value = rest.partition(" ")
+            name, _, value = instruction_value.partition(" ")
             if not value.strip():
                 raise InputError(f"{where}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing")
             arguments.append(f"--{name.lower()}={value.strip()}")

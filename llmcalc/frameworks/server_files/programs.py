@@ -212,23 +212,33 @@ def version_of_image(image: str) -> str:
 def _start_at(words: Sequence[str], i: int, image: str = "") -> Start | None:
     """Returns the start of a server whose program is word number `i`; None if the word is no server program."""
     word = words[i]
-    after = words[i + 1] if i + 1 < len(words) else ""
+    next_word = words[i + 1] if i + 1 < len(words) else ""
     if word in ("-m", "--module") and i:
-        return _module(after, tuple(words[i + 2 :]))
+        return _module(next_word, tuple(words[i + 2 :]))
     if word.endswith(".py"):
         name = word.removesuffix(".py").replace("/", ".")
-        module = next((m for program in PROGRAMS for m in program.modules if name.endswith(f".{m}") or name == m), "")
+        module = next(
+            (
+                candidate
+                for program in PROGRAMS
+                for candidate in program.modules
+                if name.endswith(f".{candidate}") or name == candidate
+            ),
+            "",
+        )
         return _module(module, tuple(words[i + 1 :])) if module else None
     name = word.rpartition("/")[2].removesuffix(".exe")
     for program in PROGRAMS:
         for command in sorted(program.commands, key=len, reverse=True):
-            first, _, second = command.partition(" ")
-            if second:
-                is_it, rest = name == first and after == second, i + 2
+            first_word, _, second_word = command.partition(" ")
+            if second_word:
+                is_command, arguments_start = name == first_word and next_word == second_word, i + 2
             else:
-                is_it, rest = name == first or word.endswith(f"/{first}"), i + 1
-            if is_it:
-                return Start(_fork(program, f"{image} {word}".lower(), words[rest:]), tuple(words[rest:]))
+                is_command, arguments_start = name == first_word or word.endswith(f"/{first_word}"), i + 1
+            if is_command:
+                return Start(
+                    _fork(program, f"{image} {word}".lower(), words[arguments_start:]), tuple(words[arguments_start:])
+                )
     return None
 
 
@@ -256,5 +266,5 @@ def _fork(program: ServerProgram, place: str, arguments: Sequence[str]) -> Serve
 @cache
 def _flags_of_fork(fork: str, engine_name: str) -> frozenset[str]:
     """Returns the spellings of flags that only the fork of an engine has."""
-    known = by_name(engine(engine_name).known_flags())
-    return frozenset(by_name(engine(fork).known_flags())) - frozenset(known)
+    engine_flags = by_name(engine(engine_name).known_flags())
+    return frozenset(by_name(engine(fork).known_flags())) - frozenset(engine_flags)

@@ -103,33 +103,35 @@ class _Reader:
         """Yields the servers that statements start; assignments are evaluated in their order."""
         commands: dict[str, int] = {}
         for statement in body if deep < DEEPEST else ():
-            target = _target(statement)
-            if isinstance(statement, ast.Assign | ast.AnnAssign) and target and statement.value is not None:
-                self.names[target] = self.value(statement.value)
-            elif isinstance(statement, ast.AugAssign) and target:
-                self.names[target] = _sum(self.names.get(target), self.value(statement.value))
+            variable = _target(statement)
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and variable and statement.value is not None:
+                self.names[variable] = self.value(statement.value)
+            elif isinstance(statement, ast.AugAssign) and variable:
+                self.names[variable] = _sum(self.names.get(variable), self.value(statement.value))
             elif _is_extension(statement):
                 call: Any = statement.value  # type: ignore[attr-defined]
-                added = self.value(call.args[0])
-                target = dotted(call.func.value)
-                self.names[target] = _sum(self.names.get(target), added if call.func.attr == "extend" else [added])
-            if target and _is_command(self.names.get(target)):
-                commands[target] = statement.lineno
+                added_value = self.value(call.args[0])
+                variable = dotted(call.func.value)
+                self.names[variable] = _sum(
+                    self.names.get(variable), added_value if call.func.attr == "extend" else [added_value]
+                )
+            if variable and _is_command(self.names.get(variable)):
+                commands[variable] = statement.lineno
             for call in (node for node in _calls(statement)):
                 table = self._configuration(call)
-                named = None if table is None else table_of_engine(table)
-                if named is not None:
-                    yield from finder.in_words(replace(named, place=f"line {call.lineno}"))
+                named_server = None if table is None else table_of_engine(table)
+                if named_server is not None:
+                    yield from finder.in_words(replace(named_server, place=f"line {call.lineno}"))
                     continue
                 for argument in call.args[:1]:
                     value = self.value(argument)
                     if _is_command(value) and not isinstance(argument, ast.Name):
                         yield from self._command(value, container, call.lineno, finder)
-            for inner in _bodies(statement):
-                yield from self._body(inner, container, finder, deep + 1)
-        for target, line in commands.items():
-            if _is_command(self.names[target]):
-                yield from self._command(self.names[target], container, line, finder)
+            for inner_body in _bodies(statement):
+                yield from self._body(inner_body, container, finder, deep + 1)
+        for variable, line in commands.items():
+            if _is_command(self.names[variable]):
+                yield from self._command(self.names[variable], container, line, finder)
 
     def _command(self, value: Any, container: Container, line: int, finder: ServerFinder) -> Iterator[Started]:
         """Yields the servers that a command starts: a list of words, or a text for a shell."""
@@ -165,8 +167,8 @@ class _Reader:
             return _sum(self.value(node.left, deep + 1), self.value(node.right, deep + 1))
         if isinstance(node, ast.IfExp):
             test = self.value(node.test, deep + 1)
-            chosen = node.body if test else node.orelse
-            return Unknown("if") if isinstance(test, Unknown) else self.value(chosen, deep + 1)
+            chosen_node = node.body if test else node.orelse
+            return Unknown("if") if isinstance(test, Unknown) else self.value(chosen_node, deep + 1)
         if isinstance(node, ast.Call):
             return self._returned(node, deep)
         return value_of(node, self.names, deep)
@@ -189,9 +191,9 @@ class _Reader:
         if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and arguments:
             return self.variables.get(str(arguments[0]), arguments[1] if len(arguments) > 1 else Unknown("$"))
         if isinstance(call.func, ast.Attribute) and call.func.attr == "join" and len(arguments) == 1:
-            between = self.value(call.func.value, deep + 1)
-            if isinstance(between, str) and isinstance(arguments[0], list):
-                return between.join(map(_word, arguments[0]))
+            separator = self.value(call.func.value, deep + 1)
+            if isinstance(separator, str) and isinstance(arguments[0], list):
+                return separator.join(map(_word, arguments[0]))
         return value_of(call, self.names, deep)
 
 
@@ -225,7 +227,9 @@ def _is_command(value: Any) -> bool:
     if isinstance(value, str):
         return starts_server(value) and " " in value.strip()
     return (
-        isinstance(value, list) and len(value) > 1 and any(isinstance(w, str) and starts_server(w) for w in value[:4])
+        isinstance(value, list)
+        and len(value) > 1
+        and any(isinstance(word, str) and starts_server(word) for word in value[:4])
     )
 
 
@@ -249,12 +253,12 @@ def _is_extension(statement: ast.stmt) -> bool:
 
 def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
     """Yields the calls in a statement, without those of nested statements."""
-    pending: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
-    while pending:
-        node = pending.pop()
+    nodes: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, ast.Call):
             yield node
-        pending += [inner for inner in ast.iter_child_nodes(node) if not isinstance(inner, ast.stmt)]
+        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
 
 
 def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
@@ -262,6 +266,6 @@ def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
     for name in ("body", "orelse", "finalbody"):
-        inner = getattr(statement, name, None)
-        if isinstance(inner, list):
-            yield inner
+        inner_body = getattr(statement, name, None)
+        if isinstance(inner_body, list):
+            yield inner_body

@@ -101,14 +101,14 @@ def servers_of_text(
 
 def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
     """Returns the servers that differ from earlier servers in more than place and environment."""
-    distinct: dict[str, LaunchedServer] = {}
+    distinct_servers: dict[str, LaunchedServer] = {}
     for server in servers:
         key = repr(replace(server, place="", env={}, notes=()))
-        first = distinct.setdefault(key, server)
-        if first is not server:
+        first_server = distinct_servers.setdefault(key, server)
+        if first_server is not server:
             note = f"{server.place} starts the same server"
-            distinct[key] = replace(first, notes=(*first.notes, note))
-    return list(distinct.values())
+            distinct_servers[key] = replace(first_server, notes=(*first_server.notes, note))
+    return list(distinct_servers.values())
 
 
 def _is_worker(start: Start) -> bool:
@@ -122,11 +122,11 @@ def _is_worker(start: Start) -> bool:
 
 def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
     """Yields the servers that a launch file's text starts."""
-    where, user = typed_path.path, Container("")
+    where, user_shell = typed_path.path, Container("")
     finder = ServerFinder(where)
     name = where.rpartition("/")[2].lower()
     if is_modelfile(text, name):
-        yield server_in_modelfile(text, where, user)
+        yield server_in_modelfile(text, where, user_shell)
         return
     is_tables = name.endswith((".yaml", ".yml", ".json")) or (SIGNS.search(text) is not None and text[:2] != "#!")
     if not is_tables:
@@ -136,7 +136,7 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
             return
         if not starts_server(text) or name.endswith(".toml"):
             return
-        yield from finder.in_script(text, typed_path.variables, typed_path.arguments, user)
+        yield from finder.in_script(text, typed_path.variables, typed_path.arguments, user_shell)
         return
     variables = {**_env_file(folder), **typed_path.variables}
     documents = []
@@ -179,7 +179,7 @@ def _bare_configuration(data: Any) -> Iterator[Started]:
     """Yields the server of a config file without a command, all of whose keys are flags of one engine."""
     if isinstance(data, Mapping):
         name = engine_of_flags(
-            [f"--{key}.{inner}" for key, table in data.items() if isinstance(table, Mapping) for inner in table]
+            [f"--{key}.{inner_key}" for key, table in data.items() if isinstance(table, Mapping) for inner_key in table]
             + [f"--{key}" for key, value in data.items() if not isinstance(value, Mapping)]
         )
         program = program_named(name)
@@ -242,17 +242,17 @@ def _of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[st
     """Yields the flags equivalent to a program's environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
     if not program.variables or not any(name.startswith(program.variables) for name in env):
         return
-    known = by_name(reversed(flags_of(program, engine(program.engine))))
+    flags_by_name = by_name(reversed(flags_of(program, engine(program.engine))))
     for name, value in env.items():
         if name.startswith(program.variables):
             word = name.removeprefix(program.variables).lower().replace("_", "-")
-            typed = f"--{VARIABLES.get(word, word)}"
-            match = flag_named(known, typed)
+            flag_spelling = f"--{VARIABLES.get(word, word)}"
+            match = flag_named(flags_by_name, flag_spelling)
             is_switch = match is None or match.flag.kind == "switch"
             if is_switch and value.lower() in OFF:
-                yield f"--no-{typed[2:]}"
+                yield f"--no-{flag_spelling[2:]}"
             else:
-                yield typed if is_switch and value.lower() in ON else f"{typed}={value}"
+                yield flag_spelling if is_switch and value.lower() in ON else f"{flag_spelling}={value}"
 
 
 ON, OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
@@ -292,9 +292,9 @@ def _named_reader(where: str, folder: Path | None, files: Mapping[str, str]) -> 
 
     def read(name: str) -> str:
         base = name.rpartition("/")[2]
-        written = files.get(name) or next((text for path, text in files.items() if path.endswith(f"/{base}")), None)
-        if written is not None:
-            return written
+        file_text = files.get(name) or next((text for path, text in files.items() if path.endswith(f"/{base}")), None)
+        if file_text is not None:
+            return file_text
         paths = () if folder is None else (folder / name, folder / base)
         path = next((path for path in paths if path.is_file()), None)
         if path is None:

@@ -80,11 +80,11 @@ class ServerFinder:
             yield Started(Start(program, ()), container, files or {}, version_of_image(container.image))
         if depth > DEEPEST or not words:
             return
-        inner = container_of(words, container.place)
-        if inner is not None:
-            env = {**container.env, **inner.env}
-            gpus = container.gpus if inner.gpus is None else inner.gpus
-            yield from self.in_words(replace(inner, env=env, gpus=gpus), files, depth + 1)
+        inner_container = container_of(words, container.place)
+        if inner_container is not None:
+            env = {**container.env, **inner_container.env}
+            gpus = container.gpus if inner_container.gpus is None else inner_container.gpus
+            yield from self.in_words(replace(inner_container, env=env, gpus=gpus), files, depth + 1)
             return
         text, arguments = _script_in(words)
         if text:
@@ -97,7 +97,7 @@ class ServerFinder:
             yield Started(start, container, files or {}, version_of_image(container.image))
             return
         for word in words:
-            if any(sign.isspace() for sign in word) and starts_server(word):
+            if any(character.isspace() for character in word) and starts_server(word):
                 yield from self.in_script(word, container.env, (), container, depth + 1)
 
 
@@ -138,4 +138,4 @@ def versions_in(text: str) -> Mapping[str, str]:
         program_of_tag, version = program_of_image(match[0]), version_of_image(match[0])
         if program_of_tag is not None and version:
             versions.setdefault(program_of_tag.engine, set()).add(version)
-    return {engine: known.pop() for engine, known in versions.items() if len(known) == 1}
+    return {engine: engine_versions.pop() for engine, engine_versions in versions.items() if len(engine_versions) == 1}

@@ -45,8 +45,8 @@ def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
             f"--lora-target-modules {shown(unknown[0] if unknown else '')}: is not modelled; expected all, or some of "
             f"{', '.join(TARGETS)}"
         )
-    chosen = TARGETS if "all" in words else words
-    return frozenset(matrix for word in chosen for matrix in TARGETS[word])
+    chosen_targets = TARGETS if "all" in words else words
+    return frozenset(matrix for word in chosen_targets for matrix in TARGETS[word])
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:

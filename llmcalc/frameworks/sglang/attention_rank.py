@@ -37,8 +37,8 @@ class AttentionRank(EngineRank):
         networks = EngineRank(
             self.preset, layout, number, self.quantize, self.dtype, self.with_towers, self.with_mtp
         ).weights_by_component
-        divided = NETWORKS | ({"lm_head"} if self.divides_head else frozenset())
+        network_components = NETWORKS | ({"lm_head"} if self.divides_head else frozenset())
         return sum(
-            (networks if component in divided else self.weights_by_component)[component]
+            (networks if component in network_components else self.weights_by_component)[component]
             for component in self.weights_by_component
         )

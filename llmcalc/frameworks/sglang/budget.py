@@ -148,8 +148,8 @@ class Server(EngineServer):
         config = self._vision_config
         if isinstance(config, Mapping):
             sizes = tuple(
-                config.get(name, config.get(f"vt_{name}", usual))
-                for name, usual in zip(("num_hidden_layers", "hidden_size"), USUAL_TOWER, strict=True)
+                config.get(name, config.get(f"vt_{name}", default_size))
+                for name, default_size in zip(("num_hidden_layers", "hidden_size"), USUAL_TOWER, strict=True)
             )
             if all(isinstance(size, int) and 0 < size < 10**6 for size in sizes):
                 return sizes
@@ -166,7 +166,7 @@ class Server(EngineServer):
 
     def piecewise_bytes(self, chunk: int) -> int:
         """Returns the bytes reserved for piecewise CUDA graphs of prompts. chunk: tokens of a chunk."""
-        is_off = (
+        is_disabled = (
             self.flags.get("disable_piecewise_cuda_graph")
             or self.pp > 1
             or self.loads_towers
@@ -174,12 +174,12 @@ class Server(EngineServer):
             or self.flags.get("disaggregation_mode", "null") != "null"
             or not self.hardware.vendor.upper().startswith("NVIDIA")
         )
-        if not self.rules.piecewise_graphs or is_off:
+        if not self.rules.piecewise_graphs or is_disabled:
             return 0
         if self.rank(0).latent_projections:
             return 1536 * MIB
-        most = int(self.flags.get("piecewise_cuda_graph_max_tokens", chunk))
-        return 8 * MIB * sum(len(range(start, min(end, most) + 1, step)) for start, end, step in PROMPT_LENGTHS)
+        most_tokens = int(self.flags.get("piecewise_cuda_graph_max_tokens", chunk))
+        return 8 * MIB * sum(len(range(start, min(end, most_tokens) + 1, step)) for start, end, step in PROMPT_LENGTHS)
 
     @property
     def shown_gib(self) -> float:
@@ -189,8 +189,8 @@ class Server(EngineServer):
     @property
     def chunked_prefill_size(self) -> int:
         """The tokens of a prefill chunk, by the flag or the device's default."""
-        chosen = self.flags.get("chunked_prefill_size", self.record.defaults(self.shown_gib).chunked_prefill_size)
-        return MAX_PREFILL_TOKENS if str(chosen) == "-1" else int(chosen)
+        chunk_tokens = self.flags.get("chunked_prefill_size", self.record.defaults(self.shown_gib).chunked_prefill_size)
+        return MAX_PREFILL_TOKENS if str(chunk_tokens) == "-1" else int(chunk_tokens)
 
     @property
     def fraction(self) -> float:
@@ -269,15 +269,15 @@ class Server(EngineServer):
         """Returns the bytes by which loading reduces free memory: weights, RoPE tables and adapter slots."""
         tables = rank.rope_elements * ROPE_BYTES
         adapters = adapter_bytes(rank, self.flags, self.element_bytes)
-        on_host = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
-        return rank.weights - on_host + tables + adapters + unused_bytes(rank, self.element_bytes)
+        host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
+        return rank.weights - host_expert_bytes + tables + adapters + unused_bytes(rank, self.element_bytes)
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
         """Returns the extra bytes of dense networks in models with experts where each rank has them whole."""
         if not self.flags.get("moe_dense_tp_size") or rank.widths[2] is None:
             return 0
-        whole = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
-        return whole - whole // self.tp
+        whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
+        return whole_bytes - whole_bytes // self.tp
 
     @property
     def ratios(self) -> tuple[float, float]:
@@ -291,7 +291,7 @@ class Server(EngineServer):
     def tokens_in(self, rank: EngineRank, available: int) -> int:
         """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` for models without one."""
         caches = rank.token_caches
-        divided = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
+        has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         states, window = self.ratios
         if not caches:
             raise InputError("--engine sglang: the model has no layer with keys and values; it is not modelled")
@@ -306,7 +306,7 @@ class Server(EngineServer):
             cache.layers
             * cache.width
             * self.cached_element_bytes
-            * (window if divided and has_full and cache.window is not None else 1)
+            * (window if has_separate_pools and has_full and cache.window is not None else 1)
             for cache in caches
         )
         return max(0, int(available // token_bytes))
@@ -322,9 +322,9 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     for number in range(server.pp):
         rank = server.rank(number)
         weights = server.measured("weights", server.weights(rank))
-        available = server.measured("kv_cache", budget - weights)
-        stages.append((server.tokens_in(rank, available), available, weights, rank))
-    tokens, available, weights, rank = min(stages, key=lambda stage: stage[0])
+        cache_bytes = server.measured("kv_cache", budget - weights)
+        stages.append((server.tokens_in(rank, cache_bytes), cache_bytes, weights, rank))
+    tokens, cache_bytes, weights, rank = min(stages, key=lambda stage: stage[0])
     tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page * page
     terms = (
         Term(
@@ -338,7 +338,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         Term("profile_run", 0, "source", rules.place, "none; activations take what the fraction leaves"),
         Term("non_torch", max(0, server.outside_torch), "estimate", server.context.source, "outside the budget"),
         Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
-        Term("kv_cache", max(available, 0), "estimate", rules.place, f"{tokens:,} tokens"),
+        Term("kv_cache", max(cache_bytes, 0), "estimate", rules.place, f"{tokens:,} tokens"),
     )
     length = server.longest_request
     message = server.record.messages["no_cache"] if tokens == 0 else ""

@@ -38,9 +38,9 @@ def layouts(
     for tp in [tensor] if tensor else [1, 2, 4, 8, 16]:
         if tp > most:
             return
-        used = {} if tp == 1 else {"tp_size": tp}
+        tp_flags = {} if tp == 1 else {"tp_size": tp}
         try:
-            yield used, memory(preset, hardware, version, {**flags, **used})
+            yield tp_flags, memory(preset, hardware, version, {**flags, **tp_flags})
         except InputError as error:
             if "divide" not in str(error):
                 raise

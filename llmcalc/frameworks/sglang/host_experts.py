@@ -32,10 +32,10 @@ def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     flags: values of SGLang's flags by their fields. Raises `InputError` for flags that contradict each other or the
     model.
     """
-    placed = [name for name in (NUMBER, SHARE) if name in flags]
+    placement_flags = [name for name in (NUMBER, SHARE) if name in flags]
     if PATH not in flags:
-        if placed:
-            raise InputError(f"--{placed[0].replace('_', '-')}: SGLang needs --kt-weight-path too")
+        if placement_flags:
+            raise InputError(f"--{placement_flags[0].replace('_', '-')}: SGLang needs --kt-weight-path too")
         return Fraction(0)
     layers = list(_expert_layers(rank))
     if not layers:
@@ -44,10 +44,10 @@ def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     if SHARE in flags:
         return 1 - Fraction(int(slots * flags[SHARE]), slots)
     number = int(flags.get(NUMBER, 0))
-    most = min(experts for experts, _ in layers)
-    if number > most:
-        raise InputError(f"--kt-num-gpu-experts {number:,}: a layer has {most:,} experts")
-    return 1 - Fraction(number * sum(times for _, times in layers), slots)
+    fewest_experts = min(experts for experts, _ in layers)
+    if number > fewest_experts:
+        raise InputError(f"--kt-num-gpu-experts {number:,}: a layer has {fewest_experts:,} experts")
+    return 1 - Fraction(number * sum(layer_count for _, layer_count in layers), slots)
 
 
 def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
@@ -61,8 +61,8 @@ def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
 def expert_bytes(rank: EngineRank) -> int:
     """Returns the bytes of all of the rank's experts, in device or host memory."""
     if rank.scheme == "mxfp4" and rank.layout.tp > 1:
-        whole = replace(rank, layout=ONE_DEVICE, rank=0)
-        return whole.weights_by_component["experts"] // (rank.layout.tp * rank.layout.pp)
+        undivided_rank = replace(rank, layout=ONE_DEVICE, rank=0)
+        return undivided_rank.weights_by_component["experts"] // (rank.layout.tp * rank.layout.pp)
     return rank.weights_by_component["experts"]
 
 

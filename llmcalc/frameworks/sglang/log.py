@@ -37,8 +37,8 @@ def read_log(log: LogText) -> LogReading | None:
     terms = tuple(_terms(facts, arguments))
     if not terms and not message:
         return None
-    known = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
-    stated = {name: facts.text(name).replace(",", "") for name in ("context_length",) if name in facts}
+    known_fields = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
+    stated_values = {name: facts.text(name).replace(",", "") for name in ("context_length",) if name in facts}
     return LogReading(
         program="sglang",
         title="SGLang",
@@ -46,7 +46,7 @@ def read_log(log: LogText) -> LogReading | None:
         version=facts.text("version").removeprefix("v"),
         free=facts.last_size("free"),
         model=str(arguments.get("model_path", "")),
-        flags=stated | {name: value for name, value in arguments.items() if name in known},
+        flags=stated_values | {name: value for name, value in arguments.items() if name in known_fields},
         has_arguments=bool(arguments),
         message=message.strip(),
         refused=bool(message),
@@ -62,9 +62,9 @@ def _is_of_another_rank(line: str) -> bool:
 
 def _terms(facts: Facts, arguments: dict[str, Any]) -> Iterator[LogTerm]:
     fraction = str(arguments.get("mem_fraction_static", ""))
-    free = facts.last_size("free")
-    if free is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
-        yield LogTerm("budget", int(free * float(fraction)))
+    free_bytes = facts.last_size("free")
+    if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
+        yield LogTerm("budget", int(free_bytes * float(fraction)))
     yield from facts.largest("weights", "cuda_graphs")
     cache = sum(sum(facts.sizes(name)) for name in ("keys", "values", "latents"))
     if cache:

@@ -32,7 +32,7 @@ def unused_bytes(rank: EngineRank, element_bytes: int) -> int:
         if place.optional or not isinstance(op, Linear | ExpertLinear | Embedding):
             continue
         matrix = (place.path.rpartition(".")[0], FUSED.get(place.node.name, place.node.name))
-        before, _ = elements.get(matrix, (0, 1))
-        elements[matrix] = (before + sum(int(tensor.size) for tensor in op.tensors()), int(place.times))
-    sizes = ((number * element_bytes, times) for number, times in elements.values())
-    return sum(-size % ROUNDING * times for size, times in sizes if size >= LEAST)
+        elements_before, _ = elements.get(matrix, (0, 1))
+        elements[matrix] = (elements_before + sum(int(tensor.size) for tensor in op.tensors()), int(place.times))
+    sizes = ((number * element_bytes, matrix_count) for number, matrix_count in elements.values())
+    return sum(-size % ROUNDING * matrix_count for size, matrix_count in sizes if size >= LEAST)

@@ -115,11 +115,11 @@ class Server(EngineServer):
         """Returns the peak bytes of torch's activations in the dummy run, in the widest layer of the rank."""
         width, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.max_num_tokens
-        inside = (3 if is_gated else 2) * width
+        inner_width = (3 if is_gated else 2) * width
         if experts is not None:
             k, i = experts.top_k, experts.width
-            inside = max(inside, k * (max(2 * i, h) + i + h))
-        return T * 2 * (HIDDEN_VECTORS * h + inside)
+            inner_width = max(inner_width, k * (max(2 * i, h) + i + h))
+        return T * 2 * (HIDDEN_VECTORS * h + inner_width)
 
     def token_bytes(self, rank: EngineRank) -> int:
         """Returns the KV cache bytes per token on a rank. Layers with a window cache all tokens."""
@@ -140,23 +140,29 @@ class Server(EngineServer):
     def stage(self, number: int) -> Stage:
         """Returns the memory of one rank of a pipeline stage."""
         rank = self.rank(number)
-        outside = self.record.outside_torch(self.hardware, self.tp * self.pp)
+        memory_outside_torch = self.record.outside_torch(self.hardware, self.tp * self.pp)
         weights = self.measured("weights", self.stored_weights(rank))
         activations = self.measured("profile_run", self.dummy_run(rank))
-        outside_bytes = self.measured("non_torch", outside.mib * MIB)
+        outside_bytes = self.measured("non_torch", memory_outside_torch.mib * MIB)
         peak = weights + activations + outside_bytes
-        available = self.measured("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
-        blocks = self.blocks(available, self.token_bytes(rank))
+        cache_bytes = self.measured("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
+        blocks = self.blocks(cache_bytes, self.token_bytes(rank))
         place = self.rules.place
         budget_origin = f"the peak and {self.fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         terms = (
-            Term("budget", peak + max(available, 0), "estimate", place, budget_origin),
+            Term("budget", peak + max(cache_bytes, 0), "estimate", place, budget_origin),
             Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
             Term("profile_run", activations, "estimate", place, tokens_origin),
-            Term("non_torch", outside_bytes, "estimate", outside.source, "context, NCCL, libraries and CUDA graphs"),
+            Term(
+                "non_torch",
+                outside_bytes,
+                "estimate",
+                memory_outside_torch.source,
+                "context, NCCL, libraries and CUDA graphs",
+            ),
             Term("cuda_graphs", 0, "source", place, "measured together with the memory outside torch"),
-            Term("kv_cache", max(available, 0), "estimate", place, f"{blocks:,} blocks of {self.tokens_per_block}"),
+            Term("kv_cache", max(cache_bytes, 0), "estimate", place, f"{blocks:,} blocks of {self.tokens_per_block}"),
         )
         return Stage(self.with_receipt(terms), blocks)
 
@@ -174,14 +180,14 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     Raises `InputError` for flags that contradict the model.
     """
     server = Server(preset, hardware, version, flags)
-    fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
+    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
     block, length = server.tokens_per_block, server.longest_request
-    message = server.record.messages["no_cache"] if fullest.blocks == 0 else ""
+    message = server.record.messages["no_cache"] if fullest_stage.blocks == 0 else ""
     return EngineMemory(
-        terms=fullest.terms,
-        kv_tokens=fullest.blocks * block,
-        blocks=fullest.blocks,
-        max_concurrency=server.layout.dp * fullest.blocks / -(-length // block),
+        terms=fullest_stage.terms,
+        kv_tokens=fullest_stage.blocks * block,
+        blocks=fullest_stage.blocks,
+        max_concurrency=server.layout.dp * fullest_stage.blocks / -(-length // block),
         starts=not message,
         message=message,
         max_model_len=length,
@@ -190,7 +196,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.layout,
-        notes=tuple(filter(None, (version.note, *_notes(server, fullest.blocks * block, bool(message))))),
+        notes=tuple(filter(None, (version.note, *_notes(server, fullest_stage.blocks * block, bool(message))))),
     )
 
 

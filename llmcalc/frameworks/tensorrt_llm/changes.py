@@ -47,10 +47,10 @@ def layouts(
     while devices <= most:
         tp = tensor or min(devices, 8)
         pp = stages or max(1, devices // tp)
-        used = {name: size for name, size in (("tp_size", tp), ("pp_size", pp)) if size > 1}
+        flags_of_layout = {name: size for name, size in (("tp_size", tp), ("pp_size", pp)) if size > 1}
         if tp * pp == devices:
             try:
-                yield used, memory(preset, hardware, version, {**flags, **used})
+                yield flags_of_layout, memory(preset, hardware, version, {**flags, **flags_of_layout})
             except InputError as error:
                 if "divide" not in str(error):
                     raise

@@ -57,7 +57,7 @@ def read_log(log: LogText) -> LogReading | None:
     terms = [LogTerm(name, size) for name, size in sizes.items() if size is not None and name != "reserved"]
     terms += [LogTerm("other_processes", other_terms)] if other_terms else []
     total = facts.last_size("total")
-    off, flag = _diagnosis({term.name: term.value for term in terms}, total or 0)
+    term_at_fault, flag = _diagnosis({term.name: term.value for term in terms}, total or 0)
     return LogReading(
         program="torch" if trainer is None else trainer.program,
         title="torch" if trainer is None else trainer.title,
@@ -65,7 +65,7 @@ def read_log(log: LogText) -> LogReading | None:
         kind="oom",
         total=total,
         message=messages[-1].strip(),
-        off=off,
+        off=term_at_fault,
         flag=flag or ("" if trainer is None else trainer.oom_flag),
     )
 

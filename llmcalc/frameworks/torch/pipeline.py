@@ -96,8 +96,8 @@ class Chunk(TrainingRun):
             self._run_backward([], partial(self.backward, out))
         else:
             with counted_as(self.meter, "communication"):
-                seed = self.graph.new(out.shape, out.dtype, out.strides)
-            self._backward_from(out, seed)
+                output_gradient = self.graph.new(out.shape, out.dtype, out.strides)
+            self._backward_from(out, output_gradient)
         if flight.entry is not None:
             flight.entry.grad = None  # sent
 
@@ -109,11 +109,11 @@ class Chunk(TrainingRun):
         finally:
             self.labels = labels
 
-    def _backward_from(self, out: Tensor, seed: Tensor) -> None:
-        """Runs the backward pass from an output tensor and its gradient, `seed`."""
+    def _backward_from(self, out: Tensor, output_gradient: Tensor) -> None:
+        """Runs the backward pass from an output tensor and its gradient."""
         self.meter.place = Place("backward")
         self._take_workspace(2)
-        backward(self.graph, out, seed, self.finish_backward)
+        backward(self.graph, out, output_gradient, self.finish_backward)
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 

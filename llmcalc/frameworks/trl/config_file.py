@@ -95,7 +95,7 @@ def read_trl(data: Table, source: Source) -> Launch:
         unknown_keys(reading, data, read_names, "", "no argument that is known")
         signs = (name for name in PREFERENCE_SIGNS if data.get(name) is not None)
         is_pairs_loss = str(data.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
-        sign = "" if is_grpo else next(signs, "loss_type" if is_pairs_loss else "")
+        loss_key = "" if is_grpo else next(signs, "loss_type" if is_pairs_loss else "")
         for name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
             if data.get(name):
                 reading.unknown[name] = "it is modelled without"
@@ -106,7 +106,7 @@ def read_trl(data: Table, source: Source) -> Launch:
             words["offload_activations"] = True
         if is_grpo:
             words |= grpo_length(reading, data, "max_prompt_length", "lora_rank" in words)
-        elif sign:
+        elif loss_key:
             words |= _preferences(reading, data, words)
         else:
             words |= _loss(reading, data, words)

@@ -47,7 +47,7 @@ def is_unsloth_python(text: str) -> bool:
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Returns the training run of a Python file that uses Unsloth. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         module = parse_python(text, source.where)
         names = constants(module.body)
@@ -107,10 +107,10 @@ def _launch(
         words |= pair_words(reading, loss, words)
     reading.notes.append(UPPER_BOUND)
     name = str(model.get("model_name", ""))
-    target = FOUR_BITS.sub("", name)
-    if target != name:
-        reading.notes.append(f"{name[:100]}: the model is {target[:100]}, whose weights are in nf4")
-    launch = trained(reading, "unsloth", {}, words, reading.source.world_size, target=target)
+    model_name = FOUR_BITS.sub("", name)
+    if model_name != name:
+        reading.notes.append(f"{name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
+    launch = trained(reading, "unsloth", {}, words, reading.source.world_size, target=model_name)
     if loss != "grpo":
         return launch
     return replace(launch, rollout=colocated_rollout(reading, {**config, "use_vllm": False}, launch, utilization=0.9))

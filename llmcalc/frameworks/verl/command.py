@@ -118,30 +118,30 @@ def _devices(reading: Reading, data: Table) -> int:
 
 def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
     """Returns the sequences of a micro-batch and the longest tokens per sequence that the run allows."""
-    prompt = reading.size(data, "data.max_prompt_length", 512)
-    response = reading.size(data, "data.max_response_length", 512)
+    prompt_tokens = reading.size(data, "data.max_prompt_length", 512)
+    response_tokens = reading.size(data, "data.max_response_length", 512)
     if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
         tokens = reading.size(data, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
         note = "use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens"
         reading.notes += [] if note in reading.notes else [note]
         return 1, tokens
     name = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
-    of_all = f"{ACTOR}.ppo_micro_batch_size"
-    if data.get(name) is None and data.get(of_all) is not None:
+    total_key = f"{ACTOR}.ppo_micro_batch_size"
+    if data.get(name) is None and data.get(total_key) is not None:
         ranks = _devices(reading, data) // reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
-        return max(1, size_of(reading, of_all, data[of_all]) // max(1, ranks)), prompt + response
+        return max(1, size_of(reading, total_key, data[total_key]) // max(1, ranks)), prompt_tokens + response_tokens
     if data.get(name) is None:
         raise reading.wrong(name, "missing; expected it, or use_dynamic_bsz=True")
-    return size_of(reading, name, data[name]), prompt + response
+    return size_of(reading, name, data[name]), prompt_tokens + response_tokens
 
 
 def _micro_batches(reading: Reading, data: Table, batch: int, ranks: int) -> int:
     """Returns the number of micro-batches of one update, which is a mini-batch with all of its responses."""
-    mini = reading.size(data, f"{ACTOR}.ppo_mini_batch_size", 256)
-    responses = size_of(reading, "actor_rollout_ref.rollout.n", reading.value(data, "actor_rollout_ref.rollout.n", 1))
+    mini_batch = reading.size(data, f"{ACTOR}.ppo_mini_batch_size", 256)
+    per_prompt = size_of(reading, "actor_rollout_ref.rollout.n", reading.value(data, "actor_rollout_ref.rollout.n", 1))
     if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
         return 2
-    return max(1, mini * responses // (batch * max(1, ranks)))
+    return max(1, mini_batch * per_prompt // (batch * max(1, ranks)))
 
 
 def _common(reading: Reading, data: Table) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def read_rollout(
     reading.notes.append("rollouts at their longest")
     engine_name, flags = _engine(reading, data)
     sequences, tokens = _log_probability_batch(reading, data, *micro_batch)
-    compiles = reading.flag(data, f"{ACTOR}.use_torch_compile", True)
+    is_compiled = reading.flag(data, f"{ACTOR}.use_torch_compile", True)
     bucket = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
     return Rollout(
         source=SOURCE,
@@ -63,7 +63,7 @@ def read_rollout(
         sequences=sequences,
         tokens=tokens,
         logit_tokens=tokens,
-        logit_bytes=2 if compiles and not megatron else 6,  # a compiled entropy keeps no copy; else two more of bf16
+        logit_bytes=2 if is_compiled and not megatron else 6,  # a compiled entropy keeps no copy; else two more of bf16
         transfer_bytes=size_of(reading, bucket, reading.value(data, bucket, 2048)) << 20,
     )
 
@@ -74,13 +74,13 @@ def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
     if name not in ENGINE_FLAGS:
         reading.notes.append(f"{ROLLOUT}.name {shown(name)}: not modelled; its memory is not counted")
         return "", {}
-    tensor, share, length = ENGINE_FLAGS[name]
+    tp_flag, share_flag, length_flag = ENGINE_FLAGS[name]
     lengths = (reading.size(data, f"data.max_{part}_length", 512) for part in ("prompt", "response"))
-    longest = f"{ROLLOUT}.max_model_len"
+    length_key = f"{ROLLOUT}.max_model_len"
     flags: dict[str, Any] = {
-        tensor: reading.size(data, f"{ROLLOUT}.tensor_model_parallel_size", 2),
-        share: share_of(reading, f"{ROLLOUT}.gpu_memory_utilization", data, 0.5),
-        length: sum(lengths) if data.get(longest) is None else size_of(reading, longest, data[longest]),
+        tp_flag: reading.size(data, f"{ROLLOUT}.tensor_model_parallel_size", 2),
+        share_flag: share_of(reading, f"{ROLLOUT}.gpu_memory_utilization", data, 0.5),
+        length_flag: sum(lengths) if data.get(length_key) is None else size_of(reading, length_key, data[length_key]),
     }
     if name == "vllm":
         flags["max_num_seqs"] = reading.size(data, f"{ROLLOUT}.max_num_seqs", 256)
@@ -110,21 +110,21 @@ def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any
 
 def _log_probability_batch(reading: Reading, data: Table, sequences: int, tokens: int) -> tuple[int, int]:
     """Returns sequences, and tokens per sequence, of a log-probability micro-batch; by default as in the update."""
-    divided = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+    sequence_ranks = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if reading.flag(data, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reading.flag(data, f"{ACTOR}.use_dynamic_bsz")):
-        longest = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+        length_key = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
         default = reading.size(data, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
-        return 1, reading.size(data, longest, default) // divided
-    micro = data.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
-    if micro is not None:
-        sequences = size_of(reading, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro)
-    return sequences, tokens // divided
+        return 1, reading.size(data, length_key, default) // sequence_ranks
+    micro_batch_value = data.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
+    if micro_batch_value is not None:
+        sequences = size_of(reading, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
+    return sequences, tokens // sequence_ranks
 
 
 def _reference(reading: Reading, data: Table, layout: Layout, megatron: bool) -> Model:
     """Returns the reference model; none without a KL term, or with adapters, whose frozen weights are the reference."""
-    is_used = reading.flag(data, f"{ACTOR}.use_kl_loss") or reading.flag(data, "algorithm.use_kl_in_reward")
-    if not is_used or data.get(f"{MODEL}.lora_rank") not in (None, 0):
+    has_kl_term = reading.flag(data, f"{ACTOR}.use_kl_loss") or reading.flag(data, "algorithm.use_kl_in_reward")
+    if not has_kl_term or data.get(f"{MODEL}.lora_rank") not in (None, 0):
         return Model()
     section = f"{REFERENCE}.{'megatron' if megatron else 'fsdp_config'}"
     weights = str(reading.value(data, f"{section}.model_dtype", "fp32")) if not megatron else "bf16"

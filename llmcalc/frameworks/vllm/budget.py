@@ -127,10 +127,10 @@ class Server(EngineServer):
         """Raises `InputError` for environment variables and flag tables that are not modelled."""
         if self.flags.get("VLLM_USE_V1") == 0 and self.numbers >= WITHOUT_FIRST_ENGINE:
             raise InputError("VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; remove the variable")
-        connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
-        if connector not in CPU_CONNECTORS:
+        kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
+        if kv_connector not in CPU_CONNECTORS:
             raise InputError(
-                f"--kv-transfer-config: the connector {shown(connector)} is not modelled; expected one of "
+                f"--kv-transfer-config: the connector {shown(kv_connector)} is not modelled; expected one of "
                 f"{', '.join(CPU_CONNECTORS)}"
             )
         unknown = sorted(set(self.compilation) - set(COMPILATION_KEYS))
@@ -161,17 +161,17 @@ class Server(EngineServer):
         if self.flags.get("language_model_only"):
             return False
         limits = self.flags.get("limit_mm_per_prompt", {})
-        has_none = bool(limits) and all(_limit(limit) == 0 for limit in limits.values())
-        return not (has_none and {"image", "video"} <= set(limits) and self.numbers >= TOWERS_ARE_SKIPPED_FROM)
+        allows_no_input = bool(limits) and all(_limit(limit) == 0 for limit in limits.values())
+        return not (allows_no_input and {"image", "video"} <= set(limits) and self.numbers >= TOWERS_ARE_SKIPPED_FROM)
 
     @property
     def subtracts_graphs(self) -> bool:
         """Whether the estimated memory of CUDA graphs is subtracted from the KV cache."""
-        chosen = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+        chosen_value = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
         has_estimate = self.second_runner is None or self.second_runner.estimates_graphs
-        if chosen is None or self.numbers < GRAPHS_ARE_ESTIMATED_FROM or not has_estimate:
+        if chosen_value is None or self.numbers < GRAPHS_ARE_ESTIMATED_FROM or not has_estimate:
             return self.rules.subtracts_graphs
-        return bool(chosen)
+        return bool(chosen_value)
 
     @property
     def captured_graphs(self) -> int:
@@ -179,14 +179,14 @@ class Server(EngineServer):
         mode = str(self.compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
         if self.flags.get("enforce_eager") or mode in ("NONE", "0") or self.compilation.get("level", 3) == 0:
             return 0
-        chosen = self.flags.get("cudagraph_capture_sizes") or self.compilation.get("cudagraph_capture_sizes")
-        sizes = GRAPH_SIZES if chosen is None else tuple(dict.fromkeys(chosen))
-        most = self.flags.get("max_cudagraph_capture_size", self.compilation.get("max_cudagraph_capture_size"))
-        if most is None:
-            most = max(sizes) if chosen else min(2 * self.decoded_tokens, GRAPH_SIZES[-1])
-        pieces = 0 if mode in ("FULL", "FULL_DECODE_ONLY") else sum(size <= most for size in sizes)
-        wholes = 0 if mode == "PIECEWISE" else sum(size <= min(most, self.decoded_tokens) for size in sizes)
-        return (pieces + wholes) * self.cases_of_graphs
+        chosen_sizes = self.flags.get("cudagraph_capture_sizes") or self.compilation.get("cudagraph_capture_sizes")
+        sizes = GRAPH_SIZES if chosen_sizes is None else tuple(dict.fromkeys(chosen_sizes))
+        size_limit = self.flags.get("max_cudagraph_capture_size", self.compilation.get("max_cudagraph_capture_size"))
+        if size_limit is None:
+            size_limit = max(sizes) if chosen_sizes else min(2 * self.decoded_tokens, GRAPH_SIZES[-1])
+        piecewise_graphs = 0 if mode in ("FULL", "FULL_DECODE_ONLY") else sum(size <= size_limit for size in sizes)
+        full_graphs = 0 if mode == "PIECEWISE" else sum(size <= min(size_limit, self.decoded_tokens) for size in sizes)
+        return (piecewise_graphs + full_graphs) * self.cases_of_graphs
 
     @property
     def cases_of_graphs(self) -> int:
@@ -201,8 +201,8 @@ class Server(EngineServer):
     @property
     def rule_numbers(self) -> tuple[int, ...]:
         """The version whose rules apply; VLLM_USE_V1=0 selects the last version of the V0 engine."""
-        is_first = self.flags.get("VLLM_USE_V1") == 0 and self.numbers > LAST_OF_FIRST_ENGINE
-        return LAST_OF_FIRST_ENGINE if is_first else self.numbers
+        is_first_engine = self.flags.get("VLLM_USE_V1") == 0 and self.numbers > LAST_OF_FIRST_ENGINE
+        return LAST_OF_FIRST_ENGINE if is_first_engine else self.numbers
 
     @cached_property
     def second_runner(self) -> SecondRunner | None:
@@ -260,9 +260,9 @@ class Server(EngineServer):
 
     @property
     def max_num_seqs(self) -> int:
-        chosen = self.flags.get("max_num_seqs")
+        chosen_value = self.flags.get("max_num_seqs")
         default = self.record.defaults(self.rule_numbers, self.hardware).max_num_seqs * self.default_batches
-        return int(chosen or min(default, self.max_num_batched_tokens))
+        return int(chosen_value or min(default, self.max_num_batched_tokens))
 
     @property
     def default_batches(self) -> int:
@@ -271,9 +271,9 @@ class Server(EngineServer):
 
     @property
     def max_num_batched_tokens(self) -> int:
-        chosen = self.flags.get("max_num_batched_tokens")
-        if chosen:
-            return int(chosen)
+        chosen_value = self.flags.get("max_num_batched_tokens")
+        if chosen_value:
+            return int(chosen_value)
         defaults = self.record.defaults(self.rule_numbers, self.hardware)
         default = defaults.max_num_batched_tokens * self.default_batches
         if self.rules.generation == "v0":
@@ -318,8 +318,8 @@ class Server(EngineServer):
         """Returns the model on the first rank of a pipeline stage."""
         loads_towers = self.loads_towers and stage == 0
         number = self.layout.rank(pp=stage)
-        drafts = self.speculation.with_mtp and stage == self.pp - 1
-        return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers, drafts)
+        has_draft_modules = self.speculation.with_mtp and stage == self.pp - 1
+        return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers, has_draft_modules)
 
     def profile_run(self, stage: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
@@ -337,8 +337,8 @@ class Server(EngineServer):
     def graph_bytes(self, layers: int) -> int:
         """Returns the estimated bytes of CUDA graphs, which fall with the number of captured sequences."""
         estimate = self.record.cuda_graphs
-        share = self.captured_graphs / (2 * len(GRAPH_SIZES))
-        return int(share * (estimate.constant_mib + estimate.mib_per_layer * layers) * MIB)
+        captured_share = self.captured_graphs / (2 * len(GRAPH_SIZES))
+        return int(captured_share * (estimate.constant_mib + estimate.mib_per_layer * layers) * MIB)
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights as vLLM stores them, with RoPE tables, padded experts and MLA's copies."""
@@ -349,19 +349,19 @@ class Server(EngineServer):
             padded = self.record.padded_experts(self.numbers, self.hardware).bytes_of(rank.hidden_size, experts.width)
             expert = 3 * experts.width * rank.hidden_size * 17 // 32
             padding = rank.number_of_layers * experts.number * (padded - expert)
-        offloaded = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
+        offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         copies = rank.latent_projections * self.element_bytes + self.repeated_towers(rank)
-        return max(0, rank.weights + tables + padding + copies - offloaded)
+        return max(0, rank.weights + tables + padding + copies - offloaded_bytes)
 
     def repeated_towers(self, rank: EngineRank) -> int:
         """Returns the extra bytes of encoders where each rank has whole encoders (`--mm-encoder-tp-mode`)."""
         if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
             return 0
-        whole, part = (
+        whole_bytes, rank_bytes = (
             place.weights - replace(place, with_towers=False).weights
             for place in (replace(rank, layout=ONE_DEVICE, rank=0), rank)
         )
-        return whole - part
+        return whole_bytes - rank_bytes
 
     def cache_element(self, rank: EngineRank) -> Fraction:
         """Returns the bytes of one KV cache element, with its share of the quantization scales."""
@@ -374,13 +374,13 @@ class Server(EngineServer):
         """Returns the memory of one rank of a pipeline stage."""
         rank, run, rules = self.rank(number), self.profile_run(number), self.rules
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
-        drafted = [] if self.draft is None else self.draft.token_caches
+        draft_caches = [] if self.draft is None else self.draft.token_caches
         pool = block_pool(
-            rank, self.cache_element(rank), self.block_size, rules, has_full_windows, drafted, self.context_ranks
+            rank, self.cache_element(rank), self.block_size, rules, has_full_windows, draft_caches, self.context_ranks
         )
-        outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
+        memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))
-        outside_bytes = self.measured("non_torch", outside.mib * MIB + self.penalty_bytes(rank))
+        outside_bytes = self.measured("non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank))
         budget = math.ceil(self.utilization * self.total)
         weights = self.stored_weights(rank)
         if self.draft is not None:
@@ -388,22 +388,22 @@ class Server(EngineServer):
         weights += adapter_bytes(rank, self.flags, self.element_bytes, self.numbers)
         weights = self.measured("weights", weights)
         peak = self.measured("profile_run", run.peak_bytes(rank, rules))
-        taken = weights + peak + outside_bytes + (graphs if self.subtracts_graphs else 0)
-        available = int(self.flags.get("kv_cache_memory_bytes", self.measured("kv_cache", budget - taken)))
-        blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(available)))
+        taken_bytes = weights + peak + outside_bytes + (graphs if self.subtracts_graphs else 0)
+        cache_bytes = int(self.flags.get("kv_cache_memory_bytes", self.measured("kv_cache", budget - taken_bytes)))
+        blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(cache_bytes)))
         estimate: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         terms = (
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
             Term("profile_run", peak, "source", rules.place, run.origin(rank, rules)),
-            Term("non_torch", outside_bytes, estimate, outside.source, self._outside_origin),
+            Term("non_torch", outside_bytes, estimate, memory_outside_torch.source, self._outside_origin),
             Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
             Term(
-                "kv_cache", max(available, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
+                "kv_cache", max(cache_bytes, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
             ),
         )
-        return Stage(self.with_receipt(terms), pool, available, blocks, graphs)
+        return Stage(self.with_receipt(terms), pool, cache_bytes, blocks, graphs)
 
     def penalty_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of token counts for sampling penalties, where they reduce the KV cache."""
@@ -459,13 +459,13 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         )
         return memory(preset, hardware, version, {**open_flags, "max_model_len": length})
     server = Server(preset, hardware, version, flags)
-    fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
-    pool, blocks, rules = fullest.pool, fullest.blocks, server.rules
+    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
+    pool, blocks, rules = fullest_stage.pool, fullest_stage.blocks, server.rules
     length, chunk = server.longest_request, server.max_num_batched_tokens
     concurrency = pool.max_concurrency(blocks, length, chunk)
-    message = _message(server, fullest, concurrency)
+    message = _message(server, fullest_stage, concurrency)
     return EngineMemory(
-        terms=fullest.terms,
+        terms=fullest_stage.terms,
         kv_tokens=pool.printed_tokens(blocks, length, chunk, rules),
         blocks=blocks,
         max_concurrency=concurrency,
@@ -490,11 +490,11 @@ def _message(server: Server, stage: Stage, concurrency: float) -> str:
     if stage.available <= 0:
         return messages["no_cache"]
     if concurrency < 1:
-        longest = stage.pool.longest_request(stage.blocks, server.max_num_batched_tokens, length)
+        longest_request_tokens = stage.pool.longest_request(stage.blocks, server.max_num_batched_tokens, length)
         text = messages["one_request_v0" if rules.generation == "v0" else "one_request"]
-        return f"{text} (--max-model-len {length}); the longest that fits is {longest}"
-    unused = server.free_at_start - budget
-    if not server.subtracts_graphs and unused < stage.graphs:
+        return f"{text} (--max-model-len {length}); the longest that fits is {longest_request_tokens}"
+    unused_bytes = server.free_at_start - budget
+    if not server.subtracts_graphs and unused_bytes < stage.graphs:
         return messages["outside_budget"]
     return ""
 
@@ -517,5 +517,7 @@ def _notes(server: Server) -> list[str]:
 def longest_request(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> int:
     """Returns the longest `--max-model-len` with which the cache holds one request; 0 if none."""
     server = Server(preset, hardware, version, flags)
-    fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
-    return fullest.pool.longest_request(fullest.blocks, server.max_num_batched_tokens, server.longest_request)
+    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
+    return fullest_stage.pool.longest_request(
+        fullest_stage.blocks, server.max_num_batched_tokens, server.longest_request
+    )

@@ -28,9 +28,9 @@ def candidates(
     server = Server(preset, hardware, version, flags)
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
-    longest = longest_request(preset, hardware, version, flags)
-    if 0 < longest < server.longest_request:
-        yield f"--max-model-len {longest}", {"max_model_len": longest}
+    longest_tokens = longest_request(preset, hardware, version, flags)
+    if 0 < longest_tokens < server.longest_request:
+        yield f"--max-model-len {longest_tokens}", {"max_model_len": longest_tokens}
     if server.cached_element_bytes > 1:
         yield "--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}
     if not flags.get("enforce_eager") and server.rules.subtracts_graphs:
@@ -53,12 +53,12 @@ def layouts(
     stages = flags.get("pipeline_parallel_size")
     devices = 1
     while devices <= most:
-        inside = tensor or min(devices, 8)
-        layout = {"tensor_parallel_size": inside, "pipeline_parallel_size": stages or max(1, devices // inside)}
-        used = {name: size for name, size in layout.items() if size > 1}
+        tp = tensor or min(devices, 8)
+        layout = {"tensor_parallel_size": tp, "pipeline_parallel_size": stages or max(1, devices // tp)}
+        flags_of_layout = {name: size for name, size in layout.items() if size > 1}
         if layout["tensor_parallel_size"] * layout["pipeline_parallel_size"] == devices:
             try:
-                yield used, memory(preset, hardware, version, {**flags, **used})
+                yield flags_of_layout, memory(preset, hardware, version, {**flags, **flags_of_layout})
             except InputError as error:
                 if "divide" not in str(error):
                     raise

@@ -140,8 +140,8 @@ def _grouped_pool(
         tokens = -(-state_bytes // (token_bytes * STATE_ALIGNMENT)) * STATE_ALIGNMENT
         block_size = max(block_size, tokens)
     counts = [*kinds.values(), *([state_layers] if states else [])]
-    smallest, largest = min(counts), max(counts)
-    size = largest if largest < SIMILAR * smallest else smallest
+    smallest_count, largest_count = min(counts), max(counts)
+    size = largest_count if largest_count < SIMILAR * smallest_count else smallest_count
     groups = [Group(-(-layers // size), window) for window, layers in kinds.items()]
     if states:
         groups.append(Group(-(-state_layers // size), None, is_state=True))

@@ -101,10 +101,10 @@ def read_log(log: LogText) -> LogReading | None:
         total = round(float(facts.text("total_gib").rstrip(".") or 0) * GIB)
     if total is None and "budget" in facts and utilization and float(utilization or 0) > 0:
         total = round(facts.sizes("budget")[-1] / float(utilization))
-    stated: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
+    stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
     for name in ("max_model_len", "max_num_batched_tokens"):
         if name in facts:
-            stated[name] = facts.text(name).replace(",", "")
+            stated_values[name] = facts.text(name).replace(",", "")
     return LogReading(
         program="vllm",
         title="vLLM",
@@ -112,7 +112,7 @@ def read_log(log: LogText) -> LogReading | None:
         version=facts.text("version").removeprefix("v"),
         model=model,
         total=total,
-        flags=stated | arguments,
+        flags=stated_values | arguments,
         has_arguments=bool(log.lines_with(*ARGUMENTS)),
         message=message.strip(),
         refused=bool(message),
@@ -149,7 +149,7 @@ def _arguments(log: LogText) -> dict[str, Any]:
             elif name == "model":
                 arguments[name] = value
     for line in log.lines_with(*ARGUMENTS):
-        typed = argument_pairs(line[line.index("args: ") + len("args: ") :])
-        arguments |= {"model": typed["model_tag"]} if "model_tag" in typed else {}
-        arguments |= typed
+        typed_arguments = argument_pairs(line[line.index("args: ") + len("args: ") :])
+        arguments |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}
+        arguments |= typed_arguments
     return arguments

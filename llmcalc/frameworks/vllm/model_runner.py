@@ -33,15 +33,15 @@ def second_runner(
     Raises `InputError` where a variable chooses it in a version that was not read.
     """
     rows = ranges_at(record.second_runner, version)
-    chosen = flags.get(CHOICE)
+    chosen_runner = flags.get(CHOICE)
     if not rows:
-        if chosen:
-            first = record.second_runner[0].start
-            raise InputError(f"{CHOICE}=1: the second model runner is modelled from vLLM {first} on; remove it")
+        if chosen_runner:
+            first_version = record.second_runner[0].start
+            raise InputError(f"{CHOICE}=1: the second model runner is modelled from vLLM {first_version} on; remove it")
         return None
     row = rows[-1]
-    if chosen is not None:
-        return row if chosen else None
+    if chosen_runner is not None:
+        return row if chosen_runner else None
     return row if _runs_by_default(row, version, rank, flags) else None
 
 
@@ -64,8 +64,8 @@ def _runs_by_default(row: SecondRunner, version: Numbers, rank: EngineRank, flag
 def architectures(preset: Preset) -> tuple[str, ...]:
     """Returns the class names in the `architectures` of a model's config, existing or exported; none if unknown."""
     if preset.config is not None:
-        named = preset.config.get("architectures")
-        return tuple(map(str, named)) if isinstance(named, list | tuple) else ()
+        class_names = preset.config.get("architectures")
+        return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
     try:
         from ...sources.to_hf import to_config
 

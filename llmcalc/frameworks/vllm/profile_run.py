@@ -54,8 +54,8 @@ class ProfileRun(NamedTuple):
     def hidden_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of hidden states: all tokens, the sampled rows, and what a pipeline sends."""
         h = rank.hidden_size
-        sent = 2 * self.tokens * h * 2 if self.stages > 1 else 0
-        return (self.tokens + self.sequences) * h * self.element_bytes + sent
+        sent_bytes = 2 * self.tokens * h * 2 if self.stages > 1 else 0
+        return (self.tokens + self.sequences) * h * self.element_bytes + sent_bytes
 
     def sampler_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""

@@ -47,8 +47,8 @@ NONE = Speculation()
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     """Returns the speculative decoding of a server's flags. Raises `InputError` for methods that are not modelled."""
-    named = {key: flags[field] for field, key in KEYS.items() if field in flags}
-    table = {**flags.get("speculative_config", {}), **named}
+    values_by_key = {key: flags[field] for field, key in KEYS.items() if field in flags}
+    table = {**flags.get("speculative_config", {}), **values_by_key}
     if not table:
         return NONE
     tokens = table.get("num_speculative_tokens", 1)
@@ -68,9 +68,9 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
             f"{FLAG}: method {shown(method)}{'' if model is None else f' with {shown(model)}'} is not modelled; "
             f"expected mtp without a model, draft_model, {', '.join(OF_STATES)} with one, ngram or suffix"
         )
-    wrong = next((key for key in MEMORY_KEYS if table.get(key) is not None), None)
-    if wrong is not None:
-        raise InputError(f"{FLAG}: {wrong} is not modelled; remove the key")
+    unmodelled_key = next((key for key in MEMORY_KEYS if table.get(key) is not None), None)
+    if unmodelled_key is not None:
+        raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
     try:
         draft = model if isinstance(model, Preset) else load(model)
     except InputError as error:
@@ -89,11 +89,11 @@ def draft_flags(method: str, draft: Preset | None, tokens: int) -> dict[str, Any
     return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": tokens}}
 
 
-def _check(target: Preset, draft: Preset, method: str) -> None:
-    """Raises `InputError` if a draft model does not fit its target model or the drafting method."""
-    if method in OF_STATES and states_of(draft.model) is None:
+def _check(target_model: Preset, draft_model: Preset, method: str) -> None:
+    """Raises `InputError` if a draft model does not fit the target model or the drafting method."""
+    if method in OF_STATES and states_of(draft_model.model) is None:
         raise InputError(
-            f"{FLAG}: method {method}: the model {draft.name} reads no hidden states of its target; expected "
+            f"{FLAG}: method {method}: the model {draft_model.name} reads no hidden states of its target; expected "
             "draft_model for a model of its own"
         )
-    check_draft(target.model, draft.model, target.name, f"{FLAG}: {draft.name}")
+    check_draft(target_model.model, draft_model.model, target_model.name, f"{FLAG}: {draft_model.name}")

@@ -71,9 +71,9 @@ class PaddedExperts(VersionRange):
         """Returns the bytes of one padded expert: matrices of both projections, a scale per 32 elements, and biases."""
         h, i = _up(hidden, self.hidden), _up(intermediate, self.intermediate)
         rows, bias = (256, 4) if self.swizzle else (1, 2)
-        first = _up(h // 2, self.swizzle or 1) * 2 * i + h // 32 * _up(2 * i, rows)  # gate and up projections
-        second = _up(i // 2, self.swizzle or 1) * h + i // 32 * _up(h, rows)
-        return first + second + (bias - 2) * (2 * i + h)
+        up_bytes = _up(h // 2, self.swizzle or 1) * 2 * i + h // 32 * _up(2 * i, rows)  # gate and up projections
+        down_bytes = _up(i // 2, self.swizzle or 1) * h + i // 32 * _up(h, rows)
+        return up_bytes + down_bytes + (bias - 2) * (2 * i + h)
 
 
 def _up(size: int, multiple: int) -> int:

@@ -68,7 +68,7 @@ class AttentionKernels(LinearKernels):
         return parts
 
     def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they are views of one tensor."""
+        """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
         rows = x.shape[0]
         parts = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
         shape, dtype = x.shape, x.dtype
@@ -122,12 +122,12 @@ class AttentionKernels(LinearKernels):
         heads = step.outs[0].axes[0].size
         groups = step.ins[1].once.axes[0].size if step.ins[1].once is not None else step.ins[1].axes[0].size
         is_cross_attention = step.ins[1].rows != step.ins[0].rows
-        masked = self.rank_choices.has_padding_mask and (is_cross_attention or not step.options["causal"])
+        has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not step.options["causal"])
         width = step.outs[0].width
 
         def run(inputs: Sequence[Tensor]) -> Tensor:
             q, k, v = inputs
-            return self.attention(q, k, v, heads, groups, width, masked)
+            return self.attention(q, k, v, heads, groups, width, has_mask)
 
         inputs = [q, k, v]
         del q, k, v
@@ -162,9 +162,9 @@ class AttentionKernels(LinearKernels):
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
         ins = (q, k, v)
-        from_one_product = q.storage is k.storage
+        shares_storage = q.storage is k.storage
         shapes = [x.shape for x in ins]
-        product_shape = (rows, q.strides[0]) if from_one_product else None
+        product_shape = (rows, q.strides[0]) if shares_storage else None
         out = self.new(rows, width)
         logsumexp = self.new(rows, heads, FLOAT32)
         random_state = graph.new((2,), INT64)
@@ -346,11 +346,14 @@ class AttentionKernels(LinearKernels):
             not choices.has_padding_mask and not choices.has_batch_mask
         ):  # made once, and remembered (`get_default_causal_mask`)
             self.persistent.keep_causal_mask(shape[-1])
-        filled = Tensor(shape, x.dtype, x.storage)
+        masked_scores = Tensor(shape, x.dtype, x.storage)
         self.node(
-            "masked_fill", (x,), [filled], lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)]
+            "masked_fill",
+            (x,),
+            [masked_scores],
+            lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)],
         )
-        out = self.softmax(filled)
+        out = self.softmax(masked_scores)
         return t.to(out, raw.dtype) if choices.softmax_fp32 else out
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:

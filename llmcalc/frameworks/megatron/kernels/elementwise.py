@@ -147,14 +147,14 @@ class ElementwiseKernels(AttentionKernels):
     def bias_dropout_add(self, x: Tensor, residual: Tensor, bias: Tensor | None) -> Tensor:
         """Computes residual + dropout(x + bias), which saves one byte per element."""
         graph, shape = self.graph, x.shape
-        drops = self.rank_choices.hidden_dropout > 0
-        mask = [self.dropout_mask(x)] if drops else []
+        has_dropout = self.rank_choices.hidden_dropout > 0
+        mask = [self.dropout_mask(x)] if has_dropout else []
         out = self.like(x)
         ins = [x, residual, *([] if bias is None else [bias])]
         bias_shape = None if bias is None else bias.shape
 
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            x_gradient = graph.new(shape, g.dtype) if drops else g
+            x_gradient = graph.new(shape, g.dtype) if has_dropout else g
             return [x_gradient, g, *([] if bias_shape is None else [graph.new(bias_shape, g.dtype)])]
 
         self.node("bias_dropout_add", ins, [out], backward, *mask)

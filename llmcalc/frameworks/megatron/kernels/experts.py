@@ -24,15 +24,15 @@ class ExpertKernels(HeadKernels):
 
     def _look_for_readers(self, scope: Scope, module: Scope) -> None:
         """Moves the steps of shared experts before the router, or in versions before 2025-10-11 after the dispatch."""
-        shared = _shared_experts(scope)
-        if shared:
-            other_items = [item for item in scope.items if item not in shared]
+        shared_experts = _shared_experts(scope)
+        if shared_experts:
+            other_items = [item for item in scope.items if item not in shared_experts]
             position = 0
             if not self.rank_choices.shared_experts_first:
                 position = 1 + next(
                     i for i, item in enumerate(other_items) if isinstance(item, Step) and item.verb == "dispatch"
                 )
-            scope.items = [*other_items[:position], *shared, *other_items[position:]]
+            scope.items = [*other_items[:position], *shared_experts, *other_items[position:]]
         super()._look_for_readers(scope, module)
 
     # --- the router --------------------------------------------------------------------------------------------------
@@ -132,12 +132,12 @@ class ExpertKernels(HeadKernels):
         local_tensors, x = self.frames[-1].local_tensors, self.take(step, step.ins[0])
         self.top_k: int = step.options["top_k"]
         self.all_experts: int = step.options["experts"].size
-        dispatch = {
+        dispatch_functions = {
             "allgather": self._all_gather_tokens,
             "alltoall": self._send_rows,
             "hybridep": self._send_rows_by_hybridep,
         }
-        expert_rows = dispatch[self.rank_choices.dispatcher](x, local_tensors)
+        expert_rows = dispatch_functions[self.rank_choices.dispatcher](x, local_tensors)
         del x
         self.bind(step.outs[0], expert_rows)
 
@@ -146,15 +146,15 @@ class ExpertKernels(HeadKernels):
         local_tensors, y = self.frames[-1].local_tensors, self.take(step, step.ins[0])
         expert_outputs = [y]
         del y
-        combine = {
+        combine_functions = {
             "allgather": self._reduce_scatter_tokens,
             "alltoall": self._return_rows,
             "hybridep": self._return_rows_by_hybridep,
         }
-        combined = combine[self.rank_choices.dispatcher](expert_outputs, local_tensors)
+        combined_output = combine_functions[self.rank_choices.dispatcher](expert_outputs, local_tensors)
         if not self.rank_choices.combined_at_once:
-            local_tensors["output"] = combined
-        self.bind(step.outs[0], combined)
+            local_tensors["output"] = combined_output
+        self.bind(step.outs[0], combined_output)
 
     @property
     def local_experts(self) -> int:
@@ -270,9 +270,15 @@ class ExpertKernels(HeadKernels):
         out = graph.new((tokens, shape[1]), dtype)
         if not self.rank_choices.permute_fusion and self.rank_choices.deterministic:
             out = graph.new((tokens, shape[1]), dtype)  # made twice (moe_utils.py, `unpermute`)
-        saved = [index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [index]
+        saved_for_backward = (
+            [index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [index]
+        )
         self.node(
-            "unpermute", (y,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], *saved
+            "unpermute",
+            (y,),
+            [out],
+            lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)],
+            *saved_for_backward,
         )
         return out
 
@@ -288,8 +294,8 @@ class ExpertKernels(HeadKernels):
         combined_rows = self.t.to(out, self.router_dtype)
         rows = all_rows // group
         del width
-        reduced = self.move_rows("reduce_scatter", combined_rows, rows)
-        return self.t.to(reduced, BFLOAT16)
+        reduced_rows = self.move_rows("reduce_scatter", combined_rows, rows)
+        return self.t.to(reduced_rows, BFLOAT16)
 
     def _send_rows(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""

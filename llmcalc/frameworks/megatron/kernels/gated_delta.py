@@ -32,13 +32,15 @@ class DeltaKernels(MambaKernels):
     def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
         alternatives = [item for item in scope.items if isinstance(item, Alternatives)]
-        cores = [step for item in alternatives for step in next(iter(item.branches.values())).steps()]
-        core = next((step for step in cores if isinstance(step.op, DeltaRule) and not step.op.by_channel), None)
-        if core is None:
+        branch_steps = [step for item in alternatives for step in next(iter(item.branches.values())).steps()]
+        delta_step = next(
+            (step for step in branch_steps if isinstance(step.op, DeltaRule) and not step.op.by_channel), None
+        )
+        if delta_step is None:
             return super().module_kernel(scope)
         if self.rank_choices.cp > 1:
             raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
-        return lambda: self._run_delta_mixer(scope, core)
+        return lambda: self._run_delta_mixer(scope, delta_step)
 
     def _run_delta_mixer(self, scope: Scope, core: Step) -> None:
         """Runs GatedDeltaNet.forward."""
@@ -125,9 +127,9 @@ class DeltaKernels(MambaKernels):
     def _gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
         """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
         t, (batch, tokens) = self.t, y.shape[:2]
-        flat = (batch * tokens * op.heads, op.value_dim)
-        normed = self.norm(t.reshape(y, flat), norm, self.module_path(), flat[0])
-        out = self.times_gate(normed, t.reshape(gate, flat))
+        flat_shape = (batch * tokens * op.heads, op.value_dim)
+        normed = self.norm(t.reshape(y, flat_shape), norm, self.module_path(), flat_shape[0])
+        out = self.times_gate(normed, t.reshape(gate, flat_shape))
         del normed
         out = t.reshape(out, (batch, tokens, op.heads * op.value_dim))
         out = t.contiguous(t.transpose(out, 0, 1))

@@ -28,15 +28,15 @@ class HeadKernels(ElementwiseKernels):
         rows, shape = self.rows(out), weight.shape
         ids = self.graph.new((rows, 1), INT64) if index_kind == "ids" else None
         embeddings = self.new(rows, shape[1])
-        saved = [] if ids is None else [ids]
+        saved_for_backward = [] if ids is None else [ids]
         self.node(
             "embedding",
             (weight,),
             [embeddings],
             lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)],
-            *saved,
+            *saved_for_backward,
         )
-        del saved
+        del saved_for_backward
         self.bind(out, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
 
     def do_unread_table(self, step: Step) -> None:
@@ -193,9 +193,11 @@ class HeadKernels(ElementwiseKernels):
         weight, _ = self.linear_weights(step, width // choices.tp, "column")
         projected = self.engine_column_linear(x, weight, None, [], None)
         if choices.tp > 1:
-            local_shape, gathered = projected.shape, self.new(projected.shape[0], width)
-            projected = record(graph, "gather", (projected,), gathered, lambda g, _: (graph.new(local_shape, g.dtype),))
-            del gathered
+            local_shape, gathered_output = projected.shape, self.new(projected.shape[0], width)
+            projected = record(
+                graph, "gather", (projected,), gathered_output, lambda g, _: (graph.new(local_shape, g.dtype),)
+            )
+            del gathered_output
         if not choices.sequence_parallel:
             return projected
         full_shape = projected.shape
@@ -246,22 +248,22 @@ class HeadKernels(ElementwiseKernels):
         graph, (rows, width) = self.graph, logits.shape
         fused = self.rank_choices.loss_implementation == "native"
         logits_fp32 = graph.new((rows, width), FLOAT32)
-        highest = self.statistics(rows)
-        mask, target = graph.new((rows, 1), BOOL), graph.new((rows, 1), INT64)
+        row_max = self.statistics(rows)
+        mask, target_indices = graph.new((rows, 1), BOOL), graph.new((rows, 1), INT64)
         index = graph.new((rows, 1), INT64)
         target_logits = self.statistics(rows)
         total = self.statistics(rows)
-        del highest, index
+        del row_max, index
         loss = self.statistics(rows)
         del target_logits, total
 
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if fused:
-                copied = graph.new((rows, width), FLOAT32)
+                logits_copy = graph.new((rows, width), FLOAT32)
                 logits_gradient = graph.new((rows, width), BFLOAT16)
-                del copied
+                del logits_copy
                 return [logits_gradient]
             return [saved_tensors[0]]
 
-        self.node("cross_entropy", (logits,), [loss], backward, logits_fp32, mask, target)
+        self.node("cross_entropy", (logits,), [loss], backward, logits_fp32, mask, target_indices)
         return loss

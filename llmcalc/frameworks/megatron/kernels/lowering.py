@@ -413,9 +413,9 @@ class RankKernels(Lowering):
 
             def detached_argument(i: int) -> Tensor:
                 """Returns a saved argument, detached, whose gradient is stored."""
-                saved = saved_tensors[i]
-                assert saved is not None
-                argument = saved.detached()
+                saved_argument = saved_tensors[i]
+                assert saved_argument is not None
+                argument = saved_argument.detached()
 
                 def store_gradient(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
                     argument_gradients[i] = g

@@ -44,9 +44,9 @@ class LatentKernels(ExpertKernels):
         choices, graph, (rows, width) = self.rank_choices, self.graph, x.shape
         if choices.sequence_parallel:
             local_shape = x.shape
-            gathered = self.new(rows * choices.tp, width)
-            x = record(graph, "gather", (x,), gathered, lambda g, _: (graph.new(local_shape, g.dtype),))
-            del gathered
+            gathered_key = self.new(rows * choices.tp, width)
+            x = record(graph, "gather", (x,), gathered_key, lambda g, _: (graph.new(local_shape, g.dtype),))
+            del gathered_key
         if choices.mla_fusion:
             return x
         shape = x.shape

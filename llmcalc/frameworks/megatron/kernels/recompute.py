@@ -259,8 +259,8 @@ class DiscardedKernels(SparseKernels):
         def run(xs: Sequence[Tensor]) -> list[Tensor]:
             """Runs the up-projections on a copy of the module stack."""
             caller_state = self.values, self.bound, self.frames, self.memo
-            bound = {id(value): x for value, x in zip(values, xs, strict=True)}
-            self.values, self.bound, self.frames, self.memo = bound, {}, list(outer_frames), {}
+            tensors_by_value = {id(value): x for value, x in zip(values, xs, strict=True)}
+            self.values, self.bound, self.frames, self.memo = tensors_by_value, {}, list(outer_frames), {}
             try:
                 for step in up_steps:
                     self.step(step)

@@ -89,10 +89,10 @@ class SparseKernels(Fp8Kernels):
         if not self.rank_choices.sequence_parallel:
             return x
         graph, local_shape = self.graph, x.shape
-        gathered = self.new(local_shape[0] * self.rank_choices.tp, local_shape[1])
+        gathered_rows = self.new(local_shape[0] * self.rank_choices.tp, local_shape[1])
         dense = graph.new(local_shape, x.dtype) if not x.is_contiguous else None
         del dense
-        return record(graph, "gather", (x,), gathered, lambda g, _: (graph.new(local_shape, g.dtype),))
+        return record(graph, "gather", (x,), gathered_rows, lambda g, _: (graph.new(local_shape, g.dtype),))
 
     def _absorb_projections(
         self,
@@ -109,11 +109,11 @@ class SparseKernels(Fp8Kernels):
         keys = t.slice(weight_by_head, nope, 1)
         q_nope, q_rope = t.split(t.reshape(q, (*rows, heads, nope + rope)), [nope, rope])
         query_rows = t.permute(t.reshape(q_nope, (rows[0] * rows[1], heads, nope)), (1, 0, 2))
-        absorbed = t.permute(t.bmm(query_rows, keys), (1, 0, 2))
-        absorbed = t.reshape(t.contiguous(absorbed), (*rows, heads, keys.shape[-1]))
+        absorbed_query = t.permute(t.bmm(query_rows, keys), (1, 0, 2))
+        absorbed_query = t.reshape(t.contiguous(absorbed_query), (*rows, heads, keys.shape[-1]))
         q_rope = self.rotate(q_rope)
         k_rope = self.rotate(t.reshape(k_rope, (*rows, 1, rope)))
-        return t.cat([absorbed, q_rope]), t.cat([t.reshape(kv_latent, (*rows, 1, kv_latent.shape[1])), k_rope])
+        return t.cat([absorbed_query, q_rope]), t.cat([t.reshape(kv_latent, (*rows, 1, kv_latent.shape[1])), k_rope])
 
     def _sparse_attention(
         self,
@@ -178,9 +178,9 @@ class SparseKernels(Fp8Kernels):
 
     def _rotate_part(self, x: Tensor, rotary: Number) -> Tensor:
         """Applies rotary embeddings to the first dimensions of each head."""
-        rotated, unrotated = self.t.split(x, [rotary, x.shape[-1] - rotary])
-        rotated = self.rotate(rotated)
-        return self.t.cat([rotated, unrotated])
+        rotated_part, unrotated = self.t.split(x, [rotary, x.shape[-1] - rotary])
+        rotated_part = self.rotate(rotated_part)
+        return self.t.cat([rotated_part, unrotated])
 
     def _rotate_activation(self, x: Tensor) -> Tensor:
         """Runs rotate_activation, a Hadamard transform that saves nothing."""
@@ -377,19 +377,19 @@ def _indexer_gradients(
     del scores
     head_sums = t.sum(attention_probs, 1)
     del attention_probs
-    target = t.like(head_sums)
+    target_probs = t.like(head_sums)
     del head_sums
-    logit_gradient = t.like(t.like(indexer_probs, target))
-    del indexer_probs, target, mask
+    logit_gradient = t.like(t.like(indexer_probs, target_probs))
+    del indexer_probs, target_probs, mask
     logit_gradient = t.like(logit_gradient, t.to(valid, FLOAT32))
     del valid
     logit_gradient = t.unsqueeze(t.transpose(logit_gradient, 0, 1), 2)
     recomputed = einsum_of_heads(t, t.to(q, FLOAT32), t.to(k, FLOAT32))
-    activated, is_positive = t.like(recomputed), t.like(recomputed, dtype=BOOL)
+    activated_scores, is_positive = t.like(recomputed), t.like(recomputed, dtype=BOOL)
     del recomputed
-    weight_gradient = t.sum(t.like(logit_gradient, activated), -1)
+    weight_gradient = t.sum(t.like(logit_gradient, activated_scores), -1)
     score_gradient = t.like(logit_gradient, t.unsqueeze(weights, -1))
-    del logit_gradient, activated
+    del logit_gradient, activated_scores
     score_gradient = t.like(score_gradient, t.to(is_positive, FLOAT32))
     del is_positive
     query_gradient = _einsum_query_gradient(t, score_gradient, t.to(k, FLOAT32))
