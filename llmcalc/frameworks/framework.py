@@ -107,16 +107,16 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 """The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
 
 
-def _no_check(memory: Memory, version: str) -> None:
+def _accept_every_run(memory: Memory, version: str) -> None:
     """Accepts every training run; the default `Framework.check`."""
 
 
-def _no_changes(run: RunOnRanks) -> Mapping[str, Any]:
+def _no_document_values(run: RunOnRanks) -> Mapping[str, Any]:
     """Returns no values for the JSON document; the default `Framework.document`."""
     return {}
 
 
-def _no_stack(launch: Launch | None, compiled: bool) -> str:
+def _eager_stack(launch: Launch | None, compiled: bool) -> str:
     """Returns the name of the software stack that times eager PyTorch; the default `Framework.stack`."""
     return "torch"
 
@@ -163,8 +163,8 @@ class Framework:
     attention: AttentionImplementation | None = None
     world_communicators: bool = False
     nccl_is_known: bool = True
-    document: Callable[[RunOnRanks], Mapping[str, Any]] = _no_changes
-    check: Callable[[Memory, str], None] = _no_check
+    document: Callable[[RunOnRanks], Mapping[str, Any]] = _no_document_values
+    check: Callable[[Memory, str], None] = _accept_every_run
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
     implied_by: tuple[str, Callable[[LayoutRequest], bool]] | None = None
     launcher: str = ""
@@ -172,7 +172,7 @@ class Framework:
     plugin: Plugin | None = None
     serves: bool = False
     selective_recompute: str = "attention"
-    stack: Callable[[Launch | None, bool], str] = _no_stack
+    stack: Callable[[Launch | None, bool], str] = _eager_stack
     product_format: Callable[[Any], str] | None = None
     narrow_precisions: frozenset[str] = frozenset()
 

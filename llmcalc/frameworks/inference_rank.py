@@ -52,7 +52,7 @@ def rank_memory(memory: Memory) -> DeviceMemory:
     tensors, *other_terms = device.terms
     if tensors.status == "untested":
         pass
-    elif not has_plan(model):
+    elif not has_tensor_parallel_plan(model):
         tensors = replace(tensors, status="estimate", witness=WITHOUT_PLAN)
     elif model.layout.tp > 1 and tensors.status == "exact":
         tensors = replace(tensors, witness="torch's DTensor on a fake process group", versions=TORCH)
@@ -66,7 +66,7 @@ def rank_memory(memory: Memory) -> DeviceMemory:
     )
 
 
-def has_plan(model: RankModel) -> bool:
+def has_tensor_parallel_plan(model: RankModel) -> bool:
     """Whether PyTorch has a tensor-parallel plan for every module that the layout divides."""
     program, layout = model.program(), model.layout
     assert isinstance(program, RankFlow)

@@ -38,7 +38,7 @@ STACKS = "encoder", "decoder"
 """The parts of an encoder-decoder that have layers."""
 
 
-def in_layers(path: str) -> bool:
+def is_layer_path(path: str) -> bool:
     """Whether a module is a layer of the model or inside a layer. path: the module's path."""
     return "layers" in path.split(".")
 
@@ -97,12 +97,12 @@ class MicroBatchBytes(NamedTuple):
     @property
     def layer_forward(self) -> int:
         """The peak bytes of the layers' forward pass."""
-        return max((bytes for path, bytes in self.forward.by_path.items() if in_layers(path)), default=0)
+        return max((bytes for path, bytes in self.forward.by_path.items() if is_layer_path(path)), default=0)
 
     @property
     def loss(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
-        outside_layers = (bytes for path, bytes in self.forward.by_path.items() if not in_layers(path))
+        outside_layers = (bytes for path, bytes in self.forward.by_path.items() if not is_layer_path(path))
         return max(self.backward.by_path.get("loss", 0), *outside_layers, 0)
 
     @property
@@ -114,7 +114,7 @@ class MicroBatchBytes(NamedTuple):
     def head_backward(self) -> int:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         items = self.backward.by_path.items()
-        return max((bytes for path, bytes in items if path not in ("", "loss") and not in_layers(path)), default=0)
+        return max((bytes for path, bytes in items if path not in ("", "loss") and not is_layer_path(path)), default=0)
 
     @property
     def backward_outside_modules(self) -> int:
@@ -124,7 +124,7 @@ class MicroBatchBytes(NamedTuple):
     @property
     def layer_backward(self) -> int:
         """The peak bytes of the layers' backward pass."""
-        return max((bytes for path, bytes in self.backward.by_path.items() if in_layers(path)), default=0)
+        return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
 
     def with_more_layers(self, next_longer: MicroBatchBytes, count: int) -> MicroBatchBytes:
         """Returns a micro-batch's bytes with `count` more layers. next_longer: its bytes with one more layer."""
@@ -201,9 +201,9 @@ class PeakEstimate:
     pads: bool = False
     _measured: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
     _parameters: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
-    _of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
+    _bytes_of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
     _saved_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
+    _kind_runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> int:
@@ -246,7 +246,7 @@ class PeakEstimate:
 
     def _least_saved(self, layout: Layout, stage: Stage) -> int:
         """Returns a lower bound of a micro-batch's saved bytes in a stage, from layers measured in other stages."""
-        shape = _shape(layout)
+        shape = _activation_shape(layout)
         return sum(self._saved_by_layer.get((*shape, id(self.kinds[i])), 0) for i in stage.layers)
 
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
@@ -357,20 +357,20 @@ class PeakEstimate:
         total = tree.total(size, include=self.include)
         return StageParameters(
             dense=total,
-            experts=sum(times(place.own_cost(size), place.times) for place in places if _is_of_experts(place)),
+            experts=sum(times(place.own_cost(size), place.times) for place in places if _has_routed_experts(place)),
             outside_layers=total - sum(place.total(size, self.include) for place in layers),
             largest_layer=max((place.cost_per_repeat(size, self.include) for place in layers), default=0),
             largest_tensor=max(place.own_cost(size) for place in places),
             largest_in_layers=max((place.own_cost(size) for place in layer_places), default=0),
             largest_matrix=max(
-                (place.own_cost(size) for place in layer_places if not _is_of_experts(place)), default=0
+                (place.own_cost(size) for place in layer_places if not _has_routed_experts(place)), default=0
             ),
         )
 
     def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
         """Returns the layer types of a pipeline stage, as (type, number of consecutive layers)."""
-        if stage.layers in self._runs:
-            return self._runs[stage.layers]
+        if stage.layers in self._kind_runs:
+            return self._kind_runs[stage.layers]
         kind_runs: list[list[int]] = []
         for i in stage.layers:
             kind = id(self.kinds[i])
@@ -378,18 +378,18 @@ class PeakEstimate:
                 kind_runs[-1][1] += 1
             else:
                 kind_runs.append([kind, 1])
-        return self._runs.setdefault(stage.layers, tuple(map(tuple, kind_runs)))
+        return self._kind_runs.setdefault(stage.layers, tuple(map(tuple, kind_runs)))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
         """Returns the saved and peak bytes of a micro-batch's passes through a pipeline stage."""
-        shape = _shape(layout)
+        shape = _activation_shape(layout)
         key = (*shape, stage.layers, stage.first, stage.last)
-        if key not in self._of_stages:
-            self._of_stages[key] = self._micro_batch_bytes(layout, stage, shape)
-        return self._of_stages[key]
+        if key not in self._bytes_of_stages:
+            self._bytes_of_stages[key] = self._micro_batch_bytes(layout, stage, shape)
+        return self._bytes_of_stages[key]
 
     def _micro_batch_bytes(self, layout: Layout, stage: Stage, shape: tuple[object, ...]) -> MicroBatchBytes:
-        start, end, repeats = self._window(stage)
+        start, end, repeats = self._measured_layers(stage)
         key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
         if key not in self._measured:
             measured_layout, measured_stage = self._layout_of_layers(layout, start, end, stage)
@@ -407,7 +407,7 @@ class PeakEstimate:
             self._saved_by_layer[(*shape, id(self.kinds[start]))] = longer_run.saved - shorter_run.saved
         return shorter_run.with_more_layers(longer_run, repeats - SHORT_RUN_REPEATS)
 
-    def _window(self, stage: Stage) -> tuple[int, int, int | None]:
+    def _measured_layers(self, stage: Stage) -> tuple[int, int, int | None]:
         """Returns start and end of the layers measured for a stage, and the number of repeats that they represent.
 
         The repeats are None where all layers of the stage are measured.
@@ -477,12 +477,12 @@ def _pass_peaks(
     return forward, head + transient.from_first_gradient, layer + transient.from_first_gradient
 
 
-def _shape(layout: Layout) -> tuple[object, ...]:
+def _activation_shape(layout: Layout) -> tuple[object, ...]:
     """Returns the settings of a layout that determine the sizes of a rank's activations."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
 
 
-def _is_of_experts(place: Place) -> bool:
+def _has_routed_experts(place: Place) -> bool:
     """Whether a module has weights of routed experts."""
     return isinstance(place.node.op, ExpertLinear)
 

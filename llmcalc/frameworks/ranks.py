@@ -113,7 +113,7 @@ class Cluster:
             chunks[stage.rank].append(Counter(kinds[layer] for layer in stage.layers))
         middle: list[int] = []
         for pp in range(1, self.layout.pp - 1):
-            if not any(_contains(chunks[earlier_stage], chunks[pp]) for earlier_stage in middle):
+            if not any(_has_all_layers(chunks[earlier_stage], chunks[pp]) for earlier_stage in middle):
                 middle.append(pp)
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.ranks[-1]}))
@@ -128,10 +128,10 @@ class Cluster:
     def rank_memory(self, rank: int, runtime: Runtime) -> RankMemory:
         """Returns the memory of one rank; its replay is cached."""
         if (rank, runtime) not in self._replayed:
-            self._replayed[rank, runtime] = self._replay(rank, runtime)
+            self._replayed[rank, runtime] = self._replayed_rank(rank, runtime)
         return self._replayed[rank, runtime]
 
-    def _replay(self, rank: int, runtime: Runtime) -> RankMemory:
+    def _replayed_rank(self, rank: int, runtime: Runtime) -> RankMemory:
         if self.trains:
             memory = self.framework.rank_memory(self.run, rank, runtime)
         else:
@@ -222,7 +222,7 @@ class Cluster:
         )
 
 
-def _contains(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
+def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
     """Whether each pipeline chunk has all layers of the chunk with the same index in `smaller_chunks`."""
     return all(layers >= smaller_layers for layers, smaller_layers in zip(chunks, smaller_chunks, strict=True))
 

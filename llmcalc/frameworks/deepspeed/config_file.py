@@ -115,10 +115,10 @@ def read_into(reading: Reading, config: Table, world_size: int | None, trainer: 
             reading.ignored.append(key)
     unknown_keys(reading, config, (*READ, *reading.ignored), "", "no key that is known")
     world = reading.devices(world_size)
-    zero = _settings(reading, config)
-    command_settings: dict[str, Any] = {"phase": "training", **_batches(reading, config, world, trainer)}
-    command_settings |= _precision(reading, config, trainer)
-    command_settings |= _optimizer(reading, config)
+    zero = _zero_settings(reading, config)
+    command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reading, config, world, trainer)}
+    command_settings |= _number_formats(reading, config, trainer)
+    command_settings |= _optimizer_settings(reading, config)
     for key, value in reading.table(config, "activation_checkpointing").items():
         if key in ("partition_activations", "cpu_checkpointing") and value not in (False, None):
             reading.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
@@ -148,7 +148,7 @@ def without_chunked_loss(reading: Reading, run: RunUnder) -> RunUnder:
     return run._replace(settings={**settings, "cross_entropy": "fused"})
 
 
-def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
+def _zero_settings(reading: Reading, config: Table) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
     values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
@@ -156,11 +156,13 @@ def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
         name, path = RENAMED.get(key, key), f"zero_optimization.{key}"[:80]
         if name in ("offload_optimizer", "offload_param"):
             device = value.get("device", "cpu") if isinstance(value, Mapping) else value
-            values[name] = "none" if device in (None, False) else _convert(reading, path, field_types[name], device)
+            values[name] = (
+                "none" if device in (None, False) else _convert_value(reading, path, field_types[name], device)
+            )
             values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
         elif name in field_types:
             if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
-                values[name] = _convert(reading, path, field_types[name], value)
+                values[name] = _convert_value(reading, path, field_types[name], value)
         elif name in ZERO_IGNORED:
             reading.ignored.append(path)
         elif name not in ZERO_OFF:
@@ -178,10 +180,10 @@ def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
     for name, (section, key) in sections.items():
         value = reading.table(config, section).get(key)
         if value not in (None, AUTO):
-            values[name] = _convert(reading, f"{section}.{key}", field_types[name], value)
+            values[name] = _convert_value(reading, f"{section}.{key}", field_types[name], value)
     for name in ("communication_data_type", "gradient_clipping"):
         if config.get(name) not in (None, AUTO):
-            values[name] = _convert(reading, name, field_types[name], config[name])
+            values[name] = _convert_value(reading, name, field_types[name], config[name])
     table = reading.table(config, "optimizer")
     values["optimizer"] = str(table.get("type") or "")[:40]
     values["torch_adam"] = reading.table(table, "params").get("torch_adam") is True
@@ -200,7 +202,7 @@ def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
 AUTO_TEXT = "'auto'"
 
 
-def _convert(reading: Reading, path: str, field_type: Any, value: Any) -> Any:
+def _convert_value(reading: Reading, path: str, field_type: Any, value: Any) -> Any:
     """Converts a value to its field's type. Raises `InputError` that names the key."""
     args = (
         [field_type]
@@ -221,10 +223,10 @@ def _convert(reading: Reading, path: str, field_type: Any, value: Any) -> Any:
             return float(value)
         if type_ is str and isinstance(value, str):
             return value[:40]
-    raise reading.wrong(path, f"{shown(value)}; expected {' or '.join(map(_type_text, args))}")
+    raise reading.wrong(path, f"{shown(value)}; expected {' or '.join(map(_type_description, args))}")
 
 
-def _type_text(field_type: Any) -> str:
+def _type_description(field_type: Any) -> str:
     """Returns a description of a field's type for an error message."""
     if get_origin(field_type) is Literal:
         return " or ".join(map(str, get_args(field_type)))
@@ -233,7 +235,7 @@ def _type_text(field_type: Any) -> str:
     )
 
 
-def _batches(reading: Reading, config: Table, world: int, trainer: Table) -> dict[str, int]:
+def _batch_sizes(reading: Reading, config: Table, world: int, trainer: Table) -> dict[str, int]:
     """Returns the sequences per micro-batch and the number of micro-batches; one of three keys is derived."""
 
     def read_size(key: str) -> int | None:
@@ -281,7 +283,7 @@ TRAINER_BATCH = 8
 """The Trainer's default of `per_device_train_batch_size`."""
 
 
-def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any]:
+def _number_formats(reading: Reading, config: Table, trainer: Table) -> dict[str, Any]:
     """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
     formats = {}
     if not trainer and any(reading.table(config, name).get("enabled") == AUTO for name in ("bf16", "fp16")):
@@ -315,7 +317,7 @@ COMPRESSING = (ONE_BIT, ZERO_ONE)
 """Optimizers that compress what ranks exchange to one bit, and are modelled in stage 0 with 16-bit weights."""
 
 
-def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
+def _optimizer_settings(reading: Reading, config: Table) -> dict[str, Any]:
     """Returns the optimizer's settings."""
     table = reading.table(config, "optimizer")
     name = table.get("type")

@@ -26,7 +26,7 @@ def read_log(log: LogText) -> LogReading | None:
     """Returns DeepSpeed's memory estimates and measurements in a log; None for a log without any."""
     facts = Facts(log, PATTERNS)
     names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
-    terms = [*_estimates(log, facts), *facts.largest(*names)]
+    terms = [*_model_state_estimates(log, facts), *facts.largest(*names)]
     if not terms:
         return None
     return LogReading(
@@ -38,7 +38,7 @@ def read_log(log: LogText) -> LogReading | None:
     )
 
 
-def _estimates(log: LogText, facts: Facts) -> list[LogTerm]:
+def _model_state_estimates(log: LogText, facts: Facts) -> list[LogTerm]:
     """Returns the estimate without offloading: 18 bytes per parameter over the ranks, and the largest gathered
     layer."""
     if "params" not in facts:

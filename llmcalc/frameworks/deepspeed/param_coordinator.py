@@ -152,7 +152,7 @@ class Coordinator:
         """Starts a forward pass at the beginning of the recorded trace."""
         for parameter in self.parameters:
             if parameter.gathering is not None:
-                self._wait(parameter)
+                self._wait_for_all_gather(parameter)
                 self._release(parameter)
         self.is_recorded = self.is_recorded or self.is_recording
         self.is_recording = not self.is_recorded
@@ -169,12 +169,12 @@ class Coordinator:
         if self.is_recording:
             self.order.append(module)
         module_parameters = self.modules[module]
-        self._gather(
+        self._start_all_gather(
             [parameter for parameter in module_parameters if not parameter.available and parameter.gathering is None]
         )
         for parameter in module_parameters:
             if parameter.gathering is not None:
-                self._wait(parameter)
+                self._wait_for_all_gather(parameter)
         if self.is_recorded and self.step < len(self.order) and self.order[self.step] == module:
             self._prefetch(module_parameters)
         self.step += 1
@@ -197,7 +197,7 @@ class Coordinator:
             if not parameter.available and parameter.gathering is None and parameter not in prefetched_parameters:
                 prefetched_parameters.append(parameter)
                 elements += parameter.count
-        self._gather(prefetched_parameters)
+        self._start_all_gather(prefetched_parameters)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -208,14 +208,14 @@ class Coordinator:
         with on_stream(self.meter, stream), counted_as(self.meter, "weights"):
             yield
 
-    def _gather(self, parameters: Sequence[Parameter]) -> None:
+    def _start_all_gather(self, parameters: Sequence[Parameter]) -> None:
         """Starts an all-gather; several parameters share a buffer (`all_gather_coalesced`)."""
         if not parameters:
             return
         self.live_elements += sum(parameter.count for parameter in parameters)
         width = parameters[0].full_param.dtype.bytes
         with self.gathering_stream():
-            from_host = self._from_host(parameters)
+            from_host = self._copy_shards_from_host(parameters)
         if self.ranks == 1:
             for parameter in parameters:
                 parameter.gathering = AllGatherHandle([parameter], None)
@@ -241,7 +241,7 @@ class Coordinator:
             del flat_buffer
         del from_host
 
-    def _wait(self, parameter: Parameter) -> None:
+    def _wait_for_all_gather(self, parameter: Parameter) -> None:
         """Copies the parameters of an all-gather out of its buffer, which is freed with its last reference."""
         handle = parameter.gathering
         assert handle is not None
@@ -256,7 +256,7 @@ class Coordinator:
 
     def release(self, module: Path) -> None:
         """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""
-        for parameter in self._to_release(module) if self.is_recorded else self.modules[module]:
+        for parameter in self._parameters_to_release(module) if self.is_recorded else self.modules[module]:
             self._release(parameter)
 
     def _release(self, parameter: Parameter) -> None:
@@ -265,7 +265,7 @@ class Coordinator:
             parameter.storage.inner, parameter.available = None, False
             self.live_elements -= parameter.count
 
-    def _to_release(self, module: Path) -> list[Parameter]:
+    def _parameters_to_release(self, module: Path) -> list[Parameter]:
         """Returns the parameters to release after a module (`__params_to_release`), cached per step of the trace."""
         key = (module, self.step)
         if key not in self.to_release:
@@ -289,7 +289,7 @@ class Coordinator:
         """Releases all parameters (`release_and_reset_all`)."""
         for parameter in self.parameters:
             if parameter.gathering is not None:
-                self._wait(parameter)
+                self._wait_for_all_gather(parameter)
             self._release(parameter)
         self.backward_modules = []
 
@@ -297,7 +297,7 @@ class Coordinator:
         """Gathers all persistent parameters at the end of a step, each into its own buffer."""
         persistent_parameters = [parameter for parameter in self.parameters if parameter.persists]
         with counted_as(self.meter, "weights"):
-            from_host = self._from_host(persistent_parameters)
+            from_host = self._copy_shards_from_host(persistent_parameters)
             for parameter in persistent_parameters:
                 parameter.available = True
                 if self.ranks > 1 or self.settings.offload_param != "none":
@@ -306,7 +306,7 @@ class Coordinator:
                     )
         del from_host
 
-    def _from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
+    def _copy_shards_from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
         """Copies the rank's shards from the host, and returns their storages; none without offloading."""
         if self.settings.offload_param == "none" or self.ranks == 1:
             return []

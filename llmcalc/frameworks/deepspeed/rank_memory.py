@@ -45,7 +45,7 @@ def zero_run(
     """Returns the training run of a rank. ranks: number of partitions. Raises `InputError` for unmodelled settings."""
     settings = settings.resolved(spec.hidden_size)
     settings.check()
-    _check(training, settings)
+    _check_training(training, settings)
     training = cast_adapters(training)
     implementation = training.implementation
     if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
@@ -103,7 +103,7 @@ def cast_adapters(training: Training) -> Training:
     )
 
 
-def _check(training: Training, settings: DeepSpeedSettings) -> None:
+def _check_training(training: Training, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
     for applies, option in (
         (training.autocast, "--precision autocast"),

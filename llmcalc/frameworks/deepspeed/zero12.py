@@ -218,7 +218,7 @@ class PartitionedRun(ZeroRun):
         """Returns the gradient that is reduced over ranks (`get_param_gradient_attribute`)."""
         return self.accumulated.get(id(weight)) if self.accumulates_separately else weight.grad
 
-    def _store(self, weight: Tensor, grad: Tensor | None) -> None:
+    def _store_gradient(self, weight: Tensor, grad: Tensor | None) -> None:
         """Stores or removes the accumulated gradient of a parameter."""
         if not self.accumulates_separately:
             weight.grad = grad
@@ -238,7 +238,7 @@ class PartitionedRun(ZeroRun):
             if element_count > self.bucket_elements:
                 self.oversized_gradient = weight
             else:
-                self._store(weight, Tensor(weight.shape, self.bucket_dtype, bucket.buffers[bucket.index]))
+                self._store_gradient(weight, Tensor(weight.shape, self.bucket_dtype, bucket.buffers[bucket.index]))
         bucket.elements += element_count
         bucket.weights.append(weight)
 
@@ -265,7 +265,7 @@ class PartitionedRun(ZeroRun):
                     if settings.overlaps and not self.contiguous:
                         self.pending_frees.append(weight)
                     else:
-                        self._store(weight, None)
+                        self._store_gradient(weight, None)
                 elif self.contiguous and belongs_to_rank:
                     self.copy_grads_in_partition(weight)
         bucket.clear()
@@ -273,7 +273,7 @@ class PartitionedRun(ZeroRun):
     def _clear_previous_reduced_grads(self) -> None:
         """Frees the gradients of the previously reduced bucket."""
         for weight in self.pending_frees:
-            self._store(weight, None)
+            self._store_gradient(weight, None)
         self.pending_frees = []
 
     def average_tensor(self) -> None:
@@ -342,13 +342,13 @@ class PartitionedRun(ZeroRun):
             return
         if self.accumulates_partition:
             if self.accumulates_separately:
-                self._store(weight, None)
+                self._store_gradient(weight, None)
             return
         if self.partition_buffer is None:
             total = sum(elements(parameter) for parameter in self.rank_parameters)
             with counted_as(self.meter, "gradients"):
                 self.partition_buffer = Storage(self.meter, total * self.dtype.bytes)
-        self._store(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
+        self._store_gradient(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
 
     def _copy_to_host(self, weight: Tensor) -> None:
         """Copies a gradient and its norm into buffers that are sent to the host.
@@ -363,7 +363,7 @@ class PartitionedRun(ZeroRun):
             if self.accumulation_dtype is not FLOAT32:
                 src_tensor = Storage(self.meter, size * FLOAT32.bytes)
                 del src_tensor
-            self._store(weight, None)
+            self._store_gradient(weight, None)
 
     def backward(self, loss: Tensor) -> None:
         """Runs the backward pass, and reduces the remaining gradients."""

@@ -59,19 +59,19 @@ class Flag(NamedTuple):
         if self.refused:
             raise InputError(f"{name}: {self.refused}")
         if self.kind == "switch":
-            return _switch(name, value)
+            return _read_switch(name, value)
         if self.kind in ("tokens", "number") and str(value).lower() in self.words:
             return str(value).lower()
         if self.kind == "tokens":
-            return self._bounded(_tokens(name, value))
+            return self._check_bounds(_read_tokens(name, value))
         if self.kind == "number":
-            return self._bounded(_number(name, value))
+            return self._check_bounds(_read_number(name, value))
         if self.kind in ("share", "gib"):
-            return _amount(name, value, is_share=self.kind == "share")
+            return _read_amount(name, value, is_share=self.kind == "share")
         if self.kind == "numbers":
-            return tuple(self._bounded(_number(name, item)) for item in _items(name, value))
+            return tuple(self._check_bounds(_read_number(name, item)) for item in _read_list(name, value))
         if self.kind == "table":
-            return _table(name, value)
+            return _read_table(name, value)
         text = str(value).strip()
         if self.kind == "word" and text.lower() not in self.words:
             raise InputError(
@@ -80,13 +80,13 @@ class Flag(NamedTuple):
             )
         return text.lower() if self.kind == "word" else text
 
-    def _bounded(self, number: int) -> int:
+    def _check_bounds(self, number: int) -> int:
         if not self.least <= number <= self.most:
             raise InputError(f"{self.names[0]}: {number:,}; expected {self.least:,} to {self.most:,}")
         return number
 
 
-def _switch(name: str, value: Any) -> bool:
+def _read_switch(name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if str(value).lower() in ("true", "false"):
@@ -94,7 +94,7 @@ def _switch(name: str, value: Any) -> bool:
     raise InputError(f"{name} {shown(value)}: expected true or false, or no value")
 
 
-def _number(name: str, value: Any) -> int:
+def _read_number(name: str, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and re.fullmatch(r"-?[0-9][0-9_,]{0,19}", value):
@@ -102,7 +102,7 @@ def _number(name: str, value: Any) -> int:
     raise InputError(f"{name}: {shown(value)}; expected a whole number")
 
 
-def _tokens(name: str, value: Any) -> int:
+def _read_tokens(name: str, value: Any) -> int:
     """Returns a number of tokens as vLLM and SGLang read it: 32k is 32,000 and 32K is 32,768."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -113,7 +113,7 @@ def _tokens(name: str, value: Any) -> int:
     return int(tokens)
 
 
-def _amount(name: str, value: Any, is_share: bool) -> float:
+def _read_amount(name: str, value: Any, is_share: bool) -> float:
     try:
         number = float(str(value)[:40])
     except ValueError:
@@ -135,7 +135,7 @@ MOST_ITEMS = 10_000
 """Largest number of items of a list."""
 
 
-def _items(name: str, value: Any) -> list[Any]:
+def _read_list(name: str, value: Any) -> list[Any]:
     """Returns the items of a list, from a sequence, JSON in brackets, or words between spaces or commas."""
     if isinstance(value, list | tuple):
         items = list(value)
@@ -148,10 +148,10 @@ def _items(name: str, value: Any) -> list[Any]:
     return items
 
 
-def _table(name: str, value: Any) -> Mapping[str, Any]:
+def _read_table(name: str, value: Any) -> Mapping[str, Any]:
     """Returns name → value, from a mapping, JSON, `name=1,other=2`, or a whole number, the value of `level`."""
     if isinstance(value, Mapping):
-        return {str(key): _scalar(item) for key, item in value.items()}
+        return {str(key): _read_scalar(item) for key, item in value.items()}
     text = str(value).strip()
     if text.startswith("{"):
         table: Mapping[str, Any] = parse_json(text, name)
@@ -161,10 +161,10 @@ def _table(name: str, value: Any) -> Mapping[str, Any]:
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in pairs):
         raise InputError(f"{name}: {shown(text)}; expected a JSON object")
-    return {key: _scalar(item) for key, _, item in pairs}
+    return {key: _read_scalar(item) for key, _, item in pairs}
 
 
-def _scalar(value: Any) -> Any:
+def _read_scalar(value: Any) -> Any:
     """Returns the number, boolean or JSON value that a text states; any other value unchanged."""
     if not isinstance(value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", value):
         return value
@@ -202,10 +202,10 @@ def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) ->
             field_values[fields[name].field] = fields[name].read(value)
         elif value is False:
             field_values[fields[name].field] = False
-    return {name: value for name, value in field_values.items() if not _is_idle(flags, name)}
+    return {name: value for name, value in field_values.items() if not _is_idle_field(flags, name)}
 
 
-def _is_idle(flags: Sequence[Flag], field: str) -> bool:
+def _is_idle_field(flags: Sequence[Flag], field: str) -> bool:
     return any(flag.field == field and flag.is_idle for flag in flags)
 
 
@@ -281,7 +281,7 @@ def split_arguments(
                 kept_arguments.append(queue.popleft())
             continue
         match = flag_named(flags_by_name, name)
-        turned_off = None if match is not None else _turned_off(flags_by_name, flags, name)
+        turned_off = None if match is not None else _switch_turned_off(flags_by_name, flags, name)
         if turned_off is not None:
             values[turned_off.field] = False
             continue
@@ -293,10 +293,10 @@ def split_arguments(
             if unknown is None:
                 raise InputError(f"{name}: {title} has no such flag.{suggestion}")
             unknown[name] = f"{title} has no such flag"
-            _values_of(queue)
+            _take_values(queue)
             continue
         flag = match.flag
-        flag_value = value if equals_sign else _next_value(name, flag, queue)
+        flag_value = value if equals_sign else _take_value(name, flag, queue)
         if match.keys:
             _set_key(values, (flag.field, *match.keys), flag_value)
         else:
@@ -306,7 +306,7 @@ def split_arguments(
     return kept_arguments, values
 
 
-def _turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: str) -> Flag | None:
+def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: str) -> Flag | None:
     """Returns the switch that a spelling such as `--no-flag` turns off; None for none."""
     flag = flags_by_name.get("--" + spelled(name)[5:]) if spelled(name).startswith("--no-") else None
     if flag is not None and flag.kind == "switch":
@@ -314,13 +314,13 @@ def _turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: 
     return next((flag for flag in flags if name in flag.off), None)
 
 
-def _next_value(name: str, flag: Flag, queue: deque[str]) -> Any:
+def _take_value(name: str, flag: Flag, queue: deque[str]) -> Any:
     """Removes a flag's value from the queue of arguments and returns it. Raises `InputError` where it is missing."""
     next_argument = queue[0].lower() if queue else ""
     if flag.kind == "switch":
         return queue.popleft() if next_argument in ("true", "false") else True
     if flag.kind in ("list", "numbers"):
-        return " ".join(_values_of(queue))
+        return " ".join(_take_values(queue))
     if flag.bare and next_argument not in flag.words:
         return flag.bare
     if not queue:
@@ -328,7 +328,7 @@ def _next_value(name: str, flag: Flag, queue: deque[str]) -> Any:
     return queue.popleft()
 
 
-def _values_of(queue: deque[str]) -> list[str]:
+def _take_values(queue: deque[str]) -> list[str]:
     """Removes the arguments before the next flag from the queue and returns them."""
     words = []
     while queue and not re.match(r"--?[A-Za-z]", queue[0]):

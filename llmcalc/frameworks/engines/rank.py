@@ -109,10 +109,10 @@ class EngineRank:
     def weights(self) -> int:
         """Bytes of the rank's weights, and of the image and audio encoders where they are loaded."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
-            return self._with_divided_blocks()
+            return self._bytes_with_divided_blocks()
         return self._weights(self.model, self.scheme)
 
-    def _with_divided_blocks(self) -> int:
+    def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, which ranks divide evenly, not always into whole quantization blocks."""
         full_model = self.preset.model
         quantization_savings = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
@@ -120,9 +120,9 @@ class EngineRank:
 
     def _weights(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns the bytes of a model's weights. scheme: the quantization scheme, None for the checkpoint's own."""
-        return int(self._use(model, scheme).weights)
+        return int(self._memory_use(model, scheme).weights)
 
-    def _use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
+    def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.dtype is not None:
             scheme_fields["dtype"] = self.dtype
@@ -133,13 +133,13 @@ class EngineRank:
     @cached_property
     def weights_by_component(self) -> dict[str, int]:
         """Bytes of the rank's weights by component (`attention`, `experts`, …)."""
-        use = self._use(self.model, self.scheme)
+        use = self._memory_use(self.model, self.scheme)
         if use.quantized is not None:
             return {component: int(parts.total) for component, parts in use.quantized.by_component.items()}
         return {component: int(bytes_of(size, use.dtype)) for component, size in use.count.by_component.items()}
 
     @cached_property
-    def _groups(self) -> list[CacheGroup]:
+    def _cache_groups(self) -> list[CacheGroup]:
         return kv(self.model, 1, LONG, "bfloat16").groups
 
     @property
@@ -147,7 +147,7 @@ class EngineRank:
         """The KV caches of the rank's layers, which grow with the tokens; drafting modules have full attention."""
         caches = [
             TokenCache(group.kind, group.layers, None if group.tokens == LONG else group.tokens, group.width)
-            for group in self._groups
+            for group in self._cache_groups
             if group.width is not None and group.tokens
         ]
         full_attention_indices = [i for i, cache in enumerate(caches) if cache.window is None]
@@ -169,7 +169,7 @@ class EngineRank:
         """The recurrent states of the rank's layers."""
         return [
             StateCache(group.kind, group.layers, -(-group.bytes // group.layers))
-            for group in self._groups
+            for group in self._cache_groups
             if group.width is None
         ]
 
@@ -191,7 +191,7 @@ class EngineRank:
     def rope_elements(self) -> int:
         """The elements of RoPE's tables of cosines and sines, with a table for each base and dimension in the model."""
         positions = longest_sequence(self.preset.model) or 0
-        return sum(dim * positions for _, dim in {*_rotations(self.preset.model)})
+        return sum(dim * positions for _, dim in {*_rotary_tables(self.preset.model)})
 
     @cached_property
     def latent_projections(self) -> int:
@@ -208,7 +208,7 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
     """Yields each attention or recurrence module of the decoder, with its number of layers."""
     for _, stack in spec.stacks():
         for _, layer, count, _ in stack.groups():
-            for part in _parts(layer):
+            for part in _walk_components(layer):
                 yield part, count
 
 
@@ -218,7 +218,7 @@ def key_heads(spec: ModelSpec) -> list[int]:
     return [int(number) for number in heads if number]
 
 
-def _parts(record: Record, depth: int = 0) -> Iterator[Record]:
+def _walk_components(record: Record, depth: int = 0) -> Iterator[Record]:
     """Yields a component and all components inside it, except image encoders."""
     yield record
     if depth > 8:
@@ -229,10 +229,10 @@ def _parts(record: Record, depth: int = 0) -> Iterator[Record]:
             value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
         ):
             if isinstance(item, Record):
-                yield from _parts(item, depth + 1)
+                yield from _walk_components(item, depth + 1)
 
 
-def _rotations(spec: ModelSpec) -> Iterator[tuple[float, int]]:
+def _rotary_tables(spec: ModelSpec) -> Iterator[tuple[float, int]]:
     """Yields the base and the number of rotated dimensions of each rotary embedding."""
     for part, _ in mixers(spec):
         if isinstance(part, MLA):

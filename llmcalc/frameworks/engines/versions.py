@@ -117,7 +117,7 @@ class EngineRecord(Record, Generic[RuleType]):
     messages: dict[str, str]
 
     @model_validator(mode="after")
-    def _ascending(self) -> Self:
+    def _sort_versions(self) -> Self:
         starts = [rules.first for rules in self.versions]
         if starts != sorted(set(starts)):
             raise ValueError("versions: expected each start once, ascending")

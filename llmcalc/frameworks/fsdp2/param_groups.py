@@ -400,7 +400,7 @@ class Group:
                 for parameter in self.parameters:
                     self._to_accumulated_grad(parameter)
                 return
-            self._reduce_all()
+            self._reduce_gradients()
 
     def _to_accumulated_grad(self, parameter: Parameter) -> None:
         """Casts a gradient to the reduction format (`to_accumulated_grad_if_needed`)."""
@@ -412,7 +412,7 @@ class Group:
         with counted_as(self.traffic.meter, "gradients"):
             parameter.accumulated_grad = empty(self.traffic.meter, unsharded_grad.shape, reduce_dtype)
 
-    def _reduce_all(self) -> None:
+    def _reduce_gradients(self) -> None:
         """Reduces the gradients of all parameters that have one."""
         with_grad: list[Parameter] = []
         unsharded_grads: list[Tensor] = []

@@ -345,7 +345,7 @@ def replay_rank(
     return replay_steps(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, schedule_settings), meter)
 
 
-def _record_steps(run: ShardedRank, meter: Recorder) -> RecordedEvents:
+def _record_two_steps(run: ShardedRank, meter: Recorder) -> RecordedEvents:
     """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
     run.set_up()
     set_up = meter.cut()
@@ -389,7 +389,7 @@ def stage_memory(
             chunk.lowering.run_only = layers_to_run
             shortened_layers += [len(stacks) + i for i in layers_to_run]
             stacks += chunk_loops
-        return RepeatAnalysis(_record_steps(run, meter), stacks, shortened_layers)
+        return RepeatAnalysis(_record_two_steps(run, meter), stacks, shortened_layers)
 
     try:
         repeat_analysis = record_steps(shortens=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer

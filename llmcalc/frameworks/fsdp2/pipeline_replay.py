@@ -72,7 +72,7 @@ class SchedulePasses(PassCounter):
         self.schedule += 1
         self.starts = list(self.forwards)
 
-    def _position(self, chunk: int, pass_number: int) -> int:
+    def _schedule_position(self, chunk: int, pass_number: int) -> int:
         """Returns the index of a pass in its schedule, at most 2, plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
@@ -82,7 +82,7 @@ class SchedulePasses(PassCounter):
         return (
             chunk,
             kind,
-            self._position(chunk, pass_number),
+            self._schedule_position(chunk, pass_number),
             previous_state if pass_number > self.starts[chunk] else "",
         )
 
@@ -91,7 +91,7 @@ class SchedulePasses(PassCounter):
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
-        return (chunk, "B", self._position(chunk, pass_number), next_state), (chunk, "B", pass_number)
+        return (chunk, "B", self._schedule_position(chunk, pass_number), next_state), (chunk, "B", pass_number)
 
 
 class PassRecorder(SchedulePasses):

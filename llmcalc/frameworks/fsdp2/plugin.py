@@ -62,7 +62,7 @@ def fsdp_layout(
     version = size_of(reading, f"{section}.fsdp_version", table.get("version", 1))
     if version == 1:
         reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero, reshard, is_hybrid = _strategy(reading, table)
+    zero, reshard, is_hybrid = _sharding_strategy(reading, table)
     if table.get("xla") not in (None, False):
         reading.unknown[f"{section}.xla"] = "XLA is not modelled"
     command_settings: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def fsdp_layout(
     return layout, command_settings
 
 
-def _strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
+def _sharding_strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
     """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether the strategy is hybrid."""
     reshard_value = table.get("reshard_after_forward")
     name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
@@ -146,18 +146,18 @@ def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, A
 
     command_settings: the settings of the run without FSDP, with autocast.
     """
-    out = dict(command_settings)
-    if out.get("precision") == "autocast":
-        del out["precision"]
-        out |= {"dtype": "bf16", "master_weights": "fp32"}
-    return out
+    changed_settings = dict(command_settings)
+    if changed_settings.get("precision") == "autocast":
+        del changed_settings["precision"]
+        changed_settings |= {"dtype": "bf16", "master_weights": "fp32"}
+    return changed_settings
 
 
 def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
     """Returns the FSDP run of an accelerate config. command_settings: the settings of the run without FSDP."""
     machines = size_of(reading, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     table = {str(key).removeprefix("fsdp_"): value for key, value in reading.table(config, "fsdp_config").items()}
-    return _run(reading, table, world, machines, reading.table(config, "parallelism_config"), command_settings)
+    return _fsdp_run(reading, table, world, machines, reading.table(config, "parallelism_config"), command_settings)
 
 
 def read_trainer(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
@@ -169,10 +169,10 @@ def read_trainer(reading: Reading, config: Table, world: int, command_settings: 
     is_pure = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
     if is_mixed and is_pure and "lora_rank" not in command_settings:
         command_settings = {**command_settings, "master_weights": "fp32"}
-    return _run(reading, _trainer_fsdp(reading, config), world, 1, {}, command_settings)
+    return _fsdp_run(reading, _trainer_fsdp_table(reading, config), world, 1, {}, command_settings)
 
 
-def _run(
+def _fsdp_run(
     reading: Reading, table: Table, world: int, machines: int, parallel: Table, command_settings: dict[str, Any]
 ) -> RunUnder:
     """Returns the training run of an FSDP configuration."""
@@ -181,20 +181,20 @@ def _run(
     return RunUnder(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
 
 
-def _trainer_fsdp(reading: Reading, trainer_arguments: Table) -> dict[str, Any]:
+def _trainer_fsdp_table(reading: Reading, trainer_arguments: Table) -> dict[str, Any]:
     """Returns the Trainer's FSDP arguments under the keys of accelerate's FSDP table."""
     config = trainer_arguments.get("fsdp_config") or {}
     if not isinstance(config, Mapping):
         raise reading.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
-    out = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
+    fsdp_table = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
     fsdp = trainer_arguments.get("fsdp") or ""
     fsdp_options = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
     for fsdp_option in fsdp_options if fsdp is not True else []:
         name = str(fsdp_option).upper()
         if name in STRATEGIES:
-            out.setdefault("sharding_strategy", name)
+            fsdp_table.setdefault("sharding_strategy", name)
         elif name == "OFFLOAD":
-            out["offload_params"] = True
+            fsdp_table["offload_params"] = True
         elif name not in ("AUTO_WRAP", "TRUE"):
             raise reading.wrong("fsdp", f"{shown(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard")
-    return out
+    return fsdp_table

@@ -202,7 +202,7 @@ def communication(
             collectives[key] = (
                 collective._replace(times=represented_layers * collective.times)
                 if previous_collective is None
-                else _add_times(previous_collective, collective, represented_layers)
+                else _with_repetitions(previous_collective, collective, represented_layers)
             )
     if isinstance(run.lowering, FsdpTensorParallelProfile):
         run.next_batch()
@@ -219,7 +219,7 @@ def communication(
             collectives[path, *collective[1:6]] = (
                 collective._replace(times=represented_layers)
                 if previous_collective is None
-                else _add_times(previous_collective, collective, represented_layers)
+                else _with_repetitions(previous_collective, collective, represented_layers)
             )
     return list(collectives.values())
 
@@ -242,7 +242,7 @@ def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
     return [message._replace(count=count) for message, count in counts.items()]
 
 
-def _add_times(previous_collective: Collective, collective: Collective, repetitions: int) -> Collective:
+def _with_repetitions(previous_collective: Collective, collective: Collective, repetitions: int) -> Collective:
     """Returns a collective with the repetitions of an equal one added."""
     return previous_collective._replace(times=previous_collective.times + repetitions * collective.times)
 

@@ -56,11 +56,11 @@ class ShortenedPasses:
         analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), every_stack, range(len(every_stack)))
         self.repeated: RepeatedEvents = RepeatedEvents(analysis, {}, places=True)
         self.sources: list[list[tuple[int, int | None]]] = [
-            self._sources(chunk, full_chunk, chunk_stacks)
+            self._recorded_parameters(chunk, full_chunk, chunk_stacks)
             for chunk, full_chunk, chunk_stacks in zip(chunks, full_chunks, stacks, strict=True)
         ]
 
-    def _sources(
+    def _recorded_parameters(
         self, chunk: ShardedChunk, full_chunk: ShardedChunk, stacks: Sequence[LayerStack]
     ) -> list[tuple[int, int | None]]:
         """Returns, for each gathered parameter of the full chunk, the recorded parameter that represents it.
@@ -114,23 +114,23 @@ class ShortenedPasses:
         else:
             received_count, recorded_starts, full_starts = 1, [1], [1]
         unfolded_outputs = [
-            (i, outputs[i][0], self._storage(outputs[i][1], None)) for i in range(received_count) if i in outputs
+            (i, outputs[i][0], self._full_storage(outputs[i][1], None)) for i in range(received_count) if i in outputs
         ]
         for recorded_start, full_start in zip(recorded_starts, full_starts, strict=True):
             for i, (number, inner_repeat) in enumerate(sources):
                 if recorded_start + number in outputs:
                     template, storage = outputs[recorded_start + number]
-                    unfolded_outputs.append((full_start + i, template, self._storage(storage, inner_repeat)))
+                    unfolded_outputs.append((full_start + i, template, self._full_storage(storage, inner_repeat)))
         stage_input = recorded_pass.input_storage
         return recorded_pass._replace(
             start=start,
             end=end,
             place=self.repeated.shifted_place(recorded_pass.place),
-            input_storage=None if stage_input is None else self._storage(stage_input, None),
+            input_storage=None if stage_input is None else self._full_storage(stage_input, None),
             outputs=unfolded_outputs,
         )
 
-    def _storage(self, storage: int, inner_repeat: int | None) -> int:
+    def _full_storage(self, storage: int, inner_repeat: int | None) -> int:
         """Returns a storage's number in passes with all layers. inner_repeat: its repeat; None outside of repeats."""
         if inner_repeat is None:
             return self.repeated.numbers.get(storage, storage)

@@ -211,8 +211,8 @@ def _read_sections(job: _Job, world_size: int | None, spec: ModelSpec | None = N
         if not isinstance(size, str):
             raise reading.wrong("model.flavor", f"{shown(size)}; expected the name of a flavour, such as 8B")
         spec = flavor("llama3" if name is None else str(name), size, reading.where, is_2024_form=is_2024_form)
-    layout = _layout(job, spec.main.num_hidden_layers, world_size)
-    settings = _settings(job, layout)
+    layout = _job_layout(job, spec.main.num_hidden_layers, world_size)
+    settings = _command_settings(job, layout)
     own_settings = _titan_settings(job, layout, is_2024_form)
     reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework: str = "fsdp2" if layout.zero else "torch"
@@ -238,7 +238,7 @@ def _check_section(reading: Reading, name: str, table: Any) -> None:
             reading.unknown[path] = "no key that is known"
 
 
-def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
+def _job_layout(job: _Job, layers: int, world_size: int | None) -> Layout:
     """Returns the parallel layout of a job."""
     reading, sections = job.reading, ("parallelism", "training")
     tp = job.size("tensor_parallel_degree", 1, *sections)
@@ -263,7 +263,7 @@ def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
             f"--devices: {world_size}; expected {other_ranks * shard} = shards {shard} · replicas {replicas} · "
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
-    schedule, vpp, sizes = _stages(job, pp, layers)
+    schedule, vpp, sizes = _pipeline_stages(job, pp, layers)
     reshard = RESHARD[job.word("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
     etp = job.size("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
     rotate = job.word("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
@@ -285,7 +285,7 @@ def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
     )
 
 
-def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
+def _pipeline_stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
     """Returns the schedule, the number of chunks per rank, and the layers of each stage.
 
     In a job of 2024 the first stage has no extra layer (parallelisms/pipelining_utils.py, `generate_split_points`).
@@ -304,7 +304,7 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
     last_stage_reduction = job.size("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
     layers_per_stage = job.find("pipeline_parallel_layers_per_stage", "parallelism")[1]
     vpp = 2 if is_interleaved else 1
-    split_layers = _split_points(job, pp, is_interleaved, layers)
+    split_layers = _stage_layers_from_split_points(job, pp, is_interleaved, layers)
     if split_layers is not None:
         return schedules[schedule_name], len(split_layers) // pp, split_layers
     if "parallelism" not in job.data:
@@ -330,7 +330,7 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
     return schedules[schedule_name], vpp, tuple(sizes)
 
 
-def _split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tuple[int, ...] | None:
+def _stage_layers_from_split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tuple[int, ...] | None:
     """Returns the layers of each stage of a job with split points; None without split points.
 
     The split points name the first layer of every stage but the first.
@@ -351,7 +351,7 @@ def _split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tupl
     return tuple(end - start for start, end in pairwise(stage_bounds))
 
 
-def _schedules(job: _Job, layout: Layout) -> int:
+def _schedules_per_step(job: _Job, layout: Layout) -> int:
     """Returns the number of local batches per step over which gradients accumulate (pipeline schedules per step)."""
     local_batch = _local_batch(job)
     name, global_batch = job.find("global_batch_size", "training")
@@ -370,26 +370,26 @@ def _local_batch(job: _Job) -> int:
     return job.size("local_batch_size", job.size("batch_size", 8, "training"), "training")
 
 
-def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
+def _command_settings(job: _Job, layout: Layout) -> dict[str, Any]:
     """Returns option of `llmcalc memory` → value, from the job's keys."""
     reading, training = job.reading, "training"
-    local_batch, steps = _local_batch(job), _schedules(job, layout)
+    local_batch, steps = _local_batch(job), _schedules_per_step(job, layout)
     batch, microbatches = local_batch, steps
     if layout.pp > 1:
-        batch, microbatch_count = _micro_batches(job, local_batch, layout.pp)
+        batch, microbatch_count = _micro_batch_sizes(job, local_batch, layout.pp)
         microbatches = microbatch_count * steps
     command_settings: dict[str, Any] = {
         "phase": "training",
         "batch": batch,
         "num_microbatches": microbatches,
         "seq": job.size("seq_len", 2048, training),
-        **_precision(job, layout),
-        "optimizer": _optimizer(job),
-        "optimizer_impl": _implementation(job),
+        **_precision_settings(job, layout),
+        "optimizer": _optimizer_name(job),
+        "optimizer_impl": _optimizer_implementation(job),
         "optimizer_in_backward": job.flag("early_step_in_backward", False, "optimizer") or None,
         "attn_implementation": "flash",
         "compile": _compiles_layers(job) or None,
-        "recompute": _recompute(job),
+        "recompute": _recompute_setting(job),
     }
     if job.flag("enable_compiled_autograd", False, "parallelism", "experimental"):
         reading.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
@@ -399,7 +399,7 @@ def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
-def _precision(job: _Job, layout: Layout) -> dict[str, str]:
+def _precision_settings(job: _Job, layout: Layout) -> dict[str, str]:
     """Returns the number format of products, and whether fp32 weights are updated.
 
     `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
@@ -419,7 +419,7 @@ def _precision(job: _Job, layout: Layout) -> dict[str, str]:
     return {"dtype": weights, "master_weights": "none"}
 
 
-def _micro_batches(job: _Job, local_batch: int, pp: int) -> tuple[int, int]:
+def _micro_batch_sizes(job: _Job, local_batch: int, pp: int) -> tuple[int, int]:
     """Returns the sequences per pipeline micro-batch, and the number of micro-batches.
 
     In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
@@ -438,7 +438,7 @@ def _micro_batches(job: _Job, local_batch: int, pp: int) -> tuple[int, int]:
     return micro_batch, micro_batches
 
 
-def _optimizer(job: _Job) -> str:
+def _optimizer_name(job: _Job) -> str:
     """Returns the optimizer's name."""
     name, value = job.find("name", "optimizer")
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
@@ -447,7 +447,7 @@ def _optimizer(job: _Job) -> str:
     return "adamw"
 
 
-def _implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
+def _optimizer_implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
     """Returns the implementation of the optimizer: fused, foreach or loop."""
     if job.find("fused", "optimizer")[1] is not None and job.find("implementation", "optimizer")[1] is None:
         return "fused" if job.flag("fused", True, "optimizer") else "foreach"
@@ -472,7 +472,7 @@ def _compiles_layers(job: _Job) -> bool:
     return job.flag("compile", False, "training")
 
 
-def _recompute(job: _Job) -> str:
+def _recompute_setting(job: _Job) -> str:
     """Returns the recomputation setting: none, full, every:N, or `selective-op`."""
     modes = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
     mode = job.word("mode", "selective", modes, "activation_checkpoint")
@@ -499,11 +499,11 @@ def _titan_settings(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSetti
     reading, sections = job.reading, ("parallelism", "experimental")
     settings = TitanSettings(
         old=is_2024_form,
-        float8=_float8(job, layout),
+        float8=_float8_settings(job, layout),
         loss_parallel=not job.flag("disable_loss_parallel", False, "parallelism", "training"),
         async_tensor_parallel=layout.tp > 1 and job.flag("enable_async_tensor_parallel", False, *sections),
-        compiled_loss=_compiled_loss(job),
-        schedules=_schedules(job, layout) if layout.pp > 1 else 1,
+        compiled_loss=_is_loss_compiled(job),
+        schedules=_schedules_per_step(job, layout) if layout.pp > 1 else 1,
         offloads=job.flag("enable_cpu_offload", False, "training"),
     )
     if not settings.loss_parallel and not layout.zero:
@@ -540,7 +540,7 @@ SMALL = "auto_filter_small_kn"
 """The entry of `filter_fqns` for layers that are too small to gain speed."""
 
 
-def _float8(job: _Job, layout: Layout) -> Float8 | None:
+def _float8_settings(job: _Job, layout: Layout) -> Float8 | None:
     """Returns the float8 conversion of linear layers: by a converter, or before 2025-02-15 by a key in `[float8]`."""
     reading = job.reading
     converters = job.find("converters", "model")[1] or []
@@ -581,7 +581,7 @@ def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
     return "float8", job.data.get("float8", {})
 
 
-def _compiled_loss(job: _Job) -> bool | None:
+def _is_loss_compiled(job: _Job) -> bool | None:
     """Returns whether the loss is compiled; None in versions without such a key."""
     if "compile" not in job.data:
         return None

@@ -145,26 +145,26 @@ def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> Mod
         )
     args = OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
     builders: dict[str, Callable[[Any], Table]] = {
-        "llama2": _llama,
-        "llama3": _llama,
-        "qwen3": _qwen,
-        "deepseek_v3": _deepseek,
+        "llama2": _llama_table,
+        "llama3": _llama_table,
+        "qwen3": _qwen_table,
+        "deepseek_v3": _deepseek_table,
     }
     table = builders[family](args)
     return validate(ModelSpec, table, origin)
 
 
-def _swiglu(width: int) -> Table:
+def _swiglu_table(width: int) -> Table:
     """Returns the model-spec table of a SwiGLU network."""
     return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
 
 
-def _layer(attention: Table, network: Table, norm: Table) -> Table:
+def _layer_table(attention: Table, network: Table, norm: Table) -> Table:
     """Returns the model-spec table of a layer."""
     return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
 
 
-def _llama(args: Llama) -> Table:
+def _llama_table(args: Llama) -> Table:
     """Returns the model-spec table of a Llama model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     attention: Table = {
@@ -172,7 +172,7 @@ def _llama(args: Llama) -> Table:
         "num_key_value_heads": args.n_kv_heads or args.n_heads,
         "position": {"type": "rope", "rope_theta": args.rope_theta},
     }
-    block = _layer(attention, _swiglu(args.hidden()), norm)
+    block = _layer_table(attention, _swiglu_table(args.hidden()), norm)
     return {
         "vocab_size": args.vocab_size,
         "hidden_size": args.dim,
@@ -181,21 +181,21 @@ def _llama(args: Llama) -> Table:
     }
 
 
-def _moe(experts: Experts) -> Table:
+def _moe_table(experts: Experts) -> Table:
     """Returns the model-spec table of a mixture of experts."""
     table: Table = {
         "type": "moe",
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
-        "expert": _swiglu(experts.width),
+        "expert": _swiglu_table(experts.width),
         "router": {"type": "linear", "scoring_func": experts.score_func, "score_correction": "buffer"},
     }
     if experts.num_shared_experts:
-        table["shared_expert"] = _swiglu(experts.width * experts.num_shared_experts)
+        table["shared_expert"] = _swiglu_table(experts.width * experts.num_shared_experts)
     return table
 
 
-def _qwen(args: Qwen3) -> Table:
+def _qwen_table(args: Qwen3) -> Table:
     """Returns the model-spec table of a Qwen3 model."""
     norm = {"type": "rmsnorm", "eps": 1e-6}
     attention: Table = {
@@ -205,20 +205,20 @@ def _qwen(args: Qwen3) -> Table:
         "qk_norm": {"norm": norm},
         "position": {"type": "rope", "rope_theta": args.rope_theta},
     }
-    network = _swiglu(args.hidden_dim) if args.experts is None else _moe(args.experts)
+    network = _swiglu_table(args.hidden_dim) if args.experts is None else _moe_table(args.experts)
     return {
         "vocab_size": args.vocab_size,
         "hidden_size": args.dim,
         "tie_word_embeddings": args.tied,
         "decoder": {
             "num_hidden_layers": args.n_layers,
-            "block": _layer(attention, network, norm),
+            "block": _layer_table(attention, network, norm),
             "final_norm": norm,
         },
     }
 
 
-def _deepseek(args: DeepSeek) -> Table:
+def _deepseek_table(args: DeepSeek) -> Table:
     """Returns the model-spec table of a DeepSeek model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     query_fields = {"q_lora_rank": args.q_lora_rank} if args.q_lora_rank else {}
@@ -233,8 +233,8 @@ def _deepseek(args: DeepSeek) -> Table:
         "norm": norm,
     }
     layer_tables = {
-        "dense": _layer(attention, _swiglu(args.inter_dim), norm),
-        "experts": _layer(attention, _moe(args.experts), norm),
+        "dense": _layer_table(attention, _swiglu_table(args.inter_dim), norm),
+        "experts": _layer_table(attention, _moe_table(args.experts), norm),
     }
     names = ["dense"] * args.n_dense_layers + ["experts"] * (args.n_layers - args.n_dense_layers)
     return {

@@ -77,10 +77,10 @@ def read_python(text: str, source: Source) -> Launch:
             key, equals_sign, value = word.lstrip("-").partition("=")
             if equals_sign:
                 config[key] = plain_value(value)
-        return _launch(reading, config, name)
+        return _read_configuration(reading, config, name)
 
 
-def _launch(reading: Reading, config: Config, name: str) -> Launch:
+def _read_configuration(reading: Reading, config: Config, name: str) -> Launch:
     family = next((family for family in FAMILIES if name.startswith(family)), None)
     size = config.get("model_spec.0", config.get("model_spec.flavor"))
     if family is None or not isinstance(size, str):
@@ -90,7 +90,7 @@ def _launch(reading: Reading, config: Config, name: str) -> Launch:
     converters = [key for key in config if key.startswith("model_spec.converters")]
     if converters:
         reading.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
-    launch = read_job(_job(reading, config), reading, _model(reading, family, size))
+    launch = read_job(_job_sections(reading, config), reading, _flavor_model(reading, family, size))
     settings = dict(launch.settings)
     if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
         reading.notes.append("the loss is computed in chunks of the sequence, which are counted as fused chunks")
@@ -100,7 +100,7 @@ def _launch(reading: Reading, config: Config, name: str) -> Launch:
     return replace(launch, settings=settings, notes=tuple(reading.notes), version="2026-08-21", program="torchtitan")
 
 
-def _model(reading: Reading, family: str, size: str) -> ModelSpec:
+def _flavor_model(reading: Reading, family: str, size: str) -> ModelSpec:
     """Returns the model of a torchtitan model family and flavor."""
     if family == "gpt_oss":
         preset = NAMED.get((family, size))
@@ -112,7 +112,7 @@ def _model(reading: Reading, family: str, size: str) -> ModelSpec:
     return flavor(family, size, reading.where)
 
 
-def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
+def _job_sections(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
     job: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
     for key, value in config.items():
@@ -125,15 +125,15 @@ def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
             job[section][field] = value
     training = job["training"]
     if "seq_len" not in training:
-        training |= _tokens(reading, config, job["parallelism"])
-    job["activation_checkpoint"] |= _checkpointing(reading, config)
+        training |= _batch_settings(reading, config, job["parallelism"])
+    job["activation_checkpoint"] |= _checkpointing_mode(reading, config)
     optimizer = str(config.get(f"optimizer.{CALLED}", "default_adamw"))
     if optimizer not in ("default_adamw", "OptimizersContainer.Config"):
         reading.unknown["optimizer"] = f"{optimizer[:60]} is not read; default_adamw is"
     return job
 
 
-def _tokens(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
+def _batch_settings(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of a job that sets tokens per micro-batch and the longest context."""
     context = size_of(
         reading, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
@@ -150,7 +150,7 @@ def _tokens(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, 
     return {"local_batch_size": batch * pieces, "seq_len": context}
 
 
-def _checkpointing(reading: Reading, config: Mapping[str, Any]) -> dict[str, Any]:
+def _checkpointing_mode(reading: Reading, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the mode of activation checkpointing, from its class or from a field of early configurations."""
     called = str(config.get(f"activation_checkpoint.{CALLED}", ""))
     if called.startswith("ActivationCheckpointConfig"):

@@ -36,7 +36,7 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
         source = f"{record.compute_logs} logs compared"
         origin = f"graph of {server.micro_batch:,} tokens"
         terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
-    message = _message(server, buffers)
+    message = _startup_error(server, buffers)
     total_bytes = sum(buffers.total(device) for device in devices)
     length = server.longest_request
     return EngineMemory(
@@ -51,7 +51,7 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
         block_size=1,
         assumed=server.assumed,
         settings=server.settings,
-        notes=tuple(filter(None, (server.version.note, *notes, *_notes(server)))),
+        notes=tuple(filter(None, (server.version.note, *notes, *_server_notes(server)))),
         host={
             "ram_bytes": buffers.total(HOST),
             "disk_bytes": server.file_bytes,
@@ -74,7 +74,7 @@ def _cache_origin(server: GgmlServer) -> str:
     return f"{server.cells:,} cells of {types}"
 
 
-def _message(server: GgmlServer, buffers: Buffers) -> str:
+def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
     """Returns llama.cpp's message for the first GPU that is too small; empty where all buffers fit."""
     for device in server.devices:
         needed_bytes = buffers.total(device)
@@ -84,7 +84,7 @@ def _message(server: GgmlServer, buffers: Buffers) -> str:
     return ""
 
 
-def _notes(server: GgmlServer) -> list[str]:
+def _server_notes(server: GgmlServer) -> list[str]:
     notes = []
     if server.model.file is None and server.model.scheme == "bf16":
         notes.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")

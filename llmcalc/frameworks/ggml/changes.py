@@ -31,28 +31,28 @@ def memory(server: GgmlServer) -> EngineMemory:
     return EngineMemory(**{**fitted_memory.__dict__, "assumed": assumed_flags})
 
 
-def _room(server: GgmlServer) -> int:
+def _fewest_free_bytes(server: GgmlServer) -> int:
     """Returns the free bytes of the fullest GPU; negative where buffers do not fit.
 
     The graphs are laid out only where tensors and caches alone leave room.
     """
     placement = server.placement
     buffers = Buffers(server.model_buffers(placement), server.cache_buffers(placement), {})
-    room = _least_left(server, buffers)
-    return room if room < 0 else _least_left(server, server.buffers(placement))
+    room = _free_bytes_of_fullest_gpu(server, buffers)
+    return room if room < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(placement))
 
 
-def _least_left(server: GgmlServer, buffers: Buffers) -> int:
+def _free_bytes_of_fullest_gpu(server: GgmlServer, buffers: Buffers) -> int:
     return min((server.free - buffers.total(device) for device in server.devices), default=0)
 
 
-def _fixed(server: GgmlServer, **flags: Any) -> GgmlServer:
+def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
     """Returns the server with --fit off and all layers on GPUs, unless flags state their number."""
     layer_flags = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
     return server.with_flags(fit="off", **(layer_flags | flags))
 
 
-def _largest(least: int, most: int, room: Callable[[int], int]) -> int | None:
+def _largest_fitting(least: int, most: int, room: Callable[[int], int]) -> int | None:
     """Returns the largest value for which `room`, a falling function, is not negative; None if none exists.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
@@ -83,19 +83,25 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
     number = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
-    on_gpus = _largest(0, number, lambda layers: _room(_fixed(server, n_cpu_moe=number - layers)))
+    on_gpus = _largest_fitting(
+        0, number, lambda layers: _fewest_free_bytes(_without_fit(server, n_cpu_moe=number - layers))
+    )
     return None if on_gpus is None else number - on_gpus
 
 
 def most_layers(server: GgmlServer) -> int | None:
     """Returns the most layers (-ngl, with the output layer) that fit on the GPUs."""
-    return _largest(0, len(server.model.layers) + 1, lambda layers: _room(_fixed(server, n_gpu_layers=layers)))
+    return _largest_fitting(
+        0, len(server.model.layers) + 1, lambda layers: _fewest_free_bytes(_without_fit(server, n_gpu_layers=layers))
+    )
 
 
 def longest_context(server: GgmlServer) -> int | None:
     """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
     steps = max(1, server.context // 256)
-    fitting_steps = _largest(1, steps, lambda step: _room(_fixed(server, ctx_size=256 * step)))
+    fitting_steps = _largest_fitting(
+        1, steps, lambda step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * step))
+    )
     return None if fitting_steps is None else 256 * fitting_steps
 
 
@@ -106,7 +112,7 @@ def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     small_cache = {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
     everywhere, words = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
-    has_room = _room(_fixed(server)) >= 0
+    has_room = _fewest_free_bytes(_without_fit(server)) >= 0
     if server.micro_batch > SMALL_BATCH and not has_room:
         yield f"{words}-ub {SMALL_BATCH}", everywhere | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
@@ -151,7 +157,7 @@ def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], Eng
 
 def _placements(server: GgmlServer, split: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     trials: list[dict[str, Any]] = [{"n_gpu_layers": "all"}]
-    if _room(_fixed(server)) < 0:
+    if _fewest_free_bytes(_without_fit(server)) < 0:
         if server.key_type == "f16" and "cache_type_v" not in server.flags:
             trials.append(trials[0] | {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"})
         experts = fewest_host_experts(server)

@@ -115,12 +115,12 @@ def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -
 
     devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
     """
-    _place(graph.nodes, [*devices, HOST])
-    ordered, copies = _with_copies(graph.nodes)
-    return _allocate(ordered, copies, pipeline)
+    _assign_devices(graph.nodes, [*devices, HOST])
+    ordered, copies = _split_by_device(graph.nodes)
+    return _allocate_tensors(ordered, copies, pipeline)
 
 
-def _place(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
+def _assign_devices(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
     """Assigns a device to every tensor (passes 1 to 4 of the scheduler)."""
     for node in nodes:
         node.place = _fixed_device(node, devices)
@@ -139,13 +139,13 @@ def _place(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
                 node.place = current_device
     for node in nodes:
         if node.place is None:  # a view
-            node.place = _home(node, devices[0])
+            node.place = _default_device(node, devices[0])
         for source in node.sources:
             if source.place is None:
-                source.place = _home(source, node.place)
+                source.place = _default_device(source, node.place)
 
 
-def _home(tensor: Tensor, default: str) -> str:
+def _default_device(tensor: Tensor, default: str) -> str:
     """Returns the device of a tensor without an assigned device: its own, its base tensor's, or the host."""
     owner = tensor.base or tensor
     if owner.is_external:
@@ -174,7 +174,7 @@ _Ordered: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """Operations in their order. With a second tensor: the copy of a source, which is made there."""
 
 
-def _with_copies(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
+def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
     """Divides the graph into splits on one device, and adds the copies that a split reads at its start (pass 5)."""
     copies: dict[tuple[int, str | None], Tensor] = {}
     ordered: _Ordered = []
@@ -244,11 +244,11 @@ class _Buffer:
         free_blocks.insert(place, (offset, nbytes))
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> dict[str, int]:
+def _allocate_tensors(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> dict[str, int]:
     """Allocates all tensors in their order, and returns device → bytes used of its buffer."""
     buffers = defaultdict[str, _Buffer](_Buffer)
     operations: list[tuple[Tensor, Sequence[Tensor]]] = []
@@ -264,7 +264,7 @@ def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> di
         for tensor in (*inputs.values(), *copies):
             tensor.stays = True
             for _ in range(PIPELINE_COPIES - 1):
-                buffers[str(tensor.place)].allocate(_aligned(tensor.nbytes))
+                buffers[str(tensor.place)].allocate(_align(tensor.nbytes))
             _allocate_tensor(tensor, buffers)
     for _, sources in operations:
         for source in sources:
@@ -287,7 +287,7 @@ def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> di
                 if owner.views or owner.children:
                     continue
             if owner.is_allocated and not owner.stays:
-                buffers[str(owner.place)].release(owner.offset, _aligned(owner.nbytes))
+                buffers[str(owner.place)].release(owner.offset, _align(owner.nbytes))
                 owner.is_allocated = False
     return {device: buffer.size for device, buffer in buffers.items()}
 
@@ -299,15 +299,15 @@ def _allocate_tensor(tensor: Tensor, buffers: Mapping[str, _Buffer]) -> None:
     tensor.is_allocated = True
     if tensor.operation == "inplace":
         for parent in tensor.sources:
-            if _gives_memory(parent, tensor):
+            if _can_reuse_memory(parent, tensor):
                 owner = parent.base or parent
                 tensor.offset = owner.offset
                 parent.is_allocated = owner.is_allocated = False
                 return
-    tensor.offset = buffers[str(tensor.place)].allocate(_aligned(tensor.nbytes))
+    tensor.offset = buffers[str(tensor.place)].allocate(_align(tensor.nbytes))
 
 
-def _gives_memory(parent: Tensor, tensor: Tensor) -> bool:
+def _can_reuse_memory(parent: Tensor, tensor: Tensor) -> bool:
     """Whether an operation can reuse the memory of a source in place: no other operation reads the source."""
     owner = parent.base or parent
     if (

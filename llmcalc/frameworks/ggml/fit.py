@@ -48,10 +48,10 @@ def fit(server: GgmlServer) -> Fitted:
     if not server.fits or not server.devices:
         return fitted_server
     targets = [server.free - margin for margin in margins(server)]
-    if _holds(fitted_server, targets):
+    if _keeps_margins(fitted_server, targets):
         return fitted_server
     fitted_server = _with_less_context(fitted_server, targets)
-    if fitted_server.notes and len(server.devices) == 1 and _holds(fitted_server, targets):
+    if fitted_server.notes and len(server.devices) == 1 and _keeps_margins(fitted_server, targets):
         return fitted_server
     fixed = [
         name
@@ -76,19 +76,19 @@ def margins(server: GgmlServer) -> list[int]:
     return [size * MIB for size in (mib * number if len(mib) == 1 else [*mib, *[mib[-1]] * number])[:number]]
 
 
-def _holds(fitted: Fitted, targets: list[int]) -> bool:
+def _keeps_margins(fitted: Fitted, targets: list[int]) -> bool:
     totals = [fitted.buffers.total(device) for device in fitted.server.devices]
     return all(total <= target for total, target in zip(totals, targets, strict=True))
 
 
-def _used(fitted: Fitted) -> int:
+def _used_bytes(fitted: Fitted) -> int:
     return sum(fitted.buffers.total(device) for device in fitted.server.devices)
 
 
 def _with_less_context(fitted: Fitted, targets: list[int]) -> Fitted:
     """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
     server = fitted.server
-    longest_context, used = server.context, _used(fitted)
+    longest_context, used = server.context, _used_bytes(fitted)
     least_context = int(server.flags.get("fit_ctx", server.record.fit_ctx)) * server.streams
     if used <= sum(targets) or not server.has_automatic_context or longest_context <= least_context:
         return fitted
@@ -99,7 +99,7 @@ def _with_less_context(fitted: Fitted, targets: list[int]) -> Fitted:
         )
         target_bytes -= (number + 1) * layer_bytes // (6 if any(layer.experts for layer in server.model.layers) else 2)
     shortest_server = _with_context(server, least_context)
-    smallest_bytes = _used(shortest_server)
+    smallest_bytes = _used_bytes(shortest_server)
     if target_bytes <= smallest_bytes:
         return shortest_server
     context = least_context + (longest_context - least_context) * (target_bytes - smallest_bytes) // (
@@ -162,7 +162,7 @@ class _Fit:
         shares = [_Share()] * len(self.server.devices)
         for i in reversed(range(len(shares))):
             unplaced = number + 1 - sum(share.layers for share in shares)
-            shares = self._filled(shares, i, unplaced, has_experts)
+            shares = self._with_most_layers(shares, i, unplaced, has_experts)
         if has_experts and sum(share.layers for share in shares) == number + 1:
             shares = self._with_experts(shares)
         on_gpus = sum(share.layers for share in shares)
@@ -173,14 +173,14 @@ class _Fit:
         note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
         return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
 
-    def _filled(self, shares: list[_Share], i: int, most_layers: int, has_experts: bool) -> list[_Share]:
+    def _with_most_layers(self, shares: list[_Share], i: int, most_layers: int, has_experts: bool) -> list[_Share]:
         """Returns the shares with as many layers, without their experts, as fit on GPU `i`."""
 
         def with_layers(layers: int) -> list[_Share]:
             hosted_layers = max(layers - (i == len(shares) - 1), 0) if has_experts else 0
             return [*shares[:i], _Share(layers, hosted_layers), *shares[i + 1 :]]
 
-        return with_layers(_largest(most_layers, lambda n: self.holds(with_layers(n), i)))
+        return with_layers(_largest_number(most_layers, lambda n: self.holds(with_layers(n), i)))
 
     def _with_experts(self, shares: list[_Share]) -> list[_Share]:
         """Returns the shares with experts moved to GPUs, the first GPU first, and a part of one more layer."""
@@ -188,15 +188,15 @@ class _Fit:
             hosted_layers = sum(share.hosted for share in shares)
             if not hosted_layers:
                 break
-            shares = _converted(shares, i, self._most_moved(shares, i, hosted_layers))
+            shares = _with_moved_layers(shares, i, self._most_movable_layers(shares, i, hosted_layers))
             if sum(share.hosted for share in shares) and not shares[i].overflow:
-                shares = self._with_part(shares, i)
+                shares = self._with_partial_layer(shares, i)
         return shares
 
-    def _most_moved(self, shares: list[_Share], i: int, most_layers: int) -> int:
-        return _largest(most_layers, lambda n: self.holds(_converted(shares, i, n), i))
+    def _most_movable_layers(self, shares: list[_Share], i: int, most_layers: int) -> int:
+        return _largest_number(most_layers, lambda n: self.holds(_with_moved_layers(shares, i, n), i))
 
-    def _with_part(self, shares: list[_Share], i: int) -> list[_Share]:
+    def _with_partial_layer(self, shares: list[_Share], i: int) -> list[_Share]:
         """Returns the shares with as many parts of the next layer's experts as fit on GPU `i`."""
         source = next((j for j, share in enumerate(shares) if share.hosted), None)
         if source is None or source < i:
@@ -213,7 +213,7 @@ class _Fit:
         return changed_shares
 
 
-def _converted(shares: list[_Share], i: int, number: int) -> list[_Share]:
+def _with_moved_layers(shares: list[_Share], i: int, number: int) -> list[_Share]:
     """Returns the shares with layers moved to GPU `i` together with their hosted experts, from the first GPU on."""
     result = list(shares)
     layers_left = number
@@ -235,7 +235,7 @@ def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[st
     return result
 
 
-def _largest(limit: int, holds: Callable[[int], bool]) -> int:
+def _largest_number(limit: int, holds: Callable[[int], bool]) -> int:
     """Returns the largest number up to `limit` for which `holds`, a monotone condition, is true; 0 if none is."""
     if holds(limit):
         return limit

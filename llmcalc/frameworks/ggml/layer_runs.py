@@ -21,7 +21,7 @@ def laid_out_layers(keys: Sequence[Hashable]) -> list[int]:
     start = 0
     while start < len(keys):
         dropped_count, pattern = max(
-            (_dropped(keys, start, pattern), -pattern) for pattern in range(1, LONGEST_PATTERN + 1)
+            (_droppable_layers(keys, start, pattern), -pattern) for pattern in range(1, LONGEST_PATTERN + 1)
         )
         if not dropped_count:
             layer_indices.append(start)
@@ -35,7 +35,7 @@ def laid_out_layers(keys: Sequence[Hashable]) -> list[int]:
     return layer_indices
 
 
-def _dropped(keys: Sequence[Hashable], start: int, pattern: int) -> int:
+def _droppable_layers(keys: Sequence[Hashable], start: int, pattern: int) -> int:
     """Returns the number of layers to leave out, a multiple of `pattern`, where the pattern repeats from `start` on."""
     end = start + pattern
     while end < len(keys) and keys[end] == keys[end - pattern]:

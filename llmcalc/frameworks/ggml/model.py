@@ -145,7 +145,7 @@ class GgufModel:
 
     def __post_init__(self) -> None:
         """Raises `InputError` for quantization schemes that no GGUF file has."""
-        if self.quantize is not None and self._mix is None:
+        if self.quantize is not None and self._gguf_mix is None:
             raise InputError(
                 f"--quantize {self.quantize}: is not a format of GGUF; expected one such as q4_k_m or q8_0"
             )
@@ -170,7 +170,7 @@ class GgufModel:
         return path if path.suffix == ".gguf" else None
 
     @property
-    def _mix(self) -> GGUFMix | None:
+    def _gguf_mix(self) -> GGUFMix | None:
         scheme = None if self.quantize is None else scheme_named(self.quantize)
         return scheme if isinstance(scheme, GGUFMix) else None
 
@@ -188,7 +188,7 @@ class GgufModel:
         """The sizes of each layer, from the first to the last."""
         by_index: dict[int, LayerShape] = {}
         for place in _layer_places(self.preset.model.tree().place()):
-            shape = _shape(place)
+            shape = _layer_shape(place)
             for i in place.node.indices or ():
                 by_index[i] = shape
         return tuple(by_index[i] for i in sorted(by_index))
@@ -197,10 +197,10 @@ class GgufModel:
     def stored(self) -> tuple[GgufTensor, ...]:
         """The tensors of the GGUF file."""
         if self.file is None or self.quantize is not None:
-            return tuple(self._chosen())
+            return tuple(self._chosen_tensors())
         return tuple(
             GgufTensor(tensor.name, tensor.nbytes, _layer_of(tensor.name))
-            for path in _shards(self.file)
+            for path in _file_shards(self.file)
             for tensor in read_checkpoint(path).tensors
         )
 
@@ -222,7 +222,7 @@ class GgufModel:
         shapes: list[LayerShape] = []
         for place in self.preset.model.tree().place().children():
             if place.node.optional == MTP.name and place.node.indices:
-                shapes += [_shape(place)] * len(place.node.indices)
+                shapes += [_layer_shape(place)] * len(place.node.indices)
         return tuple(shapes)
 
     @cached_property
@@ -237,7 +237,7 @@ class GgufModel:
             for site in every_site
             if site.optional == MTP.name
         ]
-        sizes = self._sizes([*sites(self.preset.model.tree()), *modules])[-len(modules) :]
+        sizes = self._weight_sizes([*sites(self.preset.model.tree()), *modules])[-len(modules) :]
         return tuple(GgufTensor(_gguf_name(site), nbytes, site.layer) for site, nbytes in sizes)
 
     @property
@@ -245,15 +245,15 @@ class GgufModel:
         """The bytes of all tensors in the GGUF file."""
         return sum(tensor.nbytes for tensor in self.stored)
 
-    def _chosen(self) -> Iterator[GgufTensor]:
+    def _chosen_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
-        for site, nbytes in self._sizes(list(sites(self.preset.model.tree()))):
+        for site, nbytes in self._weight_sizes(list(sites(self.preset.model.tree()))):
             yield GgufTensor(_gguf_name(site), nbytes, site.layer)
 
-    def _sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:
+    def _weight_sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:
         """Returns each weight with its bytes."""
         model = self.preset.model
-        scheme = self._mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
+        scheme = self._gguf_mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
         bits = 32 if self.preset.dtype == "float32" else 16
         if scheme is not None:
             return [(site, int(parts.total)) for site, parts in scheme.store(model, weight_sites, "float32")]
@@ -274,7 +274,7 @@ def _layer_places(place: Place) -> Iterator[Place]:
             yield from _layer_places(child)
 
 
-def _shape(layer: Place) -> LayerShape:
+def _layer_shape(layer: Place) -> LayerShape:
     """Returns the sizes of a layer from its operations."""
     shape = LayerShape()
     query_rank = 0
@@ -339,7 +339,7 @@ def _layer_of(name: str) -> int | None:
 MOST_SHARDS = 1000
 
 
-def _shards(path: Path) -> list[Path]:
+def _file_shards(path: Path) -> list[Path]:
     """Returns all files of a split GGUF file (`-00001-of-00003.gguf`), or the file alone."""
     match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", path.name)
     if match is None or int(match[3]) > MOST_SHARDS:

@@ -140,7 +140,7 @@ class GgmlSettings(EngineServer):
     def sequence_cells(self) -> int:
         """The cache cells (tokens) of one stream, with padding."""
         padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
-        return _padded(_padded(self.context, padding) // self.streams, padding)
+        return _round_up(_round_up(self.context, padding) // self.streams, padding)
 
     @property
     def cells(self) -> int:
@@ -236,7 +236,7 @@ class GgmlSettings(EngineServer):
             return full_cells
         needed_cells = window * (self.sequences if self.is_unified else 1) + self.micro_batch
         padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
-        return min(full_cells, _padded(needed_cells, padding))
+        return min(full_cells, _round_up(needed_cells, padding))
 
     @property
     def asks_for_layers(self) -> bool:
@@ -264,5 +264,5 @@ class GgmlSettings(EngineServer):
         return self.rules.fits if word is None else str(word) in ("on", "true", "True")
 
 
-def _padded(number: int, padding: int) -> int:
+def _round_up(number: int, padding: int) -> int:
     return -(-number // padding) * padding

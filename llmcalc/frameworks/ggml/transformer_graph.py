@@ -117,7 +117,7 @@ class _Builder:
             size *= axis
         return Tensor(size, sources, "new", (*elements, bytes), may_move=may_move)
 
-    def _typed(self, elements: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
+    def _new_typed(self, elements: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
         """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
         size = block_bytes
         for axis in elements:
@@ -162,7 +162,7 @@ class _Builder:
 
     # -- attention -----------------------------------------------------------------------------------------------
 
-    def _store(self, cache: Tensor, source: Tensor, row_numbers: Tensor | None = None) -> Tensor:
+    def _store_in_cache(self, cache: Tensor, source: Tensor, row_numbers: Tensor | None = None) -> Tensor:
         numbers = (row_numbers or self.row_numbers,) if self.rules.store_rows else ()
         return Tensor(0, (source, *numbers, cache), "store")
 
@@ -183,15 +183,15 @@ class _Builder:
         query = self._inplace(query, query, self.positions)
         key = self._inplace(key, key, self.positions)
         self.graph.expand(query, *((value, key) if self.rules.store_rows else (key, value)))
-        self.graph.expand(self._store(keys, key))
+        self.graph.expand(self._store_in_cache(keys, key))
         if not settings.flash:
             value = self._view(value, None)
-        self.graph.expand(self._store(values, value))
-        heads_output = self._mix(self._view(query, None), keys, values, heads, value_dim, layer.window)
+        self.graph.expand(self._store_in_cache(values, value))
+        heads_output = self._attend(self._view(query, None), keys, values, heads, value_dim, layer.window)
         self.graph.expand(heads_output)
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
 
-    def _mix(
+    def _attend(
         self, query: Tensor, keys: Tensor, values: Tensor, heads: int, value_dim: int, window: int | None
     ) -> Tensor:
         """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
@@ -234,18 +234,18 @@ class _Builder:
             (rank, tokens), self._view(compressed_latent, None), self._weight(f"blk.{i}.attn_kv_a_norm.weight", i)
         )
         if settings.mla == 0:
-            expanded = self._expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
+            expanded = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
         else:
             cached_latent = self._new((rank + rope, tokens), key_rope, normed_latent)
-            self.graph.expand(self._store(cache, cached_latent))
+            self.graph.expand(self._store_in_cache(cache, cached_latent))
             if self.rules.style == "ik" and settings.mla > 1 and settings.flash and tokens >= 128:
-                expanded = self._by_groups_of_heads(i, layer, cache, query_nope, query_rope)
+                expanded = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
             else:
-                expanded = self._absorbed(i, layer, cache, query_nope, query_rope)
+                expanded = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
         self.graph.expand(expanded)
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, expanded, tokens)
 
-    def _expanded(
+    def _attend_expanded(
         self,
         i: int,
         layer: LayerShape,
@@ -268,11 +268,11 @@ class _Builder:
         repeated_key_rope = self._new((rope, heads, tokens), key_rope, query_rope)
         key = self._new((nope + rope, heads, tokens), self._view(keys_and_values, None), repeated_key_rope)
         value = self._view(value, (value_dim * heads, tokens))
-        self.graph.expand(query, key, value, self._store(keys, key))
-        self.graph.expand(self._store(values, value if self.settings.flash else self._view(value, None)))
-        return self._mix(self._view(query, None), keys, values, heads, value_dim, layer.window)
+        self.graph.expand(query, key, value, self._store_in_cache(keys, key))
+        self.graph.expand(self._store_in_cache(values, value if self.settings.flash else self._view(value, None)))
+        return self._attend(self._view(query, None), keys, values, heads, value_dim, layer.window)
 
-    def _by_groups_of_heads(
+    def _attend_by_head_groups(
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
         """Adds ik's -mla 2 and 3 with flash attention, which expands keys and values from the cache per group of heads.
@@ -291,17 +291,19 @@ class _Builder:
         rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
             rotated_keys = self._new((rope, cells), rotated_keys, bytes=F16)
-        rotated_keys = self._typed((rope, cells, group), copies_as, rotated_keys)
+        rotated_keys = self._new_typed((rope, cells, group), copies_as, rotated_keys)
         query = self._new((nope + rope, heads, tokens), query_rope, query_nope)
         self.graph.expand(query)
         result: Tensor | None = None
         for _ in range(heads // group):
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
             keys_and_values = self._new((group * (nope + value_dim), cells), weight, self._view(cache, None))
-            value = self._typed((value_dim, cells, group), copies_as, self._view(keys_and_values, None, offset=True))
-            key_nope = self._typed((nope, cells, group), copies_as, self._view(keys_and_values, None))
+            value = self._new_typed(
+                (value_dim, cells, group), copies_as, self._view(keys_and_values, None, offset=True)
+            )
+            key_nope = self._new_typed((nope, cells, group), copies_as, self._view(keys_and_values, None))
             self.graph.expand(key_nope, value)
-            key = self._typed((nope + rope, cells, group), copies_as, rotated_keys, key_nope)
+            key = self._new_typed((nope + rope, cells, group), copies_as, rotated_keys, key_nope)
             self.graph.expand(key)
             weighted_values = self._new(
                 (value_dim, group, tokens), self._view(query, None), key, value, self.mask(layer.window)
@@ -314,7 +316,9 @@ class _Builder:
         assert result is not None
         return result
 
-    def _absorbed(self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor) -> Tensor:
+    def _attend_absorbed(
+        self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
+    ) -> Tensor:
         """Adds attention over the cached latents, with absorbed products."""
         assert layer.latent is not None
         settings, tokens = self.settings, self.settings.tokens
@@ -335,11 +339,11 @@ class _Builder:
                 values = self._new(
                     (cells, rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32
                 )
-            weighted_latents = self._scored(query, cache, values, cells, heads, rank, layer.window)
+            weighted_latents = self._attend_with_scores(query, cache, values, cells, heads, rank, layer.window)
         expanded = self._new((value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), weighted_latents)
         return self._new((value_dim * heads, tokens), self._view(expanded, None))
 
-    def _scored(
+    def _attend_with_scores(
         self, query: Tensor, cache: Tensor, values: Tensor, cells: int, heads: int, rank: int, window: int | None
     ) -> Tensor:
         """Adds attention scores and weighted latents; ik's -amb bounds the MiB of scores per group of heads."""
@@ -421,7 +425,7 @@ class _Builder:
         states = Tensor(0, operation="cache", device=self.layer_device(i))
         projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * width, normed, tokens)
         recurrence_output = self._new((width, tokens), projected_input, states)
-        self.graph.expand(recurrence_output, self._store(states, recurrence_output))
+        self.graph.expand(recurrence_output, self._store_in_cache(states, recurrence_output))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, recurrence_output, tokens)
 
     # -- the model -----------------------------------------------------------------------------------------------
@@ -436,7 +440,7 @@ class _Builder:
         stream = self._new((self.hidden, tokens), table, *inputs)
         for i, layer in self.layers.items():
             residual = stream
-            layer_output = self._mixed(i, layer, stream)
+            layer_output = self._mixer_output(i, layer, stream)
             if i == self.number - 1:
                 tokens = self.settings.outputs
                 layer_output = (
@@ -449,7 +453,7 @@ class _Builder:
         self.graph.expand(self.matmul(OUTPUT, self.number, self.vocab, normed_output, tokens))
         return self.graph
 
-    def _mixed(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:
+    def _mixer_output(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:
         """Returns the output of a layer's attention or recurrence; None for a layer with only a network."""
         if not layer.heads and not layer.state_elements:
             return None

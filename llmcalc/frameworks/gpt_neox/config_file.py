@@ -62,10 +62,10 @@ VOCABULARY = 50_257
 
 def is_gpt_neox(data: Table) -> bool:
     """Whether a table is a config of GPT-NeoX that describes a model."""
-    return bool(SIGNS & set(_underscored(data)))
+    return bool(SIGNS & set(_with_underscores(data)))
 
 
-def _underscored(data: Table) -> dict[str, Any]:
+def _with_underscores(data: Table) -> dict[str, Any]:
     """Returns the arguments with underscores in place of hyphens."""
     return {str(key).replace("-", "_"): value for key, value in data.items()}
 
@@ -73,19 +73,19 @@ def _underscored(data: Table) -> dict[str, Any]:
 def read_gpt_neox(data: Table, source: Source) -> Launch:
     """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
-        arguments = _underscored(data)
+        arguments = _with_underscores(data)
         for name, values in OFF.items():
             if name in arguments and arguments[name] not in values:
                 reading.unknown[name] = f"{shown(arguments[name])} is not modelled"
-        mixer = _mixer(reading, arguments)
+        mixer = _mixer_kind(reading, arguments)
         reading.check_unknown()
-        spec = _model(reading, arguments, mixer)
-        words = {
+        spec = _model_of(reading, arguments, mixer)
+        run_settings = {
             "seq": size_of(reading, "seq_length", arguments.get("seq_length")),
             "attn_implementation": MIXERS[mixer],
-            **_kernels(reading, arguments),
+            **_kernel_settings(reading, arguments),
         }
-        run = run_of_program(reading, _deepspeed_keys(reading, arguments), source.world_size, words)
+        run = run_of_program(reading, _deepspeed_keys(reading, arguments), source.world_size, run_settings)
         reading.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
         return reading.launch(
             "gpt-neox", "deepspeed", spec=spec, layout=run.layout, settings=run.settings, own_settings=run.own_settings
@@ -108,18 +108,18 @@ def _deepspeed_keys(reading: Reading, arguments: Table) -> dict[str, Any]:
     return config
 
 
-def _kernels(reading: Reading, arguments: Table) -> dict[str, Any]:
+def _kernel_settings(reading: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the settings of kernels and recomputation."""
-    words: dict[str, Any] = {}
+    kernel_settings: dict[str, Any] = {}
     if reading.flag(arguments, "checkpoint_activations"):
         layers = reading.size(arguments, "checkpoint_num_layers", 1)
-        words["recompute"] = "full" if layers == 1 else f"every:{layers}"
+        kernel_settings["recompute"] = "full" if layers == 1 else f"every:{layers}"
     if reading.flag(arguments, "layernorm_fusion") or reading.flag(arguments, "rmsnorm_fusion"):
-        words["norm"] = "fused"
-    return words
+        kernel_settings["norm"] = "fused"
+    return kernel_settings
 
 
-def _mixer(reading: Reading, arguments: Table) -> str:
+def _mixer_kind(reading: Reading, arguments: Table) -> str:
     """Returns the attention or recurrence type of all layers, and records other types as unknown."""
     config = reading.value(arguments, "attention_config", [[["global"], "all"]])
     kinds: set[str] = set()
@@ -133,13 +133,13 @@ def _mixer(reading: Reading, arguments: Table) -> str:
     return kinds.pop()
 
 
-def _model(reading: Reading, arguments: Table, mixer: str) -> ModelSpec:
+def _model_of(reading: Reading, arguments: Table, mixer: str) -> ModelSpec:
     """Returns the model that GPT-NeoX's arguments describe. mixer: attention or recurrence type of all layers."""
     layers, width, heads, positions = (
         size_of(reading, name, arguments.get(name))
         for name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
-    norm = _norm(reading, arguments)
+    norm = _norm_table(reading, arguments)
     biased = reading.flag(arguments, "use_bias_in_attn_linear", True)
     attention: dict[str, Any] = {
         "num_attention_heads": heads,
@@ -151,17 +151,17 @@ def _model(reading: Reading, arguments: Table, mixer: str) -> ModelSpec:
     if kind not in POSITIONS:
         raise reading.wrong("pos_emb", f"{shown(kind)}; expected {', '.join(POSITIONS)}")
     if kind == "rotary":
-        attention["position"] = _rotation(reading, arguments)
+        attention["position"] = _rotary_table(reading, arguments)
     elif kind == "alibi":
         attention["position"] = {"type": "alibi"}
     elif kind == "learned":
         decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
-    network = _network(reading, arguments, width)
+    network = _network_table(reading, arguments, width)
     block: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}
     if reading.flag(arguments, "gpt_j_residual"):
         block["parallel"] = "shared" if reading.flag(arguments, "gpt_j_tied") else "separate"
     if mixer == "mamba":
-        block = {"attention": _mamba(reading, arguments, width), "feed_forward": {"type": "none"}, "norm": norm}
+        block = {"attention": _mamba_table(reading, arguments, width), "feed_forward": {"type": "none"}, "norm": norm}
     multiple = reading.size(arguments, "make_vocab_size_divisible_by", 128)
     reading.filled_in["vocabulary"] = VOCABULARY
     reading.notes.append(
@@ -177,7 +177,7 @@ def _model(reading: Reading, arguments: Table, mixer: str) -> ModelSpec:
     return validate(ModelSpec, table, reading.where)
 
 
-def _mamba(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
+def _mamba_table(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
     """Returns the model-spec table of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
     if reading.flag(arguments, "mamba_use_bias_in_linears"):
         reading.unknown["mamba_use_bias_in_linears"] = "biases of Mamba's linear layers are not modelled"
@@ -191,7 +191,7 @@ def _mamba(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
     }
 
 
-def _norm(reading: Reading, arguments: Table) -> dict[str, Any]:
+def _norm_table(reading: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of the norms."""
     name = str(reading.value(arguments, "norm", "layernorm"))
     if name not in ("layernorm", "rmsnorm"):
@@ -201,7 +201,7 @@ def _norm(reading: Reading, arguments: Table) -> dict[str, Any]:
     return {"type": name}
 
 
-def _rotation(reading: Reading, arguments: Table) -> dict[str, Any]:
+def _rotary_table(reading: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
     rotary_fraction, base = (reading.value(arguments, name, default) for name, default in ROTATION.items())
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
@@ -214,7 +214,7 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 """Argument → its default."""
 
 
-def _network(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
+def _network_table(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
     """Returns the model-spec table of the feed-forward network (`ParallelMLP`). Gated ones have 2/3 of the width."""
     activation = str(reading.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED

@@ -39,10 +39,10 @@ def config_table(launcher: Sequence[str], where: str, read_text: ReadText | None
         if not isinstance(data, Mapping):
             raise InputError(f"{path}: expected a config of accelerate")
         table = dict(data)
-    return _with_flags(table, {key: plain_value(value) for key, value in flags.items()})
+    return _with_command_flags(table, {key: plain_value(value) for key, value in flags.items()})
 
 
-def _with_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
+def _with_command_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
     """Returns an accelerate config in which the command's arguments replace the file's values."""
     for key in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
         if key in flags:
@@ -86,13 +86,13 @@ def trainer_arguments(source: Source) -> dict[str, Any]:
         if strategy is not None:
             arguments["fsdp_config"]["sharding_strategy"] = strategy
     elif kind == "DEEPSPEED":
-        arguments["deepspeed"] = _deepspeed(table.get("deepspeed_config"))
+        arguments["deepspeed"] = _deepspeed_config(table.get("deepspeed_config"))
     elif kind == "MEGATRON_LM":
         raise InputError(f"{source.where}: distributed_type: MEGATRON_LM with the Trainer; expected FSDP or DEEPSPEED")
     return arguments
 
 
-def _deepspeed(config: Any) -> Any:
+def _deepspeed_config(config: Any) -> Any:
     """Returns the DeepSpeed config in accelerate's config: the named file, or a table of the config's keys."""
     table = config if isinstance(config, Mapping) else {}
     if table.get("deepspeed_config_file") is not None:

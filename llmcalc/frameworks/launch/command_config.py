@@ -59,18 +59,18 @@ def with_typed_values(config: Table, command: CommandLine, where: str) -> dict[s
     changed_config = dict(config)
     for name, value in typed_values.items():
         key = printable(name)[:150]
-        _place(changed_config, key, _value(value, f"{where}: {key}"), where)
+        _set_dotted_key(changed_config, key, _typed_value(value, f"{where}: {key}"), where)
     return changed_config
 
 
-def _value(value: Any, where: str) -> Any:
+def _typed_value(value: Any, where: str) -> Any:
     """Returns the value of a word of the command; brackets are a list in YAML."""
     if isinstance(value, str) and re.fullmatch(r"\[.*\]", value, re.DOTALL) and not is_unresolved(value):
         return parse_yaml(value, where)
     return plain_value(value)
 
 
-def _place(table: dict[str, Any], key: str, value: Any, where: str) -> None:
+def _set_dotted_key(table: dict[str, Any], key: str, value: Any, where: str) -> None:
     """Sets the value of a dotted key, and copies the tables on its path."""
     *names, name = key.split(".")
     if len(names) >= DEEPEST:

@@ -66,7 +66,7 @@ def typed_launch(text: str) -> TypedLaunch:
     """Splits the value of `--launch` into its parts. The name of an existing file is not split."""
     if len(text) > LONGEST_TYPED:
         raise InputError(f"--launch: {len(text):,} letters; expected at most {LONGEST_TYPED:,}")
-    if not re.search(r"\s", text) or _exists(text):
+    if not re.search(r"\s", text) or _file_exists(text):
         return TypedLaunch(text, {}, ())
     try:
         words = shlex.split(text)
@@ -80,12 +80,12 @@ def typed_launch(text: str) -> TypedLaunch:
         words.pop(0)
     if not words:
         raise InputError("--launch: no file; expected NAME=VALUE … FILE ARGUMENTS")
-    if not variables and not _exists(words[0]):
+    if not variables and not _file_exists(words[0]):
         return TypedLaunch(text, {}, ())
     return TypedLaunch(words[0], variables, tuple(words[1:]))
 
 
-def _exists(name: str) -> bool:
+def _file_exists(name: str) -> bool:
     """Whether a file of this name exists; false for a name that no file can have."""
     try:
         return Path(name).exists()
@@ -101,13 +101,13 @@ def command_line(command: Command) -> CommandLine | None:
         name = word.rpartition("/")[2]
         next_word = words[i + 1] if i + 1 < len(words) else ""
         if word.endswith(".py") and not word.startswith("-"):
-            return CommandLine(words[:i], name, _after_dashes(words[i + 1 :]), *place)
+            return CommandLine(words[:i], name, _without_separator(words[i + 1 :]), *place)
         if (
             word in ("-m", "--module")
             and next_word
             and not next_word.startswith(("torch.distributed", "-", "accelerate."))
         ):
-            return CommandLine(words[:i], next_word, _after_dashes(words[i + 2 :]), *place)
+            return CommandLine(words[:i], next_word, _without_separator(words[i + 2 :]), *place)
         if name == "tune" and next_word == "run":
             arguments = words[i + 2 :]
             start = next((j for j, text in enumerate(arguments) if text.startswith("--config")), len(arguments))
@@ -117,20 +117,20 @@ def command_line(command: Command) -> CommandLine | None:
     return None
 
 
-def _after_dashes(words: list[str]) -> list[str]:
+def _without_separator(words: list[str]) -> list[str]:
     """Returns the arguments without the `--` that ends a launcher's own arguments."""
     return words[1:] if words[:1] == ["--"] else words
 
 
 def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
     """Returns argument → value: True without a value, a text for one value, a list for several."""
-    out: dict[str, Any] = {}
+    argument_values: dict[str, Any] = {}
     name = ""
     values: list[str] = []
 
     def keep() -> None:
         if name:
-            out[name] = True if not values else values[0] if len(values) == 1 else list(values)
+            argument_values[name] = True if not values else values[0] if len(values) == 1 else list(values)
 
     for word in words:
         if re.match(r"--[A-Za-z]", word):
@@ -147,17 +147,17 @@ def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
                 raise InputError(f"{where}: {unresolved_reason(word)}")
             raise InputError(f"{where}: '{printable(word)[:60]}' stands before every argument; expected --name value")
     keep()
-    return out
+    return argument_values
 
 
 def overrides_of(words: Sequence[str]) -> dict[str, Any]:
     """Returns Hydra's overrides, `key=value` or `+key=value`, as dotted key → value. Other words are skipped."""
-    out: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for word in words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", word, re.DOTALL)
         if match is not None:
-            out[match[1]] = match[2]
-    return out
+            overrides[match[1]] = match[2]
+    return overrides
 
 
 def plain_arguments(
@@ -167,14 +167,14 @@ def plain_arguments(
 
     read: names whose values matter. One of them that is known only when the script runs is an error.
     """
-    out: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
         for word in value if isinstance(value, list) else [value]:
             if isinstance(word, str) and is_unresolved(word) and name in read:
                 raise reading.wrong(flag, unresolved_reason(word))
-        out[name] = plain_value(value)
-    return out
+        values[name] = plain_value(value)
+    return values
 
 
 def plain_value(value: Any) -> Any:
@@ -185,9 +185,9 @@ def plain_value(value: Any) -> Any:
         return value
     if is_unresolved(value):
         return printable(value)
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if value.lower() in words:
-        return words[value.lower()]
+    constants = {"true": True, "false": False, "none": None, "null": None}
+    if value.lower() in constants:
+        return constants[value.lower()]
     return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
 
 

@@ -40,23 +40,23 @@ def read_with_options(
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """
-    launch = _adapter_formats(read(data, source))
+    launch = _without_master_format(read(data, source))
     if not launch.program:
         launch = replace(launch, program=file.program or file.title, version=launch.version or file.version)
     if not options:
         return launch
     if file.with_options is None or not isinstance(data, Mapping):
-        return _adapter_formats(override(launch, options))
+        return _without_master_format(override(launch, options))
     changed_launch = read(file.with_options(data, options, launch, source.where), source)
     return replace(
         changed_launch,
         program=launch.program,
         version=launch.version,
-        overridden={name: Override(value, _value(launch, name)) for name, value in options.items()},
+        overridden={name: Override(value, _file_value(launch, name)) for name, value in options.items()},
     )
 
 
-def _adapter_formats(launch: Launch) -> Launch:
+def _without_master_format(launch: Launch) -> Launch:
     """Returns the training run, without a number format of master weights if it trains adapters."""
     if launch.settings.get("lora_rank") is None:
         return launch
@@ -65,7 +65,7 @@ def _adapter_formats(launch: Launch) -> Launch:
     )
 
 
-def _value(launch: Launch, name: str) -> Any:
+def _file_value(launch: Launch, name: str) -> Any:
     """Returns the launch file's value of an option; None if the file states none."""
     if name == "framework":
         return launch.framework
@@ -87,7 +87,7 @@ def override(launch: Launch, options: Mapping[str, Any]) -> Launch:
     values = {name: value for name, value in launch.settings.items() if name not in dropped_options}
     if "dtype" in settings and launch.settings.get("precision") == "autocast":
         values.setdefault("master_weights", "none")
-    overridden = {name: Override(value, _value(launch, name)) for name, value in options.items()}
+    overridden = {name: Override(value, _file_value(launch, name)) for name, value in options.items()}
     changed_launch = replace(
         launch,
         settings={**values, **settings},

@@ -66,11 +66,11 @@ def value_of(node: ast.expr, names: Mapping[str, Any], deep: int = 0) -> Any:
     if isinstance(node, ast.BinOp):
         left, right = value_of(node.left, names, deep + 1), value_of(node.right, names, deep + 1)
         if type(left) is int and type(right) is int:
-            return _whole(node.op, left, right)
+            return _whole_number_result(node.op, left, right)
     return Unknown(source_of(node))
 
 
-def _whole(operation: ast.operator, left: int, right: int) -> Any:
+def _whole_number_result(operation: ast.operator, left: int, right: int) -> Any:
     value: Any = Unknown("…")
     if isinstance(operation, ast.Add):
         value = left + right
@@ -228,15 +228,15 @@ class Configurations:
             parameters = [parameter.arg for parameter in self.functions[called].args.args]
             argument_values |= {key: value_of(value, names) for key, value in zip(parameters, node.args, strict=False)}
             return self.of(called, argument_values, deep + 1)
-        out: Config = dict(self.known.get(called, {}))
+        config: Config = dict(self.known.get(called, {}))
         if not called and isinstance(node.func, ast.Attribute):  # a method of what another call returns
-            out = self.value(node.func.value, names, configs, deep + 1)
+            config = self.value(node.func.value, names, configs, deep + 1)
             called = f"….{node.func.attr}"
-        out[CALLED] = called
+        config[CALLED] = called
         for key, argument in (*((str(i), value) for i, value in enumerate(node.args)), *keywords.items()):
             inner_config = self.value(argument, names, configs, deep + 1)
-            out |= {f"{key}.{path}".rstrip("."): value for path, value in inner_config.items()}
-        self.spend(len(out))
-        if len(out) > MOST_VALUES:
+            config |= {f"{key}.{path}".rstrip("."): value for path, value in inner_config.items()}
+        self.spend(len(config))
+        if len(config) > MOST_VALUES:
             raise RecursionError
-        return out
+        return config

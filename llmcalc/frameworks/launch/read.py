@@ -102,26 +102,26 @@ def launch_of(
         allow_unknown,
         date,
         gpu,
-        _fetcher(where, folder),
+        _table_reader(where, folder),
         arguments=arguments,
         read_text=_text_reader(where, folder),
     )
     if not text.strip():
         raise InputError(f"{where}: is empty; expected {launch_files()}")
     if is_python(text, where):
-        return _python(text, source, options)
+        return _read_python(text, source, options)
     if text.lstrip()[:2] == "#!" or where.endswith(SCRIPT_ENDINGS) or _is_script(text):
         script = read_script(text, where, variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
         batch = [word for words in sbatch_options for word in words if word]
-        return _script(script, source, batch, options)
+        return _read_script(script, source, batch, options)
     if variables or arguments:
         typed_word = next(iter(variables or arguments))
         raise InputError(f"{where}: is no script; expected --launch {where} without '{one_line(typed_word)[:40]}'")
-    return _tables(_parsed(text, where), source, options)
+    return _read_tables(_parse_tables(text, where), source, options)
 
 
-def _tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
+def _read_tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of the parsed tables of a launch file."""
     where = source.where
     if not isinstance(data, Mapping):
@@ -134,7 +134,7 @@ def _tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
     raise InputError(f"{where}: is no launch file: it has {keys or 'nothing'}; expected {launch_files()}")
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parse_tables(text: str, where: str) -> Any:
     """Returns the tables of a text, parsed as JSON, TOML or YAML."""
     if text.lstrip().startswith("{"):
         return parse_braces(text, where)
@@ -144,7 +144,7 @@ def _parsed(text: str, where: str) -> Any:
     return parse_yaml(text, where)
 
 
-def _python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:
+def _read_python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
     for file in kinds():
         if file.read_python is not None and file.is_python(text):
@@ -157,7 +157,7 @@ def _python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:
 
 
 @cache
-def _command() -> re.Pattern[str]:
+def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
     launchers = (framework(name).launcher for name in NAMES)
     console = (rf"{name}\s+({'|'.join(verbs)})" if verbs else name for name, verbs in CONSOLE_PROGRAMS.items())
@@ -167,7 +167,7 @@ def _command() -> re.Pattern[str]:
 
 def starts_python(text: str) -> bool:
     """Whether a line of a shell script starts Python."""
-    return _command().search(text) is not None
+    return _command_pattern().search(text) is not None
 
 
 def _is_script(text: str) -> bool:
@@ -200,7 +200,7 @@ def _text_reader(where: str, folder: Path | None) -> ReadText:
     return read
 
 
-def _fetcher(where: str, folder: Path | None) -> Fetch:
+def _table_reader(where: str, folder: Path | None) -> Fetch:
     read_text = _text_reader(where, folder)
 
     def fetch(name: str) -> Mapping[str, Any]:
@@ -216,10 +216,10 @@ def _fetcher(where: str, folder: Path | None) -> Fetch:
 # ---- scripts
 
 
-def _script(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
+def _read_script(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a shell script. An error names script arguments that were not typed."""
     try:
-        return _training_command(script, source, batch, options)
+        return _read_training_command(script, source, batch, options)
     except InputError as error:
         text = str(error)
         if not script.missing or "known only when" not in text or "is argument " in text:
@@ -229,7 +229,7 @@ def _script(script: Script, source: Source, batch: list[str], options: Mapping[s
         ) from None
 
 
-def _training_command(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
+def _read_training_command(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
     where = source.where
     script = replace(
         script, commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS]
@@ -244,7 +244,7 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
         world = source.world_size or processes([*batch, *command.launcher], env)
         if world is None:
             world = processes_of(config_table(command.launcher, where, source.read_text))
-        fetch = _with_written_files(source.fetch, script.files, where)
+        fetch = _reader_with_written_files(source.fetch, script.files, where)
         left_out = {
             printable(word)
             for previous_word, word in pairwise(command.words)
@@ -268,12 +268,12 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
             commands = [line for line in lines if file.runs(line)]
             commands = [command for command in commands if file.trains(command)] or commands
             if commands:
-                command = commands[0] if file.reads_first else _only(commands, where)
+                command = commands[0] if file.reads_first else _only_command(commands, where)
                 return read_with_options(file, file.read_command, command, start(command), options)
     for line in lines:
         place = config_place(line)
         if place is not None:
-            return _config(place[0], line, start(line), options)
+            return _read_config(place[0], line, start(line), options)
     for line in lines:
         reader = next((file for file in kinds() if file.name == TABLES_OF.get(line.program)), None)
         if reader is not None and reader.read is not None:
@@ -281,10 +281,10 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
             table = {flag.lstrip("-").replace("-", "_"): plain_value(value) for flag, value in words.items()}
             table = {**IMPLIED_BY.get(line.program, {}), **table}
             return read_with_options(reader, reader.read, table, start(line), options)
-    return _with_arguments(script, lines, source, start, options)
+    return _read_by_arguments(script, lines, source, start, options)
 
 
-def _with_arguments(
+def _read_by_arguments(
     script: Script,
     lines: list[CommandLine],
     source: Source,
@@ -307,7 +307,7 @@ def _with_arguments(
                 f"'{printable(' '.join(words[:first_flag]))[:60]}'; "
                 "expected one, such as pretrain_gpt.py"
             )
-        command = _only(commands, where)
+        command = _only_command(commands, where)
         arguments = arguments_of(command.words, where)
         return read_with_options(file, file.read_arguments, arguments, start(command), options)
     starts = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
@@ -322,7 +322,7 @@ def _with_arguments(
     )
 
 
-def _only(commands: list[CommandLine], where: str) -> CommandLine:
+def _only_command(commands: list[CommandLine], where: str) -> CommandLine:
     """Returns the only training command. Raises `InputError` for several different commands."""
     if len({(command.program, tuple(command.words)) for command in commands}) == 1:
         return commands[0]
@@ -345,7 +345,7 @@ def _only(commands: list[CommandLine], where: str) -> CommandLine:
     raise InputError(f"{where}: several commands train (lines {lines}); expected one")
 
 
-def _config(name: str, command: CommandLine, source: Source, options: Mapping[str, Any]) -> Launch:
+def _read_config(name: str, command: CommandLine, source: Source, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a program's config file, overridden by the command's other words."""
     if is_unresolved(name):
         raise InputError(f"{source.where}: line {command.line}: {unresolved_reason(name)}")
@@ -353,15 +353,15 @@ def _config(name: str, command: CommandLine, source: Source, options: Mapping[st
         raise InputError(f"{source.where}: {name[:80]}: names a file, which is not read; expected its contents")
     path, text = source.read_text(name)
     try:
-        config = _parsed(text, path)
+        config = _parse_tables(text, path)
         if isinstance(config, Mapping):
             config = {**IMPLIED_BY.get(command.program, {}), **with_typed_values(config, command, path)}
-        return _tables(config, replace(source, where=path), options)
+        return _read_tables(config, replace(source, where=path), options)
     except InputError as error:
         raise InputError(f"{source.where}: line {command.line} runs {command.program} with {error}") from None
 
 
-def _with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: str) -> Fetch | None:
+def _reader_with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: str) -> Fetch | None:
     """Returns a function that reads a config file, first from the files that the script writes."""
     if not files:
         return fetch
@@ -409,7 +409,7 @@ COUNTS = {
 """Argument of a launcher → what it counts: processes of a machine, machines, or all processes."""
 
 
-def _counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (what is counted, such as machines, number as text) for each count in a launcher's arguments."""
     for i, word in enumerate(launcher):
         name, equals_sign, value = word.partition("=")
@@ -420,7 +420,7 @@ def _counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
     """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
-    pairs = sorted(_counts(launcher), key=lambda pair: pair[0])
+    pairs = sorted(_launcher_counts(launcher), key=lambda pair: pair[0])
     names = (re.sub(r"\W+", "", printable(value)) for _, value in pairs if is_unresolved(value) and "(" not in value)
     return tuple(dict.fromkeys(name for name in names if re.match(r"[A-Za-z_]", name)))
 
@@ -435,7 +435,7 @@ def processes(launcher: list[str], env: Mapping[str, str]) -> int | None:
         text = env.get(name, "")
         if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
             counts[key] = int(text)
-    for key, text in _counts(launcher):
+    for key, text in _launcher_counts(launcher):
         if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
             counts[key] = int(text)
     if "all" in counts:

@@ -561,67 +561,67 @@ class _Reader:
 
     def pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether its spaces split the word)."""
-        out: list[tuple[str, bool]] = []
+        pieces: list[tuple[str, bool]] = []
         size, counted_letters = 0, 0
         while self.at < len(self.text):
             letter = self.text[self.at]
             if self.at_placeholder():
-                out.append(self.plain(_PLACEHOLDER))
+                pieces.append(self.plain(_PLACEHOLDER))
                 continue
             if letter == UNRESOLVED:
-                out.append(self.marked())
+                pieces.append(self.marked())
                 continue
             if letter in " \t\n;&|()<>":
                 break
             if letter == "\\":
                 if self.text[self.at + 1 : self.at + 2] != "\n":
-                    out.append((self.text[self.at + 1 : self.at + 2], False))
+                    pieces.append((self.text[self.at + 1 : self.at + 2], False))
                 self.at += 2
             elif letter == "'":
                 end = self.text.find("'", self.at + 1)
                 if end < 0:
                     raise self.error("a quote ' that does not end")
-                out.append((self.text[self.at + 1 : end], False))
+                pieces.append((self.text[self.at + 1 : end], False))
                 self.at = end + 1
             elif letter == '"':
                 self.at += 1
-                out += self.quoted()
+                pieces += self.quoted()
             elif letter in "$`":
                 text = self.expansion()
-                out.append((text.replace(ITEM, " "), True))
+                pieces.append((text.replace(ITEM, " "), True))
             else:
-                out.append(self.plain(_PLAIN))
-            size += sum(len(text) for text, _ in out[counted_letters:])
-            counted_letters = len(out)
+                pieces.append(self.plain(_PLAIN))
+            size += sum(len(text) for text, _ in pieces[counted_letters:])
+            counted_letters = len(pieces)
             if size > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
-        return out
+        return pieces
 
     def quoted(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a text in double quotes."""
-        out: list[tuple[str, bool]] = [("", False)]
+        pieces: list[tuple[str, bool]] = [("", False)]
         while self.at < len(self.text):
             letter = self.text[self.at]
             if letter == '"':
                 self.at += 1
-                return out
+                return pieces
             if letter == "\\":
                 next_character = self.text[self.at + 1 : self.at + 2]
                 if next_character != "\n":
-                    out.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
+                    pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
                 self.at += 2
             elif letter == UNRESOLVED:
-                out.append(self.marked())
+                pieces.append(self.marked())
             elif letter in "$`":
                 text = self.expansion()
                 if ITEM not in text:
-                    out.append((text, False))
+                    pieces.append((text, False))
                 elif text == ITEM:  # an array without items is no word at all
-                    out = [] if out == [("", False)] else out
+                    pieces = [] if pieces == [("", False)] else pieces
                 else:
-                    out.append((text, True))
+                    pieces.append((text, True))
             else:
-                out.append(self.plain(_QUOTED))
+                pieces.append(self.plain(_QUOTED))
         raise self.error('a quote " that does not end')
 
     def marked(self) -> tuple[str, bool]:
@@ -766,14 +766,14 @@ class _Reader:
         if self.depth > 20:
             raise self.error("defaults nested too deeply")
         reader = _Reader(self.script, text, self.depth + 1, self.line)
-        out = ""
+        expanded_text = ""
         while reader.at < len(text):
             position_before = reader.at
-            out += "".join(piece for piece, _ in reader.pieces())
+            expanded_text += "".join(piece for piece, _ in reader.pieces())
             if reader.at == position_before:
-                out += text[reader.at]
+                expanded_text += text[reader.at]
                 reader.at += 1
-        return out
+        return expanded_text
 
     def expanded_text(self, text: str) -> str:
         """Returns the text of a here-document with its expansions, in which quotes have no special meaning."""

@@ -33,7 +33,7 @@ def parse_yaml(text: str, where: str) -> Any:
     try:
         _check_events(yaml, text, where)
         root = yaml.compose(text, Loader=loader)
-        return None if root is None else _Builder(yaml, where).value(root)
+        return None if root is None else _ValueBuilder(yaml, where).value(root)
     except yaml.MarkedYAMLError as error:
         error_mark = error.problem_mark or error.context_mark
         at = "" if error_mark is None else f" at line {error_mark.line + 1}, column {error_mark.column + 1}"
@@ -101,7 +101,7 @@ def _check_events(yaml: Any, text: str, where: str) -> None:
             )
 
 
-class _Builder:
+class _ValueBuilder:
     """Builds Python values from PyYAML's nodes. A node is built once for all of its aliases."""
 
     def __init__(self, yaml: Any, where: str) -> None:

@@ -122,7 +122,7 @@ def is_run_by(words: Sequence[str]) -> bool:
 def read_trainer(data: Table, source: Source) -> Launch:
     """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
-        return _trainer(reading, data, source.world_size)
+        return _read_arguments(reading, data, source.world_size)
 
 
 def read_arguments(arguments: Table, source: Source) -> Launch:
@@ -134,7 +134,7 @@ def read_arguments(arguments: Table, source: Source) -> Launch:
             for word in value if isinstance(value, list) else [value]:
                 if isinstance(word, str) and is_unresolved(word):
                     raise InputError(f"{source.where}: {flag}: {unresolved_reason(word)}")
-        plain_arguments[name] = _plain(value)
+        plain_arguments[name] = _plain_value(value)
     return read_trainer({**trainer_arguments(source), **plain_arguments}, source)
 
 
@@ -143,33 +143,33 @@ def keys_read() -> frozenset[str]:
     return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_plain_value(item) for item in value]
     if not isinstance(value, str):
         return value
     if is_unresolved(value):
         return printable(value)
-    words = {"true": True, "false": False, "none": None}
-    if value.lower() in words:
-        return words[value.lower()]
+    constants = {"true": True, "false": False, "none": None}
+    if value.lower() in constants:
+        return constants[value.lower()]
     return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
 
 
-def _trainer(reading: Reading, data: Table, world_size: int | None) -> Launch:
+def _read_arguments(reading: Reading, data: Table, world_size: int | None) -> Launch:
     reading.ignored += [name for name in data if name in TRAINER_IGNORED]
     unknown_keys(reading, data, (*keys_read(), *TRAINER_IGNORED), "", "no argument that is known")
-    words = trainer_words(reading, data)
+    run_settings = trainer_settings(reading, data)
     precision, is_published = weight_formats(reading, data)
-    return trained(reading, "trainer", data, words | precision, world_size, published_weights=is_published)
+    return trained(reading, "trainer", data, run_settings | precision, world_size, published_weights=is_published)
 
 
 def trained(
     reading: Reading,
     kind: str,
     data: Table,
-    words: dict[str, Any],
+    run_settings: dict[str, Any],
     world_size: int | None,
     target: Any = None,
     published_weights: bool = False,
@@ -179,18 +179,18 @@ def trained(
 
     kind: the name of the kind of file.
     data: the arguments, of which those that select a framework are read here.
-    words: the settings of the run without a framework.
+    run_settings: the settings of the run without a framework.
     target: the model's name; None (default) for that of `model_name_or_path`.
     published_weights: whether weights keep the checkpoint's number format.
     shipped: configs of frameworks that come with the program.
     """
     world = reading.devices(world_size)
     name = data.get("model_name_or_path") if target is None else target
-    framework_name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
+    framework_name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), run_settings)
     for plugin_name, plugin in plugins().items():
         if plugin.trainer is not None and any(data.get(key) for key in plugin.trainer_keys):
             arguments = _with_named_files(reading, data, plugin_name, plugin.trainer_keys, shipped)
-            framework_name, run = plugin_name, plugin.trainer(reading, arguments, world, words)
+            framework_name, run = plugin_name, plugin.trainer(reading, arguments, world, run_settings)
             break
     return reading.launch(
         kind,
@@ -216,7 +216,7 @@ def _with_named_files(
     return {**data, **tables}
 
 
-def trainer_words(
+def trainer_settings(
     reading: Reading, data: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, prefers: str = ""
 ) -> dict[str, Any]:
     """Returns the settings of a Trainer run, without the number formats of weights.
@@ -224,7 +224,7 @@ def trainer_words(
     defaults: argument that the program fills in → its default.
     prefers: the argument with the length of sequences; empty (default) for any.
     """
-    words: dict[str, Any] = {
+    run_settings: dict[str, Any] = {
         "phase": "training",
         "batch": reading.size(data, "per_device_train_batch_size", defaults["per_device_train_batch_size"]),
         "num_microbatches": reading.size(data, "gradient_accumulation_steps", 1),
@@ -232,19 +232,19 @@ def trainer_words(
     names = (prefers,) if prefers else ("max_seq_length", "max_length", "block_size", "cutoff_len")
     length = next((name for name in names if data.get(name) is not None), "")
     if length or prefers:
-        words["seq"] = size_of(
+        run_settings["seq"] = size_of(
             reading, length or prefers, reading.value(data, length or prefers, defaults.get(prefers))
         )
-    words |= optimizer_words(reading, "optim", reading.value(data, "optim", defaults["optim"]))
-    words |= trainer_kernels(reading, data, defaults)
-    words |= trainer_adapters(reading, data)
+    run_settings |= optimizer_settings(reading, "optim", reading.value(data, "optim", defaults["optim"]))
+    run_settings |= trainer_kernels(reading, data, defaults)
+    run_settings |= trainer_adapters(reading, data)
     for name in ("auto_find_batch_size", "neftune_noise_alpha", "optim_args", "optim_target_modules"):
         if data.get(name) not in (None, False, ""):
             reading.unknown[name] = "it is modelled without"
-    return words
+    return run_settings
 
 
-def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
+def optimizer_settings(reading: Reading, key: str, value: Any) -> dict[str, Any]:
     """Returns the settings of an optimizer from the Trainer's name for it. key: the argument with the name."""
     name = str(value)[:60]
     if name.startswith("OptimizerNames."):
@@ -258,10 +258,10 @@ def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
 WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
-def pair_words(
+def pair_settings(
     reading: Reading,
     loss: str,
-    words: Mapping[str, Any],
+    run_settings: Mapping[str, Any],
     reference: FrozenModel | None = None,
     caches_reference: bool = False,
     keeps_logits: bool = False,
@@ -269,40 +269,42 @@ def pair_words(
     """Returns the batch settings of training on preference pairs, with two sequences per pair.
 
     loss: its name; those of `LOSSES_WITHOUT_REFERENCE` need no reference model.
-    words: the settings of the run.
+    run_settings: the settings of the run.
     reference: the copy of the model that a loss compares with; None (default) for one of the trained weights' format.
     caches_reference: whether the program computes the reference's log-probabilities with the trained model, before it
         is trained; false by default.
     keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
     if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
-        add_reference(reading, words, reference)
+        add_reference(reading, run_settings, reference)
     if loss == "reward" and not keeps_logits:
         reading.notes.append(
             "a pair is two sequences; scores have no logits, and the loss is counted in chunks of them"
         )
-        return {"batch": 2 * words["batch"], "cross_entropy": "chunked"}
+        return {"batch": 2 * run_settings["batch"], "cross_entropy": "chunked"}
     reading.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
-    return {"batch": 2 * words["batch"]}
+    return {"batch": 2 * run_settings["batch"]}
 
 
-def kto_words(reading: Reading, words: Mapping[str, Any], reference: FrozenModel | None = None) -> dict[str, Any]:
+def kto_settings(
+    reading: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
+) -> dict[str, Any]:
     """Returns KTO's batch settings: samples are single sequences; mismatched answers run without gradients first.
 
-    words: the settings of the run. reference: as of `pair_words`.
+    run_settings: the settings of the run. reference: as of `pair_settings`.
     """
-    add_reference(reading, words, reference)
+    add_reference(reading, run_settings, reference)
     reading.notes.append("the loss of KTO is counted as that of SFT, an estimate")
-    return {"batch": words["batch"]}
+    return {"batch": run_settings["batch"]}
 
 
-def add_reference(reading: Reading, words: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
+def add_reference(reading: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
     """Adds a loss's reference model to a run: with adapters the frozen weights, otherwise a copy of all weights.
 
-    words: the settings of the run.
+    run_settings: the settings of the run.
     reference: the copy; None (default) for one in the number format of the trained weights.
     """
-    if "lora_rank" in words:
+    if "lora_rank" in run_settings:
         reading.notes.append("the reference model is the frozen weights beside the adapters")
         return
     reading.frozen = reference or FrozenModel(TRL_REFERENCE)
@@ -350,7 +352,7 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 """Beginnings and parts of the names of attention implementations that keep no scores."""
 
 
-def attention_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
+def attention_settings(reading: Reading, key: str, value: Any) -> dict[str, Any]:
     """Returns the attention setting from transformers' name of the implementation. key: the argument with the name."""
     name = str(value)[:80]
     if name in ("eager", "sdpa"):
@@ -364,23 +366,23 @@ def attention_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
 
 def trainer_kernels(reading: Reading, data: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS) -> dict[str, Any]:
     """Returns the settings of recomputation, attention, compilation and fused kernels."""
-    words: dict[str, Any] = {}
+    kernel_settings: dict[str, Any] = {}
     checkpoints = reading.flag(data, "gradient_checkpointing", defaults["gradient_checkpointing"])
     if checkpoints or reading.flag(data, "activation_checkpointing"):
         kwargs = data.get("gradient_checkpointing_kwargs") or data.get("activation_checkpointing_kwargs") or {}
         if not isinstance(kwargs, Mapping):
             raise reading.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
         is_reentrant = kwargs.get("use_reentrant", defaults["use_reentrant"])
-        words["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
+        kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
     if data.get("attn_implementation") is not None:
-        words |= attention_words(reading, "attn_implementation", data["attn_implementation"])
+        kernel_settings |= attention_settings(reading, "attn_implementation", data["attn_implementation"])
     else:
-        words |= default_attention(reading)
+        kernel_settings |= default_attention(reading)
     if reading.flag(data, "torch_compile"):
-        words["compile"] = True
+        kernel_settings["compile"] = True
     if reading.flag(data, "use_liger_kernel"):
-        words |= {"norm": "fused", "cross_entropy": "chunked"}
-    return words
+        kernel_settings |= {"norm": "fused", "cross_entropy": "chunked"}
+    return kernel_settings
 
 
 def trainer_adapters(reading: Reading, data: Table) -> dict[str, Any]:
@@ -393,7 +395,7 @@ def trainer_adapters(reading: Reading, data: Table) -> dict[str, Any]:
     base: dict[str, Any] = {"base": "int8"} if reading.flag(data, "load_in_8bit") else {}
     if reading.flag(data, "load_in_4bit"):
         base = {"base": "nf4-dq" if reading.flag(data, "use_bnb_nested_quant") else "nf4"}
-    return base | lora_words(
+    return base | lora_settings(
         reading,
         rank=("lora_r", reading.value(data, "lora_r", 16)),
         targets=("lora_target_modules", data.get("lora_target_modules")),
@@ -402,7 +404,7 @@ def trainer_adapters(reading: Reading, data: Table) -> dict[str, Any]:
     )
 
 
-def lora_words(
+def lora_settings(
     reading: Reading,
     *,
     rank: tuple[str, Any],
@@ -415,14 +417,14 @@ def lora_words(
     rank, targets, modules_to_save: the argument's name and its value; None for the default.
     dropout: the dropout of the adapters' input; None or 0 for none.
     """
-    words: dict[str, Any] = {"lora_rank": size_of(reading, *rank)}
+    adapter_settings: dict[str, Any] = {"lora_rank": size_of(reading, *rank)}
     for setting, (key, value) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
         if value in (None, [], ""):
             continue
         names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise reading.wrong(key, f"{shown(value)}; expected a list of names")
-        words[setting] = tuple(names)
+        adapter_settings[setting] = tuple(names)
     if dropout not in (None, 0, 0.0):
-        words["lora_dropout"] = True
-    return words
+        adapter_settings["lora_dropout"] = True
+    return adapter_settings

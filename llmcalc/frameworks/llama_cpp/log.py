@@ -77,7 +77,7 @@ FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 def read_log(log: LogText) -> LogReading | None:
     """Returns the buffers that llama.cpp or Ollama printed in a log; None for a log without any."""
     facts = Facts(log, PATTERNS, _is_of_a_slot)
-    buffers = _buffers(log)
+    buffers = _buffer_sizes(log)
     terms = tuple(LogTerm(name, size, device=device) for (name, device), size in buffers.items())
     is_ollama = "ollama" in facts or not terms
     if not terms:
@@ -100,10 +100,10 @@ def read_log(log: LogText) -> LogReading | None:
         version="" if is_ollama or not facts.text("build") else ("" if is_fork else "b") + facts.text("build"),
         model=facts.text("model"),
         device=facts.text("gpu"),
-        flags=_ollama_flags(facts) if is_ollama else _flags(facts),
+        flags=_ollama_flags(facts) if is_ollama else _llama_server_flags(facts),
         scheme=facts.text("file_type").lower().replace(" - ", "_"),
         message=next((line.strip() for line in log.lines_with("out of memory", "failed to allocate")), ""),
-        off=_largest(terms) if is_out_of_memory else "",
+        off=_largest_buffer(terms) if is_out_of_memory else "",
         flag=("num_ctx" if is_ollama else "--ctx-size") if is_out_of_memory else "",
         oom_flag="num_ctx" if is_ollama else "--ctx-size",
         cache_tokens=max(facts.counts("ctx_size"), default=0),
@@ -119,7 +119,7 @@ def _is_of_a_slot(line: str) -> bool:
 _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 
-def _flags(facts: Facts) -> dict[str, str]:
+def _llama_server_flags(facts: Facts) -> dict[str, str]:
     """Returns the flags of llama-server that the log states, with the cache's number formats."""
     flags = {name: facts.text(name) for name in (*FLAGS, *OF_IK) if name in facts}
     flags |= {name: {"0": "false", "1": "true"}[flags[name]] for name in ("fused_moe",) if name in flags}
@@ -140,13 +140,13 @@ def _ollama_flags(facts: Facts) -> dict[str, str]:
     return {name: value for name, value in options.items() if value}
 
 
-def _largest(terms: Sequence[LogTerm]) -> str:
+def _largest_buffer(terms: Sequence[LogTerm]) -> str:
     """Returns the name of the largest buffer that a flag changes: the cache or the compute buffer."""
     changeable_terms = [term for term in terms if term.name in ("kv_buffer", "compute_buffer")] or list(terms)
     return max(changeable_terms, key=lambda term: term.value).name
 
 
-def _buffers(log: LogText) -> dict[tuple[str, str], int]:
+def _buffer_sizes(log: LogText) -> dict[tuple[str, str], int]:
     """Returns (buffer's name, device) → bytes; a context that is created again, as by `--fit`, replaces its buffers."""
     buffers: dict[tuple[str, str], int] = {}
     for line in log.lines_with(*(f'msg="{kind}"' for kind in _OLLAMA_NAMES)):

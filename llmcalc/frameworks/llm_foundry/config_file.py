@@ -45,29 +45,29 @@ def read_llm_foundry(data: Table, source: Source) -> Launch:
     with reading_of(source) as reading:
         model = reading.table(data, "model")
         world = reading.devices(source.world_size)
-        length = _resolved(reading, data, "max_seq_len", data.get("max_seq_len"))
-        words: dict[str, Any] = {
+        length = _resolved_value(reading, data, "max_seq_len", data.get("max_seq_len"))
+        run_settings: dict[str, Any] = {
             "phase": "training",
             "seq": size_of(reading, "max_seq_len", length),
             "attn_implementation": _attention_kernel(reading, model),
-            **_batches(reading, data, world),
-            **_optimizer(reading, data),
+            **_batch_settings(reading, data, world),
+            **_optimizer_settings(reading, data),
         }
         if model.get("peft_config") is not None:
             reading.unknown["model.peft_config"] = "adapters of LLM Foundry are not modelled"
         fsdp = reading.table(data, "fsdp_config")
         if fsdp.get("activation_checkpointing") is True:
             is_reentrant = reading.flag(fsdp, "activation_checkpointing_reentrant", True)
-            words["recompute"] = "full-reentrant" if is_reentrant and world == 1 else "full"
+            run_settings["recompute"] = "full-reentrant" if is_reentrant and world == 1 else "full"
         if fsdp.get("activation_cpu_offload"):
-            words["offload_activations"] = True
+            run_settings["offload_activations"] = True
         is_sharded = bool(fsdp) and world > 1
-        formats, reduction_format = _precision(reading, data, fsdp, is_sharded)
+        formats, reduction_format = _number_formats(reading, data, fsdp, is_sharded)
         if is_sharded:
             reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         spec, model_name = None, ""
         if str(model.get("name")) == "mpt_causal_lm":
-            spec = _mpt(reading, model, words["seq"])
+            spec = _mpt_model(reading, model, run_settings["seq"])
         else:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
         return reading.launch(
@@ -76,12 +76,12 @@ def read_llm_foundry(data: Table, source: Source) -> Launch:
             spec=spec,
             target=model_name,
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
-            settings=words | formats,
+            settings=run_settings | formats,
             own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
         )
 
 
-def _resolved(reading: Reading, data: Table, name: str, value: Any) -> Any:
+def _resolved_value(reading: Reading, data: Table, name: str, value: Any) -> Any:
     """Returns a value in which a reference to another key is replaced. Raises `InputError` for a missing key."""
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
@@ -94,7 +94,7 @@ def _resolved(reading: Reading, data: Table, name: str, value: Any) -> Any:
     return referenced
 
 
-def _batches(reading: Reading, data: Table, world: int) -> dict[str, Any]:
+def _batch_settings(reading: Reading, data: Table, world: int) -> dict[str, Any]:
     micro_batch = data.get("device_train_microbatch_size")
     if micro_batch in (None, "auto"):
         raise reading.wrong(
@@ -107,7 +107,7 @@ def _batches(reading: Reading, data: Table, world: int) -> dict[str, Any]:
     return {"batch": min(batch, per_device), "num_microbatches": -(-per_device // batch)}
 
 
-def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
     name = str(reading.table(data, "optimizer").get("name"))[:40]
     if name not in OPTIMIZERS:
         reading.unknown["optimizer.name"] = f"'{name}' is not modelled; {', '.join(OPTIMIZERS)} are"
@@ -116,7 +116,7 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
     return {"optimizer": OPTIMIZERS[name]} | ({} if implementation is None else {"optimizer_impl": implementation})
 
 
-def _precision(reading: Reading, data: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
+def _number_formats(reading: Reading, data: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
     """Returns the number formats of the run and of gradient reduction; `mixed_precision` PURE is 16 bits throughout."""
     precision = str(reading.value(data, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
@@ -140,7 +140,7 @@ def _attention_kernel(reading: Reading, model: Table) -> str:
     return "flash"
 
 
-def _mpt(reading: Reading, model: Table, length: int) -> ModelSpec:
+def _mpt_model(reading: Reading, model: Table, length: int) -> ModelSpec:
     """Returns the MPT model in the config's section `model`, with LLM Foundry's defaults."""
     config = reading.table(model, "attn_config")
     for key, values in ATTENTION_OFF.items():

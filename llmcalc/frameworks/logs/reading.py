@@ -96,7 +96,7 @@ def pattern(hint: str, expression: str) -> Pattern:
     return Pattern(hint, re.compile(expression))
 
 
-def _none(line: str) -> bool:
+def _skip_no_line(line: str) -> bool:
     """Returns False: no line of the log is skipped."""
     return False
 
@@ -104,7 +104,9 @@ def _none(line: str) -> bool:
 class Facts:
     """The values that regular expressions matched in a log, by group name, in the order of the lines."""
 
-    def __init__(self, log: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _none) -> None:
+    def __init__(
+        self, log: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
+    ) -> None:
         """Matches the patterns. log: the log. is_left_out: whether a line is skipped; by default none."""
         matches: dict[str, list[tuple[int, str]]] = {}
         for hint, expression in patterns:

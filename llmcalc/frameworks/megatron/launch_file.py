@@ -129,10 +129,12 @@ def read_megatron(arguments_table: Table, source: Source) -> Launch:
         arguments_table, source = arguments_table[WRAPPED], replace(source, env=env if isinstance(env, Mapping) else {})
     with reading_of(source) as reading:
         variables = {str(name): _environment_text(value) for name, value in source.env.items()}
-        return _read_arguments(reading, _arguments(reading, arguments_table, variables), variables)
+        return _read_arguments(reading, _argument_table(reading, arguments_table, variables), variables)
 
 
-def _arguments(reading: Reading, arguments_table: Mapping[str, Any], variables: dict[str, str]) -> Mapping[str, Any]:
+def _argument_table(
+    reading: Reading, arguments_table: Mapping[str, Any], variables: dict[str, str]
+) -> Mapping[str, Any]:
     """Returns the table of arguments from a functional test, or the table itself.
 
     variables: to which the table's environment variables are added.

@@ -30,7 +30,7 @@ ARGUMENTS = {
 """Option → argument with the same value."""
 
 
-def _recompute(value: Any) -> dict[str, Any]:
+def _recompute_arguments(value: Any) -> dict[str, Any]:
     """Returns Megatron-LM's arguments for a value of `--recompute`; None removes an argument."""
     removals: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
     if value == "none":
@@ -42,13 +42,13 @@ def _recompute(value: Any) -> dict[str, Any]:
     raise InputError(f"--recompute {value}: beside a file of Megatron-LM expected none, selective or full")
 
 
-def _optimizer(value: Any) -> dict[str, Any]:
+def _optimizer_arguments(value: Any) -> dict[str, Any]:
     if value not in OPTIMIZERS:
         raise InputError(f"--optimizer {value}: Megatron-LM has none of that name; expected {', '.join(OPTIMIZERS)}")
     return {"optimizer": OPTIMIZERS[value]}
 
 
-def _precision(value: Any) -> dict[str, Any]:
+def _precision_arguments(value: Any) -> dict[str, Any]:
     known_values = ("bf16-master", "fp32", *FP8_ARGUMENTS)
     if value not in known_values:
         raise InputError(f"--precision {value}: not modelled of Megatron-LM; expected one of {', '.join(known_values)}")
@@ -56,22 +56,22 @@ def _precision(value: Any) -> dict[str, Any]:
     return {"bf16": None if value == "fp32" else True, "fp16": None, **fp8_arguments}
 
 
-def _attention(value: Any) -> dict[str, Any]:
+def _attention_arguments(value: Any) -> dict[str, Any]:
     return {"attention_backend": "unfused" if value == "eager" else "flash"}
 
 
-def _zero(value: Any) -> dict[str, Any]:
+def _zero_arguments(value: Any) -> dict[str, Any]:
     if value not in (0, 1):
         raise InputError(f"--zero {value}: Megatron-LM has 1, its distributed optimizer; expected 0 or 1")
     return {"use_distributed_optimizer": True if value else None}
 
 
 CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
-    "recompute": _recompute,
-    "optimizer": _optimizer,
-    "precision": _precision,
-    "attn_implementation": _attention,
-    "zero": _zero,
+    "recompute": _recompute_arguments,
+    "optimizer": _optimizer_arguments,
+    "precision": _precision_arguments,
+    "attn_implementation": _attention_arguments,
+    "zero": _zero_arguments,
 }
 """Option → function that returns the arguments of its value."""
 
@@ -104,7 +104,7 @@ def with_options(data: Table, options: Table, launch: Launch, where: str) -> Tab
         replicas = max(1, layout.world // replica_devices)
         changes["global_batch_size"] = batch * options["num_microbatches"] * replicas
     if "seq" in options:
-        changes["max_position_embeddings"] = max(options["seq"], _argument(data, "max_position_embeddings") or 0)
+        changes["max_position_embeddings"] = max(options["seq"], _argument_number(data, "max_position_embeddings") or 0)
     return _with_values(data, changes)
 
 
@@ -116,14 +116,14 @@ def _find_arguments(data: Table) -> tuple[str, Table]:
     return "", data
 
 
-def _name(flag: str) -> str:
+def _argument_name(flag: str) -> str:
     """Returns an argument's name without dashes."""
     return flag.replace("-", "_").lstrip("_")
 
 
-def _argument(data: Table, name: str) -> int | None:
+def _argument_number(data: Table, name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
-    value = next((value for flag, value in _find_arguments(data)[1].items() if _name(str(flag)) == name), None)
+    value = next((value for flag, value in _find_arguments(data)[1].items() if _argument_name(str(flag)) == name), None)
     text = str(value)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
 
@@ -132,6 +132,6 @@ def _with_values(data: Table, changes: Mapping[str, Any]) -> Table:
     """Returns the file's arguments with changed values; None removes an argument."""
     key, table = _find_arguments(data)
     dropped_arguments = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
-    arguments = {flag: value for flag, value in table.items() if _name(str(flag)) not in dropped_arguments}
+    arguments = {flag: value for flag, value in table.items() if _argument_name(str(flag)) not in dropped_arguments}
     arguments |= {f"--{name.replace('_', '-')}": value for name, value in changes.items() if value is not None}
     return {**data, key: arguments} if key else arguments

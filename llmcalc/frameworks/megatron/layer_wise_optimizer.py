@@ -51,7 +51,7 @@ def pack_buffer(
         """Assigns the tensors of one bucket to shards, and appends the bucket."""
         limit = sum(parameter.size for parameter in chunk) / ranks * OVERFULL
         shard_ends, placements = [0] * ranks, list[tuple[Parameter, int, int]]()
-        for parameter in sorted(chunk, key=lambda parameter: -_cost(parameter)):
+        for parameter in sorted(chunk, key=lambda parameter: -_orthogonalization_cost(parameter)):
             fitting_shards = [
                 shard_index
                 for shard_index in range(ranks)
@@ -65,7 +65,7 @@ def pack_buffer(
             start = round_up(shard_ends[shard_index], ALIGNED)
             placements.append((parameter, shard_index, start))
             shard_ends[shard_index] = start + parameter.size
-            costs[shard_index] += _cost(parameter)
+            costs[shard_index] += _orthogonalization_cost(parameter)
         shard_width, bucket_start = round_up(max(shard_ends), shard), buckets[-1].end if buckets else 0
         for parameter, shard_index, start in placements:
             start_in_buffer = bucket_start + shard_index * shard_width + start
@@ -91,7 +91,7 @@ def pack_buffer(
     return Buffer(parameters, expert, ranks, buckets[-1].end, buckets, ranges, packed=True)
 
 
-def _cost(parameter: Parameter) -> int:
+def _orthogonalization_cost(parameter: Parameter) -> int:
     """Returns the cost of orthogonalizing a matrix."""
     long_side, short_side = max(parameter.tensor.shape), min(parameter.tensor.shape)
     cost: int = long_side * short_side * short_side

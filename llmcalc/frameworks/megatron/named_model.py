@@ -72,7 +72,7 @@ def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings
         zero=1 if run.distributed_optimizer else 0,
         schedule="interleaved" if run.vpp > 1 else "1f1b",
     )
-    words: dict[str, Any] = {
+    run_settings: dict[str, Any] = {
         "phase": "training",
         "batch": run.batch,
         "seq": run.seq,
@@ -82,13 +82,13 @@ def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings
         "attn_implementation": "flash",
         "cross_entropy": "fused" if run.fuses_cross_entropy else "eager",
     }
-    recompute = _recompute(reading, run)
+    recompute = _recompute_setting(reading, run)
     if recompute is not None:
-        words["recompute"] = recompute
-    return RunUnder(layout, {**words, **settings})
+        run_settings["recompute"] = recompute
+    return RunUnder(layout, {**run_settings, **settings})
 
 
-def _recompute(reading: Reading, run: MegatronRun) -> str | None:
+def _recompute_setting(reading: Reading, run: MegatronRun) -> str | None:
     """Returns the value of `--recompute`, and records a setting that is not modelled for a named model."""
     if run.recompute_granularity is None:
         return None

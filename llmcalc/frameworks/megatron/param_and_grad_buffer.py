@@ -154,7 +154,9 @@ def optimizer_updates(
             )
     for has_decay in (True, False):
         for buffer in buffers:
-            group_parameters = [parameter for parameter in buffer.parameters if _decays(parameter) is has_decay]
+            group_parameters = [
+                parameter for parameter in buffer.parameters if _has_weight_decay(parameter) is has_decay
+            ]
             if optimizer == "muon":
                 group_parameters = [parameter for parameter in group_parameters if not is_updated_by_muon(parameter)]
             if not distributed:
@@ -182,6 +184,6 @@ def shard_index(buffer: Buffer, layout: Layout, coordinates: Coordinates) -> int
     return rank_in_group % buffer.shards
 
 
-def _decays(parameter: Parameter) -> bool:
+def _has_weight_decay(parameter: Parameter) -> bool:
     """Whether weight decay applies to a parameter: to matrices, not to vectors."""
     return len(parameter.tensor.shape) > 1

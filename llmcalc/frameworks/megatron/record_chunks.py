@@ -63,23 +63,23 @@ class RecordedChunk:
         """
         allocated_before = (before_forward & self.in_forward) | ((before_backward & self.names) - self.in_forward)
         if allocated_before not in self._traces:
-            self._traces[allocated_before] = self._read(allocated_before)
+            self._traces[allocated_before] = self._read_traces(allocated_before)
         traces = self._traces[allocated_before]
         if traces is None:
             raise NotRepeating
         return {
-            (number, *pass_case): _numbered(trace, number)  # type: ignore[misc]
+            (number, *pass_case): _renumber_trace(trace, number)  # type: ignore[misc]
             for (_, *pass_case), trace in traces.items()
         }
 
-    def _read(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
+    def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
             return self.passes.traces({x for name in allocated_before for x in self.storages[name]})
         except NotRepeating:
             return None
 
 
-def _numbered(trace: PassTrace, number: int) -> PassTrace:
+def _renumber_trace(trace: PassTrace, number: int) -> PassTrace:
     """Returns a trace that was recorded for chunk 0, renumbered for chunk `number`."""
     if not number or not trace.releases_of_other_passes:
         return trace
@@ -103,7 +103,7 @@ def record_chunks(
         run = RankRun(spec, settings, rank, Recorder())
     count = len(run.chunks)
     chunks = [
-        _recorded(spec, settings, rank, run, number, is_last_stage and number == count - 1, by_previous)
+        _recorded_chunk(spec, settings, rank, run, number, is_last_stage and number == count - 1, by_previous)
         for number in range(count)
     ]
     if count > 1 and _replaces_gather_buffer(chunks):
@@ -124,7 +124,7 @@ MAX_CHUNKS = 256
 """Number of chunks that are kept."""
 
 
-def _recorded(
+def _recorded_chunk(
     spec: ModelSpec,
     settings: MegatronSettings,
     rank: int,
@@ -143,11 +143,11 @@ def _recorded(
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
         chunk_run = RankRun(spec, settings, rank, Recorder())
-        _chunks[key] = _record(chunk_run, chunk_run.chunks[number], alternates, by_previous)
+        _chunks[key] = _record_chunk(chunk_run, chunk_run.chunks[number], alternates, by_previous)
     return _chunks[key]
 
 
-def _record(run: RankRun, chunk: Chunk, alternates: bool, by_previous: bool) -> RecordedChunk:
+def _record_chunk(run: RankRun, chunk: Chunk, alternates: bool, by_previous: bool) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun."""
     run.chunks, chunk.number = [chunk], 0
     recorder = run.meter

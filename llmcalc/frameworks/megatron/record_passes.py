@@ -22,16 +22,16 @@ def record_passes(run: RankRun, recorder: Recorder, is_last_stage: bool, by_prev
     run.passes = passes = PassRecorder(recorder, len(run.chunks), by_previous)
     for count in STEPS if len(run.chunks) > 1 or not is_last_stage else (STEPS[0], 1):
         run.gradient_copies, run.batches = [], []
-        _passes(run, count, is_last_stage)
+        _run_passes(run, count, is_last_stage)
         run.end_step()
     if by_previous:
         run.gradient_copies, run.batches = [], []
-        _alternating_passes(run)
+        _run_alternating_passes(run)
         run.end_step()
     return passes.recorded()
 
 
-def _passes(run: RankRun, count: int, is_last_stage: bool) -> None:
+def _run_passes(run: RankRun, count: int, is_last_stage: bool) -> None:
     """Runs all forward passes, chunk by chunk, then all backward passes."""
     flights = InFlight(run)
     last = run.chunks[-1] if is_last_stage else None
@@ -45,7 +45,7 @@ def _passes(run: RankRun, count: int, is_last_stage: bool) -> None:
             flights.backward(chunk)
 
 
-def _alternating_passes(run: RankRun) -> None:
+def _run_alternating_passes(run: RankRun) -> None:
     """Runs two forward passes of each chunk, then backward and forward passes in turn."""
     flights = InFlight(run)
     for chunk in run.chunks:

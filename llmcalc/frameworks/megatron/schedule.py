@@ -163,7 +163,7 @@ class RankRun:
         self.run_config: RunConfig = RunConfig(
             Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training")
         )
-        self.chunks: list[Chunk] = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
+        self.chunks: list[Chunk] = [self._create_chunk(spec_stage, rank) for spec_stage in self._stages()]
         for chunk_index, chunk in enumerate(self.chunks):
             chunk.number = chunk_index
         self.buffers: list[Buffer] = []
@@ -190,7 +190,7 @@ class RankRun:
         layers = self.spec.main.num_hidden_layers
         return [stage for stage in stages(self.layout, layers) if stage.rank == self.coordinates.pp]
 
-    def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
+    def _create_chunk(self, stage: Stage | None, rank: int) -> Chunk:
         """Creates the chunk of a pipeline stage."""
         lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
@@ -233,7 +233,7 @@ class RankRun:
             bucket = bucket_size(
                 settings, layout, self.coordinates, chunk_index, sum(parameter.size for parameter in chunk.parameters)
             )
-            for buffer in self._buffers(chunk, bucket, tied):
+            for buffer in self._gradient_buffers(chunk, bucket, tied):
                 self.buffers.append(buffer)
                 with on_stream(self.meter, SIDE):
                     if distributed:
@@ -247,9 +247,9 @@ class RankRun:
                     weights[chunk_index].pop(0)
         self.persistent_storages += [parameter for chunk_weights in weights for parameter in chunk_weights]
         del weights
-        self._main_parameters()
+        self._make_main_parameters()
 
-    def _buffers(self, chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
+    def _gradient_buffers(self, chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
         """Yields the data-parallel buffers of a chunk, those of experts last."""
         distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
@@ -310,7 +310,7 @@ class RankRun:
                 for k in range(2):
                     self.rope_tables[2 * i + k] = self.storage(2 * size, "overhead")
 
-    def _main_parameters(self) -> None:
+    def _make_main_parameters(self) -> None:
         """Creates the fp32 main parameters of this rank, each from a copy in the parameter's own type.
 
         A precision-aware optimizer makes its own at its first step (core/optimizer/distrib_optimizer.py,
@@ -424,11 +424,11 @@ class RankRun:
         """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
         graph, shape = self.graph, losses.shape
         masked_losses = graph.new(shape, FLOAT32)
-        out = graph.new((1,), FLOAT32)
+        loss_sum = graph.new((1,), FLOAT32)
         del masked_losses
         node = Node(graph, "sum", (losses,), lambda g, needs_input_grad: [graph.new(shape, FLOAT32)])
-        out.node = node
-        return out
+        loss_sum.node = node
+        return loss_sum
 
     def backward(self, chunk_input: Tensor | None, output: ForwardOutput, gradient: Tensor | None) -> Tensor | None:
         """Runs `backward_step`. Returns the gradient of the chunk's input."""

@@ -405,36 +405,36 @@ class MegatronSettings(MegatronArguments):
     def _check_sizes(self) -> None:
         """Raises `InputError` for missing sizes, sizes below 1, and heads that do not divide the hidden size."""
         for name in ("hidden_size", "num_attention_heads", "micro_batch_size"):
-            self._positive(name, getattr(self, name))
-        self._positive("num_layers", self.layers or None)
-        self._positive("seq_length", self.tokens or None)
+            self._require_positive(name, getattr(self, name))
+        self._require_positive("num_layers", self.layers or None)
+        self._require_positive("seq_length", self.tokens or None)
         for name in SIZES:
             if getattr(self, name) is not None:
-                self._positive(name, getattr(self, name))
+                self._require_positive(name, getattr(self, name))
         assert self.hidden_size is not None
         assert self.num_attention_heads is not None
         if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
-            self._refuse("num_attention_heads", f"a divisor of --hidden-size {self.hidden_size}, or --kv-channels")
+            self._value_error("num_attention_heads", f"a divisor of --hidden-size {self.hidden_size}, or --kv-channels")
         if self.num_attention_heads % self.query_groups:
-            self._refuse("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
+            self._value_error("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
 
     def _check_batch(self) -> None:
         """Raises `InputError` for a batch that replicas and micro-batches do not divide evenly."""
         sequences_at_once = (self.micro_batch_size or 1) * self.dp
         if self.batch is not None and self.batch % sequences_at_once:
             name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
-            self._refuse(name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
+            self._value_error(name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
 
     def _check_experts(self) -> None:
         """Raises `InputError` for experts that ranks do not divide, and for a pattern with a different number of
         layers."""
         if self.num_experts is not None:
             if self.num_experts % self.expert_model_parallel_size:
-                self._refuse(
+                self._value_error(
                     "num_experts", f"a multiple of {self.expert_model_parallel_size}, the expert-parallel size"
                 )
             if self.moe_router_topk > self.num_experts:
-                self._refuse("moe_router_topk", f"at most --num-experts {self.num_experts}")
+                self._value_error("moe_router_topk", f"at most --num-experts {self.num_experts}")
             if len(self.expert_layers) != self.layers and self.hybrid_layer_pattern is None:
                 raise InputError(
                     f"--moe-layer-freq: a pattern of {len(self.expert_layers)} layers; expected one of {self.layers}"
@@ -448,7 +448,7 @@ class MegatronSettings(MegatronArguments):
         """Raises `InputError` for sequences that are longer than the positions or that tensor ranks do not divide."""
         longest_sequence = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest_sequence:
-            self._refuse("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")
+            self._value_error("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")
         for tokens in (self.tokens, self.decoder_seq_length or 0) if self.uses_sequence_parallelism else ():
             if tokens // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
                 raise InputError(
@@ -461,7 +461,7 @@ class MegatronSettings(MegatronArguments):
         parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
         for name, tokens in (("seq_length", self.tokens), ("decoder_seq_length", self.decoder_seq_length or 0)):
             if self.cp > 1 and tokens % parts:
-                self._refuse(name, f"a multiple of 2 · context-parallel size = {parts}")
+                self._value_error(name, f"a multiple of 2 · context-parallel size = {parts}")
         heads = self.num_attention_heads or 1, self.num_attention_heads if self.latent else self.query_groups
         if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
             rank_heads = [max(1, (count or 1) // self.tp) for count in heads]
@@ -471,13 +471,13 @@ class MegatronSettings(MegatronArguments):
                     f"and {rank_heads[1]} key heads of a rank; expected a divisor of both, or p2p"
                 )
 
-    def _positive(self, name: str, value: Any) -> None:
+    def _require_positive(self, name: str, value: Any) -> None:
         if value is None:
             raise InputError(f"{flag_of(name)}: missing; Megatron-LM needs it")
         if value < 1:
             raise InputError(f"{flag_of(name)}: {shown(value)}; expected a positive whole number")
 
-    def _refuse(self, name: str, expected: str) -> None:
+    def _value_error(self, name: str, expected: str) -> None:
         raise InputError(f"{flag_of(name)}: {shown(getattr(self, name))}; expected {expected}")
 
 
@@ -505,16 +505,16 @@ def expand_pipeline_layout(layout_text: str) -> str:
     E is the embedding, t a layer, m a layer of multi-token prediction, L the loss; a bar ends a stage.
     """
     argument = f"--pipeline-model-parallel-layout {shown(layout_text)}"
-    out = layout_text.replace(",", "").replace(" ", "")
+    expanded_layout = layout_text.replace(",", "").replace(" ", "")
     for pattern in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
-        if sum(len(match[1]) * int(match[2]) for match in re.finditer(pattern, out)) > LONGEST_LAYOUT:
+        if sum(len(match[1]) * int(match[2]) for match in re.finditer(pattern, expanded_layout)) > LONGEST_LAYOUT:
             raise InputError(f"{argument}: too long; expected at most {LONGEST_LAYOUT:,} layers")
-        out = re.sub(pattern, lambda match: match[1] * int(match[2]), out)
-    if len(out) > LONGEST_LAYOUT or set(out) - set("EtmL|"):
+        expanded_layout = re.sub(pattern, lambda match: match[1] * int(match[2]), expanded_layout)
+    if len(expanded_layout) > LONGEST_LAYOUT or set(expanded_layout) - set("EtmL|"):
         raise InputError(
             f"{argument}: not understood; expected letters E, t, m, L, bars and repeats, such as Et|(tt|)*2L"
         )
-    return out
+    return expanded_layout
 
 
 SIZES = (

@@ -97,18 +97,18 @@ def read_python(text: str, source: Source) -> Launch:
         if len(names) > 1:
             raise reading.wrong(names[1][:60], "a second recipe; expected one")
         try:
-            config, name = _config(reading, module, names[0] if names else None)
+            config, name = _recipe_configuration(reading, module, names[0] if names else None)
         except RecursionError:
             raise reading.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
         config |= {key: plain_value(value) for key, value in overrides_of(source.arguments).items()}
-        return _launch(reading, config, LAUNCH_FILE, name)
+        return _read_configuration(reading, config, LAUNCH_FILE, name)
 
 
-def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Config, str]:
+def _recipe_configuration(reading: Reading, module: ast.Module, name: str | None) -> tuple[Config, str]:
     """Returns a recipe's configuration and its name, which may be imported from another file."""
     configurations = Configurations(module, COMMON)
     recipes = [key for key in configurations.functions if not key.startswith("_")]
-    aliases = _aliases(module)
+    aliases = _imported_recipes(module)
     known_recipes = [*recipes, *aliases]
     if name is None:
         if len(known_recipes) != 1:
@@ -143,7 +143,7 @@ def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Con
     return imported_file.of(origin), origin
 
 
-def _aliases(module: ast.Module) -> dict[str, tuple[str, str]]:
+def _imported_recipes(module: ast.Module) -> dict[str, tuple[str, str]]:
     """Returns recipes that a file imports under other names.
 
     The result is name → (path of the recipe's file from this file's folder, the recipe's name there).
@@ -161,7 +161,7 @@ def _aliases(module: ast.Module) -> dict[str, tuple[str, str]]:
     return aliases
 
 
-def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch:
+def _read_configuration(reading: Reading, config: Config, program: Any, name: str) -> Launch:
     def get(key: str, default: Any = None) -> Any:
         value = config.get(key, default)
         if isinstance(value, Unknown):
@@ -210,7 +210,7 @@ def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch
     if world is None and gpus is not None and int(gpus[1]) % smallest_run(run) == 0:
         world = int(gpus[1])
         reading.notes.append(f"{world} devices, from the recipe's name")
-    settings = _optimizer(reading, config)
+    settings = _optimizer_settings(reading, config)
     result = megatron_run(reading, run, world, settings)
     replicas = result.layout.dp
     if total % (batch * replicas):
@@ -227,15 +227,15 @@ def _names_model(key: str, config: Mapping[str, Any]) -> bool:
     return re.fullmatch(r"model\.0", key) is not None and isinstance(config[key], str)
 
 
-def _optimizer(reading: Reading, config: Config) -> dict[str, Any]:
+def _optimizer_settings(reading: Reading, config: Config) -> dict[str, Any]:
     """Returns the optimizer settings: the number formats of its states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
-    states = {_format(config.get(f"optimizer.exp_avg{end}_dtype")) for end in ("", "_sq")}
+    states = {_number_format(config.get(f"optimizer.exp_avg{end}_dtype")) for end in ("", "_sq")}
     if len(states) > 1:
         reading.unknown["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
     return {"precision_aware_optimizer": True, "optimizer_dtype": states.pop()}
 
 
-def _format(value: Any) -> str:
+def _number_format(value: Any) -> str:
     return HALF.get(value.text, "fp32") if isinstance(value, Unknown) else "fp32"

@@ -142,8 +142,8 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
             "--recompute-method": method,
             "--recompute-num-layers": layers,
         }
-    _positions(reading, table)
-    _partition(reading, table)
+    _set_position_embedding(reading, table)
+    _set_layer_partition(reading, table)
     if table.get("--glu-activation") == "swiglu":
         del table["--glu-activation"]
         table |= {"--swiglu": True, "--no-bias-swiglu-fusion": True}
@@ -161,10 +161,10 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
         if sequence_ranks > 1:
             table |= {"--context-parallel-size": str(sequence_ranks), "--cp-comm-type": "a2a"}
     if uses_deepspeed:
-        _zero(reading, arguments, table)
+        _set_zero_stage(reading, arguments, table)
         reading.notes.append(ESTIMATE)
     if "--tokenizer-type" in table and str(table["--tokenizer-type"]) == "PretrainedFromHF":
-        _vocabulary(reading, arguments, table)
+        _set_vocabulary(reading, arguments, table)
     return table
 
 
@@ -172,7 +172,7 @@ POSITIONS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
 """bigscience's name of a position embedding → Megatron-LM's. ALiBi has no weights."""
 
 
-def _positions(reading: Reading, table: dict[str, Any]) -> None:
+def _set_position_embedding(reading: Reading, table: dict[str, Any]) -> None:
     """Sets Megatron-LM's argument of the position embedding. ALiBi's biases are added to the scores by `baddbmm`."""
     name = table.get("--position-embedding-type")
     if name not in POSITIONS:
@@ -184,7 +184,7 @@ def _positions(reading: Reading, table: dict[str, Any]) -> None:
         )
 
 
-def _partition(reading: Reading, table: dict[str, Any]) -> None:
+def _set_layer_partition(reading: Reading, table: dict[str, Any]) -> None:
     """Sets the division of layers into stages: embedding and head may count as a layer each (bigscience)."""
     method = table.pop("--pp-partition-method", None)
     if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
@@ -196,7 +196,7 @@ def _partition(reading: Reading, table: dict[str, Any]) -> None:
         reading.unknown["--pp-partition-method"] = f"'{name[:40]}' is not modelled; type:transformer|embedding is"
 
 
-def _zero(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+def _set_zero_stage(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
     """Sets the ZeRO stage from the arguments, or from the DeepSpeed config that they name."""
     stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
@@ -235,7 +235,7 @@ VOCABULARIES = {
 """Tokenizers → their numbers of tokens, from the scripts and model cards that use them."""
 
 
-def _vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+def _set_vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
     """Adds the size and the padding of a Hugging Face tokenizer's vocabulary to the arguments."""
     name = str(arguments.get("--tokenizer-name-or-path", ""))
     table["--tokenizer-type"] = "NullTokenizer"

@@ -105,7 +105,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
     with reading_of(source) as reading:
         name, _, verb = command.program.partition(" ")
         if name == "megatron" or "megatron" in command.program:
-            return _megatron(reading, command, verb)
+            return _read_megatron_command(reading, command, verb)
         verb = verb or command.program.rpartition(".")[2]
         if verb not in TRAINING:
             raise reading.wrong(f"line {command.line}: swift {verb}", "is no training; expected swift sft or swift pt")
@@ -124,7 +124,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         return launch if kind != "grpo" else replace(launch, rollout=rollout_of(reading, data, launch))
 
 
-def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
+def _read_megatron_command(reading: Reading, command: CommandLine, verb: str) -> Launch:
     """Returns the training run of a command of Megatron-SWIFT."""
     from .record import LAUNCH_FILE
 
@@ -142,7 +142,7 @@ def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
     return launch_of_run(reading, LAUNCH_FILE, "megatron", run, target)
 
 
-def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
+def _task_arguments(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
     """Returns the arguments of a task other than language modelling, and adds a note on how its loss is counted."""
     task_type = str(data.get("task_type", "causal_lm"))[:30]
     if kind or task_type in ("causal_lm", "prm"):
@@ -154,7 +154,7 @@ def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
     return ("loss_type", "num_labels", "problem_type")
 
 
-def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+def _adapter_arguments(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments of LoRA adapters."""
     table = {
         "use_peft": True,
@@ -173,7 +173,7 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
 def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. kind: its `rlhf_type`; empty for none."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
-    read_names = (*read_names, *known_names(reading, data, kind), *_task(reading, data, kind))
+    read_names = (*read_names, *known_names(reading, data, kind), *_task_arguments(reading, data, kind))
     reading.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
     unknown_keys(reading, data, read_names, "", "no argument that is known")
     tuner = data.get("tuner_type", data.get("train_type", data.get("sft_type")))
@@ -209,7 +209,7 @@ def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[
     if reading.flag(data, "packing"):
         reading.notes.append("--packing: sequences of max_length tokens, all of them used")
     if tuner == "lora":
-        table |= _adapters(reading, data)
+        table |= _adapter_arguments(reading, data)
     if data.get("quant_bits") is not None or data.get("quant_method") is not None:
         bits = data.get("quant_bits")
         if data.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..launch.grpo import GRPO_READ, colocated_rollout
 from ..launch.record import Launch, Reading, Table
 from ..launch.rollout import Rollout, States
-from ..launch.trainer import kto_words, pair_words
+from ..launch.trainer import kto_settings, pair_settings
 
 PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
 """`rlhf_type` on preferences → its loss."""
@@ -71,9 +71,11 @@ def sequences_of(reading: Reading, kind: str, batch: int, has_adapters: bool) ->
 
     batch: pairs of a micro-batch, or answers of KTO.
     """
-    words = {"batch": batch, **({"lora_rank": 1} if has_adapters else {})}
-    words = kto_words(reading, words) if kind == "kto" else pair_words(reading, PAIRS[kind], words)
-    return int(words["batch"])
+    run_settings = {"batch": batch, **({"lora_rank": 1} if has_adapters else {})}
+    run_settings = (
+        kto_settings(reading, run_settings) if kind == "kto" else pair_settings(reading, PAIRS[kind], run_settings)
+    )
+    return int(run_settings["batch"])
 
 
 def rollout_of(reading: Reading, data: Table, launch: Launch) -> Rollout:

@@ -129,7 +129,7 @@ def read_nemo(data: Table, source: Source) -> Launch:
 
     with reading_of(source) as reading:
         overrides = {key: plain_value(value) for key, value in overrides_of(source.arguments).items()}
-        values = _values(reading, data, overrides)
+        values = _model_values(reading, data, overrides)
         name = str(data.get("name", ""))[:80]
         if "encoder" in values or "decoder" in values or any(kind in name for kind in MODEL_TYPES):
             raise reading.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
@@ -141,10 +141,10 @@ def read_nemo(data: Table, source: Source) -> Launch:
             raise reading.wrong(
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
             )
-        arguments = _arguments(reading, values, data)
+        arguments = _megatron_arguments(reading, values, data)
         reading.check_unknown()
         kind = next((kind for kind in ("bert", "mamba") if kind in name), "gpt")
-        devices = _devices(reading, data, overrides) if source.world_size is None else source.world_size
+        devices = _device_count(reading, data, overrides) if source.world_size is None else source.world_size
         launch = read_megatron(
             arguments, replace(source, world_size=devices, script=f"pretrain_{kind}.py", arguments=())
         )
@@ -160,7 +160,7 @@ def read_nemo(data: Table, source: Source) -> Launch:
         )
 
 
-def _values(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _model_values(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Returns dotted key → value of the section `model`, with references resolved."""
     model = data["model"]
     values = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
@@ -169,14 +169,14 @@ def _values(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> dict
         if isinstance(table, Mapping):
             values |= {f"{section}.{key}": value for key, value in table.items()}
     values |= {key.partition(".")[2]: value for key, value in overrides.items() if key.startswith("model.")}
-    return {key: _resolved(reading, key, value, values) for key, value in values.items()}
+    return {key: _resolved_value(reading, key, value, values) for key, value in values.items()}
 
 
 SECTIONS = ("encoder", "decoder")
 """Tables in `model` that show an encoder-decoder."""
 
 
-def _resolved(reading: Reading, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
+def _resolved_value(reading: Reading, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
     """Returns a value, in which a reference such as `${.encoder_seq_length}` is replaced by the key's value."""
     link = LINK.fullmatch(value) if isinstance(value, str) else None
     if link is None:
@@ -184,10 +184,10 @@ def _resolved(reading: Reading, key: str, value: Any, values: Mapping[str, Any],
     name = link[1].removeprefix(".").removeprefix("model.")
     if depth > 8 or name not in values:
         return None
-    return _resolved(reading, key, values[name], values, depth + 1)
+    return _resolved_value(reading, key, values[name], values, depth + 1)
 
 
-def _devices(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> int:
+def _device_count(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> int:
     """Returns the number of devices of all machines."""
     trainer = {**data["trainer"], **{key[8:]: value for key, value in overrides.items() if key.startswith("trainer.")}}
     return size_of(reading, "trainer.devices", trainer.get("devices", 1)) * size_of(
@@ -195,7 +195,7 @@ def _devices(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> int
     )
 
 
-def _arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
+def _megatron_arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM."""
     arguments: dict[str, Any] = {}
     for key, flag in SIZES.items():
@@ -224,7 +224,7 @@ def _arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict
         arguments["--use-distributed-optimizer"] = True
     reading.ignored += [key for key in data if key not in ("model", "trainer", "name")]
     reading.ignored += [f"model.{key}" for key in values if not {key} & READ]
-    arguments["--vocab-size"] = _words(reading, values)
+    arguments["--vocab-size"] = _vocabulary_size(reading, values)
     return arguments
 
 
@@ -268,7 +268,7 @@ def _precision_arguments(reading: Reading, values: Mapping[str, Any], data: Tabl
     return {"--fp16" if precision == "16" else "--bf16": True}
 
 
-def _words(reading: Reading, values: Mapping[str, Any]) -> int:
+def _vocabulary_size(reading: Reading, values: Mapping[str, Any]) -> int:
     """Returns the vocabulary size before padding."""
     for key in ("override_vocab_size", "vocab_size"):
         if values.get(key) is not None:

@@ -126,7 +126,7 @@ class OllamaServer:
         chosen_type = str(self.flags.get("OLLAMA_KV_CACHE_TYPE", "f16"))
         return "f16" if self.flash_attn == "off" else chosen_type
 
-    def _server(self, **flags: Any) -> GgmlServer:
+    def _unfitted_server(self, **flags: Any) -> GgmlServer:
         build = EngineVersion(self.rules.build, self.rules.build)
         margin = record().margin.mib * MIB if self.rules.runner == "estimate" else 0
         server = GgmlServer(self.preset, self.hardware, build, flags, _llama_cpp(), self.overhead + margin)
@@ -143,7 +143,7 @@ class OllamaServer:
         server.__dict__["model"] = self.model
         return server
 
-    def _flags(self, parallel: int, batch: int) -> dict[str, Any]:
+    def _llama_server_flags(self, parallel: int, batch: int) -> dict[str, Any]:
         """Returns the flags with which Ollama starts llama-server (llm/llama_server.go)."""
         layers = int(self.flags.get("num_gpu", -1))
         gpu_count = self.number_of_gpus
@@ -169,7 +169,7 @@ class OllamaServer:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return USUAL_BATCH
-        server = self._server(**self._flags(parallel, USUAL_BATCH))
+        server = self._unfitted_server(**self._llama_server_flags(parallel, USUAL_BATCH))
         placement = server.placement
         used_bytes = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
         free_bytes = server.free * len(server.devices)
@@ -185,13 +185,13 @@ class OllamaServer:
         chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         numbers = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
         for parallel in numbers:
-            fitted_server = self._fitted(parallel)
+            fitted_server = self._fitted_with(parallel)
             if not host_layers(fitted_server):
                 return fitted_server
         return fitted_server
 
-    def _fitted(self, parallel: int) -> Fitted:
-        server = self._server(**self._flags(parallel, self.batch(parallel)))
+    def _fitted_with(self, parallel: int) -> Fitted:
+        server = self._unfitted_server(**self._llama_server_flags(parallel, self.batch(parallel)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit(server)
         if not server.asks_for_layers:

@@ -41,7 +41,7 @@ def is_olmo(data: Table) -> bool:
 def read_olmo(data: Table, source: Source) -> Launch:
     """Returns the training run of an OLMo config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
-        spec = _model(reading, reading.table(data, "model"))
+        spec = _model_of(reading, reading.table(data, "model"))
         world = reading.devices(source.world_size)
         batch = reading.size(data, "device_train_microbatch_size", 16)
         total = reading.size(data, "global_train_batch_size", 512)
@@ -49,13 +49,13 @@ def read_olmo(data: Table, source: Source) -> Launch:
             raise reading.wrong(
                 "global_train_batch_size", f"{total}; expected a multiple of {world * batch}, --devices"
             )
-        words: dict[str, Any] = {
+        run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
             "num_microbatches": total // (world * batch),
             "seq": reading.size(reading.table(data, "model"), "max_sequence_length", 1024),
             "attn_implementation": "flash",
-            **_step(reading, data),
+            **_step_settings(reading, data),
         }
         reading.ignored += [key for key in data if key not in ("model", *STEP_KEYS)]
         fsdp = reading.table(data, "fsdp")
@@ -65,12 +65,12 @@ def read_olmo(data: Table, source: Source) -> Launch:
             raise reading.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
         reduction_format = ""
         if precision == "fp32":
-            words["precision"] = "fp32"
+            run_settings["precision"] = "fp32"
         elif is_sharded:
-            words |= {"dtype": "bf16", "master_weights": "fp32"}
+            run_settings |= {"dtype": "bf16", "master_weights": "fp32"}
             reduction_format = "bfloat16" if reading.value(fsdp, "precision", "pure") == "pure" else ""
         else:
-            words["precision"] = "autocast"
+            run_settings["precision"] = "autocast"
         if is_sharded:
             reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         return reading.launch(
@@ -78,12 +78,12 @@ def read_olmo(data: Table, source: Source) -> Launch:
             "fsdp2" if is_sharded else "torch",
             spec=spec,
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
-            settings=words,
+            settings=run_settings,
             own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
         )
 
 
-def _model(reading: Reading, model: Table) -> ModelSpec:
+def _model_of(reading: Reading, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     for key, values in OFF.items():
         if model.get(key) not in values and key in model:
@@ -140,9 +140,9 @@ def _model(reading: Reading, model: Table) -> ModelSpec:
     return validate(ModelSpec, table, reading.where)
 
 
-def _step(reading: Reading, data: Table) -> dict[str, Any]:
+def _step_settings(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
-    words: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
+    step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
     name = str(reading.value(reading.table(data, "optimizer"), "name", "lionw"))
     if name != "adamw":
         reading.unknown["optimizer.name"] = f"'{name[:30]}' is not modelled; adamw is"
@@ -150,9 +150,9 @@ def _step(reading: Reading, data: Table) -> dict[str, Any]:
     if checkpointing is not None:
         if str(checkpointing) not in RECOMPUTE:
             raise reading.wrong("activation_checkpointing", f"{shown(checkpointing)}; expected {', '.join(RECOMPUTE)}")
-        words["recompute"] = RECOMPUTE[str(checkpointing)]
+        step_settings["recompute"] = RECOMPUTE[str(checkpointing)]
     if data.get("fused_loss"):
-        words["cross_entropy"] = "fused"
+        step_settings["cross_entropy"] = "fused"
     if data.get("compile"):
-        words["compile"] = True
-    return words
+        step_settings["compile"] = True
+    return step_settings

@@ -73,13 +73,13 @@ def accelerator_of(label: str) -> str:
     memory = next((part for part in parts if _MEMORY.fullmatch(part)), "")
     chip_words = [part for part in parts if part != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", part)]
     for words in ([*chip_words, memory], parts, chip_words, chip_words[:-1], chip_words[:2], chip_words[:1]):
-        name = _known("-".join(filter(None, words)), memory)
+        name = _accelerator_name("-".join(filter(None, words)), memory)
         if name:
             return name
     return ""
 
 
-def _known(name: str, memory: str) -> str:
+def _accelerator_name(name: str, memory: str) -> str:
     """Returns an accelerator's name, with the memory size of the label, such as `80gb`; empty if it is unknown."""
     if not re.search(r"[a-z]", name) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", name) or name.endswith(".toml"):
         return ""

@@ -63,16 +63,16 @@ def read_arguments(
     arguments.notes += [f"{printable(word)} is not set and left out" for word in dict.fromkeys(left_out[:MOST_NOTES])]
     try:
         other_words, values = split_arguments(record.title, flags[::-1], words, {}, {}, unknown)
-        config = values.pop(_field(flags_by_name, f"--{CONFIG}"), None) if program.config_flags else None
+        config = values.pop(_field_of(flags_by_name, f"--{CONFIG}"), None) if program.config_flags else None
         if config is not None:
             if is_unresolved(str(config)):
                 raise InputError(unresolved_reason(str(config)))
             config_words = list(
-                words_of_tables(parse_yaml(_marked(read_named(str(config))), str(config)), flags_by_name)
+                words_of_tables(parse_yaml(_with_yaml_marks(read_named(str(config))), str(config)), flags_by_name)
             )
             other_words, values = split_arguments(record.title, flags[::-1], [*config_words, *words], {}, {}, unknown)
-            values.pop(_field(flags_by_name, f"--{CONFIG}"), None)
-        arguments.model = str(values.pop(_field(flags_by_name, program.model_flags[0]), "") or "")
+            values.pop(_field_of(flags_by_name, f"--{CONFIG}"), None)
+        arguments.model = str(values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
         if program.takes_model and other_words:
             arguments.model = other_words.pop(0)
         for word in other_words:
@@ -95,7 +95,7 @@ def read_arguments(
     return arguments
 
 
-def _field(flags_by_name: Mapping[str, Flag], name: str) -> str:
+def _field_of(flags_by_name: Mapping[str, Flag], name: str) -> str:
     return flags_by_name[name].field if name in flags_by_name else name.lstrip("-").replace("-", "_")
 
 
@@ -151,7 +151,7 @@ def _require_known(flag: Flag, value: Any) -> None:
             raise InputError(f"{flag.names[0]}: {unresolved_reason(part)}")
 
 
-def _marked(text: str) -> str:
+def _with_yaml_marks(text: str) -> str:
     """Returns a text in which unresolved names have marks that YAML allows, which are no control characters."""
     return text.replace("\0", MARK)
 
@@ -182,19 +182,19 @@ def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] 
             continue
         if isinstance(value, Mapping):
             for inner_key, item in value.items():
-                yield from (f"--{'.'.join((*path, str(inner_key)))}={_text(item)}",)
+                yield from (f"--{'.'.join((*path, str(inner_key)))}={_word_of_value(item)}",)
             continue
         name = f"--{'.'.join(path)}" if flag is None or flag_named(known, f"--{'.'.join(path)}") else f"--{path[-1]}"
         if isinstance(value, bool) and (flag is None or flag.flag.kind == "switch"):
             yield name if value else f"--no-{name[2:]}"
         elif isinstance(value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):
             yield name
-            yield from map(_text, value)
+            yield from map(_word_of_value, value)
         elif value is not None:
-            yield f"{name}={_text(value)}"
+            yield f"{name}={_word_of_value(value)}"
 
 
-def _text(value: Any) -> str:
+def _word_of_value(value: Any) -> str:
     """Returns a value as a word of a command line."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -34,14 +34,14 @@ def is_llama_swap(data: Any) -> bool:
 
 def servers_of_llama_swap(data: Mapping[str, Any], where: str, variables: Mapping[str, str]) -> Iterator[Container]:
     """Yields the server command of each model. where: the file in messages. variables: environment variables."""
-    shared_macros = _macros(data)
+    shared_macros = _read_macros(data)
     for name, model in data["models"].items():
         if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
             continue
         place = f"models.{one_line(str(name))[:60]}"
         environment = {f"env.{variable}": value for variable, value in variables.items()}
-        macros = {"PORT": PORT, **environment, **shared_macros, **_macros(model), "MODEL_ID": str(name)}
-        text = _expanded(model["cmd"], macros, f"{where}: {place}")
+        macros = {"PORT": PORT, **environment, **shared_macros, **_read_macros(model), "MODEL_ID": str(name)}
+        text = _expand_macros(model["cmd"], macros, f"{where}: {place}")
         lines = [line for line in text.split("\n") if not line.strip().startswith("#")]
         try:
             words = shlex.split(" ".join(line.rstrip("\\") for line in lines))
@@ -51,7 +51,7 @@ def servers_of_llama_swap(data: Mapping[str, Any], where: str, variables: Mappin
         yield Container(place, words=words, env=dict(item.split("=", 1) for item in env))
 
 
-def _macros(table: Mapping[str, Any]) -> dict[str, str]:
+def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:
     macros = table.get("macros")
     texts = macros if isinstance(macros, Mapping) else {}
     return {
@@ -61,7 +61,7 @@ def _macros(table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _expanded(text: str, macros: Mapping[str, str], at: str) -> str:
+def _expand_macros(text: str, macros: Mapping[str, str], at: str) -> str:
     """Returns a command with expanded macros, which may be nested. at: the place in messages."""
     for _ in range(DEEPEST):
         names = re.findall(r"\$\{([\w.-]{1,120})\}", text)

@@ -65,7 +65,7 @@ DEEPEST = 30
 def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
     """Yields the servers in parsed tables. finder: the file's finder. variables: variables that the file may use."""
     if isinstance(data, Mapping) and isinstance(data.get("services"), Mapping) and "apiVersion" not in data:
-        yield from _compose(data, finder, variables)
+        yield from _compose_servers(data, finder, variables)
         return
     if is_llama_swap(data):
         for container in servers_of_llama_swap(data, finder.where, variables):
@@ -74,7 +74,7 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
     documents = data if isinstance(data, list) else [data]
     for document in documents:
         if isinstance(document, Mapping) and isinstance(document.get("run"), str) and "jobs" not in document:
-            yield from _task(document, finder, variables)
+            yield from _skypilot_servers(document, finder, variables)
     items = [
         item
         for document in documents
@@ -82,8 +82,10 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
         for item in (document["items"] if isinstance(document.get("items"), list) else [document])
         if isinstance(item, Mapping)
     ]
-    runtimes = {str(_table(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIMES}
-    used_runtimes = {str(_table(item, "spec", "predictor", "model").get("runtime")) for item in items}
+    runtimes = {
+        str(_table_at(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIMES
+    }
+    used_runtimes = {str(_table_at(item, "spec", "predictor", "model").get("runtime")) for item in items}
     for item in items:
         kind = str(item.get("kind", ""))
         table_servers = list(tables_of_engines(item))
@@ -91,18 +93,18 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
             yield from finder.in_words(container)
         if table_servers:
             continue
-        runtime = runtimes.get(str(_table(item, "spec", "predictor", "model").get("runtime")))
+        runtime = runtimes.get(str(_table_at(item, "spec", "predictor", "model").get("runtime")))
         if kind == "InferenceService" and runtime is not None:
-            yield from _with_runtime(item, runtime, finder)
+            yield from _inference_service_with_runtime(item, runtime, finder)
         elif kind == "ConfigMap":
-            yield from _config_map(item, finder)
+            yield from _config_map_servers(item, finder)
         elif kind == "LLMInferenceService":
-            yield from _inference_service(item, finder)
-        elif kind not in RUNTIMES or str(_table(item, "metadata").get("name")) not in used_runtimes:
-            yield from _containers(item, (), kind, finder)
+            yield from _llm_inference_service(item, finder)
+        elif kind not in RUNTIMES or str(_table_at(item, "metadata").get("name")) not in used_runtimes:
+            yield from _container_servers(item, (), kind, finder)
 
 
-def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def _table_at(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     """Returns the table under a path of keys; empty if there is none."""
     for key in keys:
         inner_table = data.get(key)
@@ -113,21 +115,21 @@ def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 # ---- compose files
 
 
-def _compose(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+def _compose_servers(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
     """Yields the servers of a Docker Compose file."""
     expand = expander(finder.where, variables)
     for name, service in data["services"].items():
         if not isinstance(service, Mapping):
             continue
         place = f"services.{one_line(str(name))[:60]}"
-        text = {key: _expanded(service.get(key), expand) for key in (*WORDS, "environment", "image")}
-        devices = _table(service, "deploy", "resources", "reservations").get("devices")
+        text = {key: _expand_variables(service.get(key), expand) for key in (*WORDS, "environment", "image")}
+        devices = _table_at(service, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place=place,
-            words=tuple(word for key in ("entrypoint", "command") for word in _words(text[key], finder.where)),
+            words=tuple(word for key in ("entrypoint", "command") for word in _command_words(text[key], finder.where)),
             image=str(text["image"] or ""),
-            env=_environment(text["environment"]),
-            gpus=_reserved(devices, f"{finder.where}: {place}"),
+            env=_environment_variables(text["environment"]),
+            gpus=_reserved_accelerators(devices, f"{finder.where}: {place}"),
         )
         words = tuple(word.replace(DOLLAR, "$") for word in container.words)
         yield from finder.in_words(replace(container, words=words))
@@ -137,16 +139,16 @@ DOLLAR = "\ue024"
 """Stands for `$$` of a compose file, which is `$` in the container."""
 
 
-def _expanded(value: Any, expand: Callable[[str], str]) -> Any:
+def _expand_variables(value: Any, expand: Callable[[str], str]) -> Any:
     """Returns a value in which variables (`${NAME:-default}`) are expanded."""
     if isinstance(value, str):
         return expand(value.replace("$$", DOLLAR))
     if isinstance(value, Mapping):
-        return {key: _expanded(item, expand) for key, item in value.items()}
-    return [_expanded(item, expand) for item in value] if isinstance(value, list) else value
+        return {key: _expand_variables(item, expand) for key, item in value.items()}
+    return [_expand_variables(item, expand) for item in value] if isinstance(value, list) else value
 
 
-def _reserved(devices: Any, where: str) -> int | None:
+def _reserved_accelerators(devices: Any, where: str) -> int | None:
     """Returns the number of accelerators that a compose service reserves; None if it states none."""
     for device in devices if isinstance(devices, list) else ():
         if isinstance(device, Mapping):
@@ -160,12 +162,12 @@ def _reserved(devices: Any, where: str) -> int | None:
 # ---- SkyPilot
 
 
-def _task(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+def _skypilot_servers(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
     """Yields the servers of a SkyPilot task: its script `run`, on the accelerators of its resources."""
-    gpus = _accelerators(_table(data, "resources").get("accelerators"))
+    gpus = _task_accelerators(_table_at(data, "resources").get("accelerators"))
     gpu, number = gpus[0] if len(gpus) == 1 else ("", None)
     counts = {count for _, count in gpus}
-    env = {**_environment(data.get("envs")), **_environment(data.get("secrets")), **variables}
+    env = {**_environment_variables(data.get("envs")), **_environment_variables(data.get("secrets")), **variables}
     if len(counts) == 1:
         number = counts.pop()
         env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(number))
@@ -176,7 +178,7 @@ def _task(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str,
         yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
 
 
-def _accelerators(value: Any) -> list[tuple[str, int]]:
+def _task_accelerators(value: Any) -> list[tuple[str, int]]:
     """Returns a SkyPilot task's alternative accelerators as (name, number), such as `H100:8`."""
     if isinstance(value, Mapping):
         return [(str(name), count if type(count) is int else 1) for name, count in value.items()][:20]
@@ -188,53 +190,58 @@ def _accelerators(value: Any) -> list[tuple[str, int]]:
 # ---- Kubernetes and its operators
 
 
-def _config_map(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
+def _config_map_servers(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
     """Yields the servers of the scripts in a ConfigMap."""
-    for name, text in _table(item, "data").items():
+    for name, text in _table_at(item, "data").items():
         if isinstance(text, str) and str(name).endswith((".sh", ".bash")) and starts_server(text):
             yield from finder.in_script(text, {}, (), Container(f"data.{one_line(str(name))[:60]}", image="script"))
 
 
-def _with_runtime(item: Mapping[str, Any], runtime: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
+def _inference_service_with_runtime(
+    item: Mapping[str, Any], runtime: Mapping[str, Any], finder: ServerFinder
+) -> Iterator[Started]:
     """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
-    model = _table(item, "spec", "predictor", "model")
-    containers = _table(runtime, "spec").get("containers")
+    model = _table_at(item, "spec", "predictor", "model")
+    containers = _table_at(runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
-            args = [*_words(container.get("args"), finder.where), *_words(model.get("args"), finder.where)]
+            args = [
+                *_command_words(container.get("args"), finder.where),
+                *_command_words(model.get("args"), finder.where),
+            ]
             env = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
             joined_container = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
-            yield from _started(
-                joined_container, (item, _table(item, "spec", "predictor"), model), "InferenceService", finder
+            yield from _servers_of_container(
+                joined_container, (item, _table_at(item, "spec", "predictor"), model), "InferenceService", finder
             )
             return
 
 
-def _inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
+def _llm_inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
     """Yields the vLLM servers of KServe's LLMInferenceService, which may state no command."""
-    servers = list(_containers(item, (), "LLMInferenceService", finder))
+    servers = list(_container_servers(item, (), "LLMInferenceService", finder))
     yield from servers
     if servers:
         return
-    spec = _table(item, "spec")
-    for place, table in (("LLMInferenceService", spec), ("LLMInferenceService.prefill", _table(spec, "prefill"))):
-        containers = _table(table, "template").get("containers")
+    spec = _table_at(item, "spec")
+    for place, table in (("LLMInferenceService", spec), ("LLMInferenceService.prefill", _table_at(spec, "prefill"))):
+        containers = _table_at(table, "template").get("containers")
         main_table = next((c for c in containers if isinstance(c, Mapping)), {}) if isinstance(containers, list) else {}
         if table:
             tables = (item, spec, table, main_table)
             container = Container(
                 place=place,
-                words=("vllm", "serve", _model(tables), *_adapters(tables)),
+                words=("vllm", "serve", _hub_model(tables), *_adapter_flags(tables)),
                 image=str(main_table.get("image") or ""),
-                env=_environment(main_table.get("env")),
-                gpu=_gpu(tables),
-                gpus=_gpus(tables, f"{finder.where}: {place}"),
-                sizes=_sizes(tables),
+                env=_environment_variables(main_table.get("env")),
+                gpu=_node_accelerator(tables),
+                gpus=_accelerator_limit(tables, f"{finder.where}: {place}"),
+                sizes=_parallel_sizes(tables),
             )
             yield from finder.in_words(container)
 
 
-def _containers(
+def _container_servers(
     table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
 ) -> Iterator[Started]:
     """Yields the servers of a table and of the tables in it. outer_tables: enclosing tables, the outermost first."""
@@ -242,15 +249,15 @@ def _containers(
         raise InputError(f"{finder.where}: {place[:80]}: nested too deeply; expected at most {DEEPEST} tables")
     named_server = table_of_engine(table)
     if named_server is not None:
-        gpu = named_server.gpu or _gpu((*outer_tables, table))
-        yield from finder.in_words(replace(named_server, place=_place(place), gpu=gpu))
+        gpu = named_server.gpu or _node_accelerator((*outer_tables, table))
+        yield from finder.in_words(replace(named_server, place=_short_place(place), gpu=gpu))
         return
     if (
         any(key in table for key in WORDS)
         or (isinstance(table.get("image"), str) and outer_tables)
-        or (_engine((table,)) and _model((table,)))
+        or (_implied_engine((table,)) and _hub_model((table,)))
     ):
-        servers = list(_started(table, outer_tables, place, finder))
+        servers = list(_servers_of_container(table, outer_tables, place, finder))
         if servers:
             yield from servers
             return
@@ -264,45 +271,45 @@ def _containers(
             if isinstance(inner_table, Mapping):
                 index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
                 name = f"{place}.{one_line(str(key))[:60]}{index}".lstrip(".")
-                yield from _containers(inner_table, (*outer_tables, table), name, finder)
+                yield from _container_servers(inner_table, (*outer_tables, table), name, finder)
 
 
-def _started(
+def _servers_of_container(
     table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
 ) -> Iterator[Started]:
     """Yields the servers that a container's table starts."""
     tables = (*outer_tables, table)
-    env = _environment(table.get("env"))
+    env = _environment_variables(table.get("env"))
     words = [
         word
         for key in ("command", "modelCommand", "start_command", "args")
-        for word in _words(table.get(key), finder.where)
+        for word in _command_words(table.get(key), finder.where)
     ]
     extra = env.get("VLLM_ADDITIONAL_ARGS", "")
-    added_words = (*_split(extra, finder.where), *(_adapters(tables) if words else ()))
-    words = [_with_env(word, env) for word in (*words, *added_words)]
+    added_words = (*_split_words(extra, finder.where), *(_adapter_flags(tables) if words else ()))
+    words = [_expand_container_variables(word, env) for word in (*words, *added_words)]
     image = table.get("image")
     container = Container(
-        place=_place(place),
+        place=_short_place(place),
         words=tuple(words),
-        image=image if isinstance(image, str) else _image(tables),
+        image=image if isinstance(image, str) else _container_image(tables),
         env=env,
-        gpu=_gpu(tables),
-        gpus=_gpus(tables, f"{finder.where}: {_place(place)}"),
-        model=_model(tables),
-        engine=_engine(tables) or engine_of_flags(words),
-        sizes=_sizes(tables),
+        gpu=_node_accelerator(tables),
+        gpus=_accelerator_limit(tables, f"{finder.where}: {_short_place(place)}"),
+        model=_hub_model(tables),
+        engine=_implied_engine(tables) or engine_of_flags(words),
+        sizes=_parallel_sizes(tables),
     )
     yield from finder.in_words(container)
 
 
-def _place(place: str) -> str:
+def _short_place(place: str) -> str:
     """Returns a place in a manifest, without the keys that all manifests have."""
     short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
     return re.sub(r"\.{2,}", ".", short_place).strip(".") or place
 
 
-def _environment(value: Any) -> dict[str, str]:
+def _environment_variables(value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(value, Mapping):
         return {str(name): str(text) for name, text in value.items() if _is_plain(text)}
@@ -324,23 +331,23 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _words(value: Any, where: str) -> list[str]:
+def _command_words(value: Any, where: str) -> list[str]:
     """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
     if isinstance(value, list):
         return [str(item) for item in value if _is_plain(item) or isinstance(item, bool)]
     if isinstance(value, str):
-        return list(COMMANDS[value]) if value in COMMANDS else _split(value, where)
+        return list(COMMANDS[value]) if value in COMMANDS else _split_words(value, where)
     return []
 
 
-def _split(text: str, where: str) -> list[str]:
+def _split_words(text: str, where: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:
         raise InputError(f"{where}: '{one_line(text)[:60]}': a quote does not end; expected one that does") from None
 
 
-def _with_env(word: str, env: Mapping[str, str]) -> str:
+def _expand_container_variables(word: str, env: Mapping[str, str]) -> str:
     """Returns a word in which `$(NAME)` is replaced by the container's variable, or marked as unresolved."""
     if "$(" not in word:
         return word
@@ -349,7 +356,7 @@ def _with_env(word: str, env: Mapping[str, str]) -> str:
     return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), word)
 
 
-def _image(tables: Sequence[Mapping[str, Any]]) -> str:
+def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the image that an enclosing table of the container names, as text or as `repository` and `tag`."""
     for table in reversed(tables):
         image = table.get("image")
@@ -361,10 +368,10 @@ def _image(tables: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
+def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the accelerator of the node on which a container runs; empty if no table states it."""
     for table in reversed(tables):
-        selector = {**_table(table, "nodeSelector"), **_table(table, "template", "nodeSelector")}
+        selector = {**_table_at(table, "nodeSelector"), **_table_at(table, "template", "nodeSelector")}
         for label in (*LABELS, *MACHINE_LABELS):
             if isinstance(selector.get(label), str):
                 return str(selector[label])
@@ -373,15 +380,15 @@ def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
                 return str(table[label])
         if isinstance(table.get(PROFILE), str):
             return str(table[PROFILE]).partition(":")[0]
-        terms = _table(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-        for expression in (*_expressions(terms), *_expressions(table)):
+        terms = _table_at(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+        for expression in (*_affinity_expressions(terms), *_affinity_expressions(table)):
             values = expression.get("values")
             if expression.get("key") in (*LABELS, *MACHINE_LABELS) and isinstance(values, list) and len(values) == 1:
                 return str(values[0])
     return ""
 
 
-def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _affinity_expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the match expressions of a Kubernetes node affinity."""
     node_terms = terms.get("nodeSelectorTerms")
     for term in node_terms if isinstance(node_terms, list) else ():
@@ -390,14 +397,14 @@ def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 yield expression
 
 
-def _gpus(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
+def _accelerator_limit(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
     """Returns the number of accelerators that a container may use; None if no table states it."""
     for table in reversed(tables):
         profile = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(table.get(PROFILE, "")))
         if profile is not None:
             return int(profile[1])
         for kind in ("limits", "requests"):
-            resources = _table(table, "resources", kind)
+            resources = _table_at(table, "resources", kind)
             for name in GPUS:
                 count = accelerator_count(resources.get(name), f"{where}: {name}")
                 if count is not None:
@@ -405,10 +412,15 @@ def _gpus(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
     return None
 
 
-def _model(tables: Sequence[Mapping[str, Any]]) -> str:
+def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the hub name of the model whose address a table states; empty without one."""
     for table in reversed(tables):
-        for owner in (table, _table(table, "model"), _table(table, "modelArtifacts"), _table(table, "storage")):
+        for owner in (
+            table,
+            _table_at(table, "model"),
+            _table_at(table, "modelArtifacts"),
+            _table_at(table, "storage"),
+        ):
             for key in MODEL_KEYS:
                 match = ADDRESS.fullmatch(str(owner.get(key, "")))
                 if match is not None:
@@ -416,10 +428,10 @@ def _model(tables: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _adapters(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the flags that KServe adds for a model's LoRA adapters (`model.lora` of LLMInferenceService)."""
     for table in tables:
-        lora = _table(table, "model", "lora")
+        lora = _table_at(table, "model", "lora")
         adapters = lora.get("adapters")
         if isinstance(adapters, list) and adapters:
             rank, most_adapters = lora.get("maxRank", 64), lora.get("maxAdapters", len(adapters))
@@ -427,21 +439,21 @@ def _adapters(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return []
 
 
-def _engine(tables: Sequence[Mapping[str, Any]]) -> str:
+def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the engine that a model format or a framework name in the tables implies; empty without one."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for table in reversed(tables):
-        for name in (_table(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
+        for name in (_table_at(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
             if str(name).lower() in formats:
                 return formats[str(name).lower()]
     return ""
 
 
-def _sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _parallel_sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns sizes of the parallel layout that tables state outside the command."""
     sizes: dict[str, Any] = {}
     for table in tables:
-        for key, value in _table(table, "parallelism").items():
+        for key, value in _table_at(table, "parallelism").items():
             if key in SIZES and _is_plain(value):
                 sizes[SIZES[key]] = str(value)
     return sizes

@@ -33,7 +33,9 @@ def is_modelfile(text: str, name: str) -> bool:
     """Whether a text is a Modelfile: it has FROM, and no instruction of a Dockerfile or of a script."""
     if not re.search(r"^[ \t]*FROM[ \t]+\S", text, re.IGNORECASE | re.MULTILINE):
         return False
-    lines = [line for line in _without_texts(text).split("\n") if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line for line in _without_quoted_texts(text).split("\n") if line.strip() and not line.lstrip().startswith("#")
+    ]
     matches = [_INSTRUCTION.match(line) for line in lines]
     has_file_name = "modelfile" in name.rpartition("/")[2].lower()
     has_instructions = all(match is not None and match[1].lower() in INSTRUCTIONS for match in matches)
@@ -42,7 +44,7 @@ def is_modelfile(text: str, name: str) -> bool:
     )
 
 
-def _without_texts(text: str) -> str:
+def _without_quoted_texts(text: str) -> str:
     """Returns a Modelfile without its quoted texts, which may have several lines."""
     text = re.sub(r'"""[\s\S]*?"""', '""', text)
     return re.sub(r'"[^"]*"', '""', text)
@@ -53,7 +55,7 @@ def server_in_modelfile(text: str, where: str, container: Container) -> Started:
     program = program_named("ollama")
     assert program is not None
     model, arguments = "", []
-    for number, line in enumerate(_without_texts(text).split("\n"), 1):
+    for number, line in enumerate(_without_quoted_texts(text).split("\n"), 1):
         match = _INSTRUCTION.match(line)
         if match is None or line.lstrip().startswith("#"):
             continue

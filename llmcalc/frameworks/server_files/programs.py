@@ -171,7 +171,7 @@ def start_of(words: Sequence[str], image: str = "") -> Start | None:
     image: the image of the container; empty for a shell.
     """
     for i in range(min(len(words), LONGEST_PREFIX)):
-        start = _start_at(words, i, image)
+        start = _start_at_word(words, i, image)
         if start is not None:
             return start
     handed_on = [match for word in words if (match := WORKER_LAUNCHER.fullmatch(word))]
@@ -182,7 +182,7 @@ def start_of(words: Sequence[str], image: str = "") -> Start | None:
             return Start(program, tuple(match[2] for match in handed_on), next(models, ""))
     program = program_of_image(image)
     if program is not None and program.entry and (not words or words[0].startswith("-") or _is_model(words[0])):
-        return _start_at([*program.entry.split(), *words], 0, image)
+        return _start_at_word([*program.entry.split(), *words], 0, image)
     return None
 
 
@@ -209,12 +209,12 @@ def version_of_image(image: str) -> str:
     return "" if match is None else match[1]
 
 
-def _start_at(words: Sequence[str], i: int, image: str = "") -> Start | None:
+def _start_at_word(words: Sequence[str], i: int, image: str = "") -> Start | None:
     """Returns the start of a server whose program is word number `i`; None if the word is no server program."""
     word = words[i]
     next_word = words[i + 1] if i + 1 < len(words) else ""
     if word in ("-m", "--module") and i:
-        return _module(next_word, tuple(words[i + 2 :]))
+        return _start_of_module(next_word, tuple(words[i + 2 :]))
     if word.endswith(".py"):
         name = word.removesuffix(".py").replace("/", ".")
         module = next(
@@ -226,7 +226,7 @@ def _start_at(words: Sequence[str], i: int, image: str = "") -> Start | None:
             ),
             "",
         )
-        return _module(module, tuple(words[i + 1 :])) if module else None
+        return _start_of_module(module, tuple(words[i + 1 :])) if module else None
     name = word.rpartition("/")[2].removesuffix(".exe")
     for program in PROGRAMS:
         for command in sorted(program.commands, key=len, reverse=True):
@@ -237,12 +237,13 @@ def _start_at(words: Sequence[str], i: int, image: str = "") -> Start | None:
                 is_command, arguments_start = name == first_word or word.endswith(f"/{first_word}"), i + 1
             if is_command:
                 return Start(
-                    _fork(program, f"{image} {word}".lower(), words[arguments_start:]), tuple(words[arguments_start:])
+                    _fork_of(program, f"{image} {word}".lower(), words[arguments_start:]),
+                    tuple(words[arguments_start:]),
                 )
     return None
 
 
-def _module(module: str, arguments: tuple[str, ...]) -> Start | None:
+def _start_of_module(module: str, arguments: tuple[str, ...]) -> Start | None:
     """Returns the start of a server that a Python module runs; None for other modules."""
     program = next((program for program in PROGRAMS if module in program.modules), None)
     if program is None:
@@ -252,7 +253,7 @@ def _module(module: str, arguments: tuple[str, ...]) -> Start | None:
     return Start(program, arguments)
 
 
-def _fork(program: ServerProgram, place: str, arguments: Sequence[str]) -> ServerProgram:
+def _fork_of(program: ServerProgram, place: str, arguments: Sequence[str]) -> ServerProgram:
     """Returns the fork of a program if its place or a flag belongs to one. place: image and path of the command."""
     for fork in PROGRAMS:
         if fork.fork_of == program.engine and (

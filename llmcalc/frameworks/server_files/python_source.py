@@ -76,7 +76,7 @@ class _Reader:
 
     def servers(self, finder: ServerFinder) -> Iterator[Started]:
         """Yields the servers that the module's statements and functions start."""
-        yield from self._body(self.module.body, Container(""), finder)
+        yield from self._servers_in_statements(self.module.body, Container(""), finder)
         outer = dict(self.names)
         for statement in self.module.body:
             functions = [statement, *(statement.body if isinstance(statement, ast.ClassDef) else ())]
@@ -86,7 +86,7 @@ class _Reader:
                     container = self._container_of(
                         [*function.decorator_list, *getattr(statement, "decorator_list", [])]
                     )
-                    yield from self._body(function.body, container, finder)
+                    yield from self._servers_in_statements(function.body, container, finder)
 
     def _container_of(self, decorators: list[ast.expr]) -> Container:
         """Returns a container with the accelerators that Modal's decorators state."""
@@ -97,28 +97,28 @@ class _Reader:
                     return Container("", gpu=gpu.rstrip("!"), gpus=int(number) if number.isdecimal() else 1)
         return Container("")
 
-    def _body(
+    def _servers_in_statements(
         self, body: list[ast.stmt], container: Container, finder: ServerFinder, deep: int = 0
     ) -> Iterator[Started]:
         """Yields the servers that statements start; assignments are evaluated in their order."""
         commands: dict[str, int] = {}
         for statement in body if deep < DEEPEST else ():
-            variable = _target(statement)
+            variable = _assigned_name(statement)
             if isinstance(statement, ast.Assign | ast.AnnAssign) and variable and statement.value is not None:
                 self.names[variable] = self.value(statement.value)
             elif isinstance(statement, ast.AugAssign) and variable:
-                self.names[variable] = _sum(self.names.get(variable), self.value(statement.value))
+                self.names[variable] = _add_values(self.names.get(variable), self.value(statement.value))
             elif _is_extension(statement):
                 call: Any = statement.value  # type: ignore[attr-defined]
                 added_value = self.value(call.args[0])
                 variable = dotted(call.func.value)
-                self.names[variable] = _sum(
+                self.names[variable] = _add_values(
                     self.names.get(variable), added_value if call.func.attr == "extend" else [added_value]
                 )
             if variable and _is_command(self.names.get(variable)):
                 commands[variable] = statement.lineno
-            for call in (node for node in _calls(statement)):
-                table = self._configuration(call)
+            for call in (node for node in _direct_calls(statement)):
+                table = self._configuration_arguments(call)
                 named_server = None if table is None else table_of_engine(table)
                 if named_server is not None:
                     yield from finder.in_words(replace(named_server, place=f"line {call.lineno}"))
@@ -126,28 +126,30 @@ class _Reader:
                 for argument in call.args[:1]:
                     value = self.value(argument)
                     if _is_command(value) and not isinstance(argument, ast.Name):
-                        yield from self._command(value, container, call.lineno, finder)
-            for inner_body in _bodies(statement):
-                yield from self._body(inner_body, container, finder, deep + 1)
+                        yield from self._servers_of_command(value, container, call.lineno, finder)
+            for inner_body in _inner_bodies(statement):
+                yield from self._servers_in_statements(inner_body, container, finder, deep + 1)
         for variable, line in commands.items():
             if _is_command(self.names[variable]):
-                yield from self._command(self.names[variable], container, line, finder)
+                yield from self._servers_of_command(self.names[variable], container, line, finder)
 
-    def _command(self, value: Any, container: Container, line: int, finder: ServerFinder) -> Iterator[Started]:
+    def _servers_of_command(
+        self, value: Any, container: Container, line: int, finder: ServerFinder
+    ) -> Iterator[Started]:
         """Yields the servers that a command starts: a list of words, or a text for a shell."""
         place = replace(container, place=f"line {line}")
         if isinstance(value, str):
             yield from finder.in_script(value, self.variables, (), replace(place, image="script"))
         else:
-            words = [_word(item) for item in value[:MOST_WORDS]]
+            words = [_word_of_value(item) for item in value[:MOST_WORDS]]
             yield from finder.in_words(replace(place, words=words))
 
-    def _configuration(self, call: ast.Call) -> dict[str, Any] | None:
+    def _configuration_arguments(self, call: ast.Call) -> dict[str, Any] | None:
         """Returns the arguments of a call that configures a server; None for other calls."""
         if dotted(call.func).rpartition(".")[2] not in CONFIGURATIONS:
             return None
         table = {keyword.arg: self.value(keyword.value) for keyword in call.keywords if keyword.arg}
-        return {name: _plain(value) for name, value in table.items()}
+        return {name: _with_marks(value) for name, value in table.items()}
 
     def value(self, node: ast.expr, deep: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
@@ -159,64 +161,64 @@ class _Reader:
                 str(self.value(key, deep + 1)): self.value(item, deep + 1) for key, item in pairs if key is not None
             }
         if isinstance(node, ast.List | ast.Tuple):
-            return [item for part in node.elts[:MOST_WORDS] for item in self._items(part, deep)]
+            return [item for part in node.elts[:MOST_WORDS] for item in self._list_items(part, deep)]
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
-            return "".join(_word(self.value(part, deep + 1)) for part in parts)
+            return "".join(_word_of_value(self.value(part, deep + 1)) for part in parts)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return _sum(self.value(node.left, deep + 1), self.value(node.right, deep + 1))
+            return _add_values(self.value(node.left, deep + 1), self.value(node.right, deep + 1))
         if isinstance(node, ast.IfExp):
             test = self.value(node.test, deep + 1)
             chosen_node = node.body if test else node.orelse
             return Unknown("if") if isinstance(test, Unknown) else self.value(chosen_node, deep + 1)
         if isinstance(node, ast.Call):
-            return self._returned(node, deep)
+            return self._call_result(node, deep)
         return value_of(node, self.names, deep)
 
-    def _items(self, part: ast.expr, deep: int) -> list[Any]:
+    def _list_items(self, part: ast.expr, deep: int) -> list[Any]:
         if not isinstance(part, ast.Starred):
             return [self.value(part, deep + 1)]
         value = self.value(part.value, deep + 1)
         return value if isinstance(value, list) else [Unknown("*…")]
 
-    def _returned(self, call: ast.Call, deep: int) -> Any:
+    def _call_result(self, call: ast.Call, deep: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
         name, arguments = dotted(call.func), [self.value(item, deep + 1) for item in call.args[:3]]
         if name == "dict":
             return {keyword.arg: self.value(keyword.value, deep + 1) for keyword in call.keywords if keyword.arg}
         if name == "str" and len(arguments) == 1:
-            return _word(arguments[0])
+            return _word_of_value(arguments[0])
         if name == "json.dumps" and len(arguments) == 1 and not isinstance(arguments[0], Unknown):
-            return json.dumps(_plain(arguments[0]))
+            return json.dumps(_with_marks(arguments[0]))
         if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and arguments:
             return self.variables.get(str(arguments[0]), arguments[1] if len(arguments) > 1 else Unknown("$"))
         if isinstance(call.func, ast.Attribute) and call.func.attr == "join" and len(arguments) == 1:
             separator = self.value(call.func.value, deep + 1)
             if isinstance(separator, str) and isinstance(arguments[0], list):
-                return separator.join(map(_word, arguments[0]))
+                return separator.join(map(_word_of_value, arguments[0]))
         return value_of(call, self.names, deep)
 
 
-def _word(value: Any) -> str:
+def _word_of_value(value: Any) -> str:
     """Returns a value as a word of a command, with a mark if it is known only when the file runs."""
     return unresolved(value.text or "…") if isinstance(value, Unknown) else str(value)
 
 
-def _plain(value: Any) -> Any:
+def _with_marks(value: Any) -> Any:
     """Returns a value in which parts that are known only when the file runs are marked words."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _with_marks(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return _word(value) if isinstance(value, Unknown) else value
+        return [_with_marks(item) for item in value]
+    return _word_of_value(value) if isinstance(value, Unknown) else value
 
 
-def _sum(left: Any, right: Any) -> Any:
+def _add_values(left: Any, right: Any) -> Any:
     """Returns the sum of two texts, lists or numbers; an unknown operand becomes a marked word."""
     if isinstance(left, list):
         return [*left, *(right if isinstance(right, list) else [Unknown("…")])][:MOST_WORDS]
     if isinstance(left, str) and isinstance(right, str | Unknown) and len(left) < LONGEST_TEXT:
-        return left + _word(right)[:LONGEST_TEXT]
+        return left + _word_of_value(right)[:LONGEST_TEXT]
     if type(left) is int and type(right) is int:
         return left + right
     return Unknown("…")
@@ -233,7 +235,7 @@ def _is_command(value: Any) -> bool:
     )
 
 
-def _target(statement: ast.stmt) -> str:
+def _assigned_name(statement: ast.stmt) -> str:
     """Returns the name of the variable that a statement assigns; empty for none."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         return dotted(statement.targets[0])
@@ -251,7 +253,7 @@ def _is_extension(statement: ast.stmt) -> bool:
     )
 
 
-def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
+def _direct_calls(statement: ast.stmt) -> Iterator[ast.Call]:
     """Yields the calls in a statement, without those of nested statements."""
     nodes: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
     while nodes:
@@ -261,7 +263,7 @@ def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
         nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
 
 
-def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+def _inner_bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
     """Yields the bodies of `with`, `if`, `for` and `try`, in their order."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return

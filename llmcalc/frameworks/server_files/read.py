@@ -58,7 +58,7 @@ def starts_any(path: str | Path) -> bool:
     """Whether a file starts a server, even of an engine that is not modelled."""
     typed_path = typed_launch(str(path))
     file = Path(typed_path.path)
-    return next(iter(_started(read_text(file, LARGEST), typed_path, file.parent)), None) is not None
+    return next(iter(_find_servers(read_text(file, LARGEST), typed_path, file.parent)), None) is not None
 
 
 def engines_of(path: str | Path) -> list[str]:
@@ -66,7 +66,7 @@ def engines_of(path: str | Path) -> list[str]:
     typed_path = typed_launch(str(path))
     file = Path(typed_path.path)
     try:
-        started = list(_started(read_text(file, LARGEST), typed_path, file.parent))
+        started = list(_find_servers(read_text(file, LARGEST), typed_path, file.parent))
     except InputError:
         return []  # the same error is raised where the file is read for its servers
     names = dict.fromkeys(server.start.program.engine for server in started)
@@ -88,10 +88,10 @@ def servers_of_text(
     """
     where = typed_path.path
     servers: list[LaunchedServer] = []
-    for started in _started(text, typed_path, folder):
+    for started in _find_servers(text, typed_path, folder):
         if engine_typed and started.start.program.engine != engine_typed:
             continue
-        server = _server(started, where, allow_unknown, folder, typed)
+        server = _read_server(started, where, allow_unknown, folder, typed)
         if not _is_worker(started.start) and server not in servers:
             servers.append(server)
         if len(servers) > MOST_SERVERS:
@@ -120,7 +120,7 @@ def _is_worker(start: Start) -> bool:
 # ---- kinds of files
 
 
-def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
+def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
     """Yields the servers that a launch file's text starts."""
     where, user_shell = typed_path.path, Container("")
     finder = ServerFinder(where)
@@ -138,9 +138,9 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
             return
         yield from finder.in_script(text, typed_path.variables, typed_path.arguments, user_shell)
         return
-    variables = {**_env_file(folder), **typed_path.variables}
+    variables = {**_read_env_file(folder), **typed_path.variables}
     documents = []
-    for part in _documents(text, where):
+    for part in _yaml_documents(text, where):
         try:
             documents.append(parse_braces(part, where) if part.lstrip().startswith("{") else parse_yaml(part, where))
         except (InputError, MissingExtra):
@@ -157,7 +157,7 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
         yield from _bare_configuration(documents[0])
 
 
-def _documents(text: str, where: str) -> list[str]:
+def _yaml_documents(text: str, where: str) -> list[str]:
     """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
     parts = [part for part in re.split(r"^---(?:[ \t].*)?$", text, flags=re.MULTILINE) if part.strip()]
     if len(parts) > MOST_DOCUMENTS:
@@ -165,7 +165,7 @@ def _documents(text: str, where: str) -> list[str]:
     return parts
 
 
-def _env_file(folder: Path | None) -> dict[str, str]:
+def _read_env_file(folder: Path | None) -> dict[str, str]:
     """Returns the variables in the file `.env` beside a compose file; none without such a file."""
     path = None if folder is None else folder / ".env"
     if path is None or not path.is_file():
@@ -191,7 +191,7 @@ def _bare_configuration(data: Any) -> Iterator[Started]:
 # ---- servers
 
 
-def _server(
+def _read_server(
     started: Started, where: str, allow_unknown: bool, folder: Path | None, typed: Mapping[str, Any]
 ) -> LaunchedServer:
     """Returns a server with its parsed flags. Raises `InputError` for an engine that is not modelled."""
@@ -209,7 +209,7 @@ def _server(
     arguments = read_arguments(
         start.program,
         record,
-        (*_of_variables(start.program, container.env), *start.arguments),
+        (*_flags_of_variables(start.program, container.env), *start.arguments),
         at,
         _named_reader(where, folder, started.files),
         allow_unknown,
@@ -238,7 +238,7 @@ def _server(
     )
 
 
-def _of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
+def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
     """Yields the flags equivalent to a program's environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
     if not program.variables or not any(name.startswith(program.variables) for name in env):
         return

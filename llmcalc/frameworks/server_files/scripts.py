@@ -64,11 +64,11 @@ class ServerFinder:
             if not words or words[0] in WITHOUT_PROGRAMS:
                 continue
             line = outer.place if outer.image else f"line {command.line}"
-            env = {**outer.env, **script.env(), **_known(command.env)}
+            env = {**outer.env, **script.env(), **_known_variables(command.env)}
             container = replace(outer, place=line, words=words, env=env)
             for started in self.in_words(container, script.files, depth):
                 yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
-        yield from _model_files(script, self.where, outer)
+        yield from _modelfile_servers(script, self.where, outer)
 
     def in_words(
         self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
@@ -86,7 +86,7 @@ class ServerFinder:
             gpus = container.gpus if inner_container.gpus is None else inner_container.gpus
             yield from self.in_words(replace(inner_container, env=env, gpus=gpus), files, depth + 1)
             return
-        text, arguments = _script_in(words)
+        text, arguments = _quoted_script(words)
         if text:
             yield from self.in_script(text, container.env, arguments, container, depth + 1)
             return
@@ -101,19 +101,19 @@ class ServerFinder:
                 yield from self.in_script(word, container.env, (), container, depth + 1)
 
 
-def _known(env: Mapping[str, str]) -> dict[str, str]:
+def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables whose values are known without running the file."""
     return {name: value for name, value in env.items() if not is_unresolved(value)}
 
 
-def _model_files(script: Script, where: str, outer: Container) -> Iterator[Started]:
+def _modelfile_servers(script: Script, where: str, outer: Container) -> Iterator[Started]:
     """Yields the servers of the Modelfiles that a script writes."""
     for name, text in script.files.items():
         if is_modelfile(text, name):
             yield server_in_modelfile(text, f"{where}: {name}", replace(outer, env={**outer.env, **script.env()}))
 
 
-def _script_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _quoted_script(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Returns script and arguments of `bash -c SCRIPT NAME ARGUMENT …`; empty for other commands."""
     for i, word in enumerate(words[:-1]):
         if word.rpartition("/")[2] in SHELLS:

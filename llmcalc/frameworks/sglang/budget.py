@@ -355,7 +355,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.whole_layout,
-        notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message)), *_server_notes(server)))),
+        notes=tuple(filter(None, (version.note, _cache_note(tokens, length, bool(message)), *_server_notes(server)))),
     )
 
 
@@ -371,7 +371,7 @@ def _server_notes(server: Server) -> list[str]:
     return notes
 
 
-def _note(tokens: int, length: int, stops: bool) -> str:
+def _cache_note(tokens: int, length: int, stops: bool) -> str:
     """Returns a note on a KV cache that holds less than one request; empty if it holds one."""
     if stops or tokens >= length:
         return ""

@@ -34,7 +34,7 @@ def read_log(log: LogText) -> LogReading | None:
         arguments |= argument_pairs(line[line.index("ServerArgs(") :])
     refusal = sglang_record().messages["no_cache"]
     message = next(iter(log.lines_with(refusal)), "")
-    terms = tuple(_terms(facts, arguments))
+    terms = tuple(_memory_terms(facts, arguments))
     if not terms and not message:
         return None
     known_fields = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
@@ -60,7 +60,7 @@ def _is_of_another_rank(line: str) -> bool:
     return match is not None and int(match[1]) > 0
 
 
-def _terms(facts: Facts, arguments: dict[str, Any]) -> Iterator[LogTerm]:
+def _memory_terms(facts: Facts, arguments: dict[str, Any]) -> Iterator[LogTerm]:
     fraction = str(arguments.get("mem_fraction_static", ""))
     free_bytes = facts.last_size("free")
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):

@@ -196,11 +196,11 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.layout,
-        notes=tuple(filter(None, (version.note, *_notes(server, fullest_stage.blocks * block, bool(message))))),
+        notes=tuple(filter(None, (version.note, *_cache_notes(server, fullest_stage.blocks * block, bool(message))))),
     )
 
 
-def _notes(server: Server, tokens: int, stops: bool) -> list[str]:
+def _cache_notes(server: Server, tokens: int, stops: bool) -> list[str]:
     """Returns notes on windows, and on a KV cache of less than one request, which shortens the longest request."""
     notes = []
     if not stops and tokens < server.longest_request:

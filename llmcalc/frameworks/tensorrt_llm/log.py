@@ -41,7 +41,7 @@ ARGUMENT_FIELDS = {
 def read_log(log: LogText) -> LogReading | None:
     """Returns the memory sizes that TensorRT-LLM printed in a log; None for a log without any."""
     facts = Facts(log, PATTERNS)
-    terms = tuple(_terms(facts))
+    terms = tuple(_memory_terms(facts))
     if not terms or not ("available" in facts or "weights" in facts or "pool" in facts):
         return None
     arguments: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def read_log(log: LogText) -> LogReading | None:
     )
 
 
-def _terms(facts: Facts) -> Iterator[LogTerm]:
+def _memory_terms(facts: Facts) -> Iterator[LogTerm]:
     """Yields each printed memory size. Memory outside torch includes the dummy run's cache, which the engine adds back.
 
     A server that stops before it makes its pool has that of the dummy run alone; its tokens are those it planned.

@@ -164,10 +164,10 @@ class Chunk(TrainingRun):
     def compute_loss(self, output: Tensor) -> Tensor:
         """Computes the loss of the current micro-batch."""
         self.meter.place = Place("forward", path="loss")
-        run = partial(self._losses, output)
+        run = partial(self._compute_losses, output)
         return run() if self.passes is None else self.passes.loss(self.number, output, run)
 
-    def _losses(self, output: Tensor) -> Tensor:
+    def _compute_losses(self, output: Tensor) -> Tensor:
         """Computes the loss; without a language-model head, a scalar whose gradient has the output's size."""
         if self.labels is not None:
             return self.lowering.losses(self.lowering.cap_logits(output), self.labels)

@@ -64,26 +64,26 @@ def read_command(command: CommandLine, source: Source) -> Launch:
             raise reading.wrong(
                 f"line {command.line}: {command.program}", f"is not read; expected {TRAINERS[0]} or {SFT_TRAINER}"
             )
-        words = overrides_of(command.words)
-        data = _resolved(reading, words)
+        overrides = overrides_of(command.words)
+        data = _resolved_overrides(reading, overrides)
         if command.program == SFT_TRAINER:
-            target = model_name(reading, "model.partial_pretrain", words.get("model.partial_pretrain"))
+            target = model_name(reading, "model.partial_pretrain", overrides.get("model.partial_pretrain"))
             return launch_of_run(reading, LAUNCH_FILE, "fsdp2", run_of_sft(reading, data), target)
-        target = model_name(reading, f"{MODEL}.path", words.get(f"{MODEL}.path"))
+        target = model_name(reading, f"{MODEL}.path", overrides.get(f"{MODEL}.path"))
         megatron = data.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in word for word in command.words if word.startswith("--config-name")
         )
-        world = _devices(reading, data)
-        run = _megatron(reading, data, world) if megatron else _fsdp(reading, data, world)
-        rollout = read_rollout(reading, data, run.layout, megatron, _tokens(reading, data))
+        world = _training_devices(reading, data)
+        run = _megatron_run(reading, data, world) if megatron else _fsdp_run(reading, data, world)
+        rollout = read_rollout(reading, data, run.layout, megatron, _micro_batch_shape(reading, data))
         reading.ignored += [key for key in data if not _is_read(key, rollout)]
         return launch_of_run(reading, LAUNCH_FILE, "megatron" if megatron else "fsdp2", run, target, rollout)
 
 
-def _resolved(reading: Reading, words: Mapping[str, str]) -> dict[str, Any]:
+def _resolved_overrides(reading: Reading, overrides: Mapping[str, str]) -> dict[str, Any]:
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
     data = {}
-    for key, value in words.items():
+    for key, value in overrides.items():
         if is_unresolved(value) and key in DEVICES and reading.source.devices_typed:
             continue
         if is_unresolved(value) and key in DEVICES:
@@ -101,7 +101,7 @@ def _is_read(key: str, rollout: Rollout) -> bool:
     return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
-def _devices(reading: Reading, data: Table) -> int:
+def _training_devices(reading: Reading, data: Table) -> int:
     """Returns the number of training devices, all of which train the actor."""
     world = reading.source.world_size
     if world is not None and reading.source.devices_typed and not set(DEVICES) & set(data):
@@ -116,7 +116,7 @@ def _devices(reading: Reading, data: Table) -> int:
     return per_node * nodes
 
 
-def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
+def _micro_batch_shape(reading: Reading, data: Table) -> tuple[int, int]:
     """Returns the sequences of a micro-batch and the longest tokens per sequence that the run allows."""
     prompt_tokens = reading.size(data, "data.max_prompt_length", 512)
     response_tokens = reading.size(data, "data.max_response_length", 512)
@@ -128,7 +128,7 @@ def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
     name = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR}.ppo_micro_batch_size"
     if data.get(name) is None and data.get(total_key) is not None:
-        ranks = _devices(reading, data) // reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+        ranks = _training_devices(reading, data) // reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
         return max(1, size_of(reading, total_key, data[total_key]) // max(1, ranks)), prompt_tokens + response_tokens
     if data.get(name) is None:
         raise reading.wrong(name, "missing; expected it, or use_dynamic_bsz=True")
@@ -144,7 +144,7 @@ def _micro_batches(reading: Reading, data: Table, batch: int, ranks: int) -> int
     return max(1, mini_batch * per_prompt // (batch * max(1, ranks)))
 
 
-def _common(reading: Reading, data: Table) -> dict[str, Any]:
+def _common_settings(reading: Reading, data: Table) -> dict[str, Any]:
     settings: dict[str, Any] = {"phase": "training", "optimizer": "adamw", "attn_implementation": "flash"}
     if reading.flag(data, f"{MODEL}.enable_activation_offload"):
         reading.unknown[f"{MODEL}.enable_activation_offload"] = "offloaded activations are not modelled"
@@ -162,7 +162,7 @@ def _common(reading: Reading, data: Table) -> dict[str, Any]:
     return settings
 
 
-def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
+def _fsdp_run(reading: Reading, data: Table, world: int) -> RunUnder:
     """Returns the actor's run under FSDP: fp32 shards, computing in bf16."""
     strategy = str(reading.value(data, f"{ACTOR}.strategy", "fsdp"))
     if strategy not in ("fsdp", "fsdp2"):
@@ -171,13 +171,13 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
     for name in ("param_offload", "optimizer_offload", "offload_policy"):
         if reading.flag(data, f"{section}.{name}"):
             reading.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
-    settings = _common(reading, data)
+    settings = _common_settings(reading, data)
     if reading.flag(data, f"{MODEL}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
     cp = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if cp > 1:
         reading.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
-    batch, tokens = _tokens(reading, data)
+    batch, tokens = _micro_batch_shape(reading, data)
     if world % cp or tokens % cp:
         raise reading.wrong(f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of {world} devices")
     weights = str(reading.value(data, f"{section}.model_dtype", "fp32"))
@@ -208,7 +208,7 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
     return RunUnder(layout, settings, own_settings)
 
 
-def _megatron(reading: Reading, data: Table, world: int) -> RunUnder:
+def _megatron_run(reading: Reading, data: Table, world: int) -> RunUnder:
     """Returns the actor's run under Megatron-Core."""
     section = f"{ACTOR}.megatron"
     for name in ("param_offload", "grad_offload", "optimizer_offload"):
@@ -220,7 +220,7 @@ def _megatron(reading: Reading, data: Table, world: int) -> RunUnder:
 
     override = f"{section}.override_transformer_config"
     tp, pp, cp = (size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
-    batch, tokens = _tokens(reading, data)
+    batch, tokens = _micro_batch_shape(reading, data)
     etp = data.get(f"{section}.expert_tensor_parallel_size")
     vpp = data.get(f"{section}.virtual_pipeline_model_parallel_size")
     run = MegatronRun(
@@ -239,5 +239,7 @@ def _megatron(reading: Reading, data: Table, world: int) -> RunUnder:
         recompute_method=data.get(f"{override}.recompute_method"),
         recompute_num_layers=data.get(f"{override}.recompute_num_layers"),
     )
-    settings = {name: value for name, value in _common(reading, data).items() if name in ("lora_rank", "lora_targets")}
+    settings = {
+        name: value for name, value in _common_settings(reading, data).items() if name in ("lora_rank", "lora_targets")
+    }
     return megatron_run(reading, run, world, settings)

@@ -45,7 +45,7 @@ def read_rollout(
     """
     kind = "megatron" if megatron else "fsdp_config"
     reading.notes.append("rollouts at their longest")
-    engine_name, flags = _engine(reading, data)
+    engine_name, flags = _engine_and_flags(reading, data)
     sequences, tokens = _log_probability_batch(reading, data, *micro_batch)
     is_compiled = reading.flag(data, f"{ACTOR}.use_torch_compile", True)
     bucket = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
@@ -58,8 +58,8 @@ def read_rollout(
         offloaded=frozenset(
             states for name, states in OFFLOADED.items() if reading.flag(data, f"{ACTOR}.{kind}.{name}")
         ),
-        reference=_reference(reading, data, layout, megatron),
-        critic=_critic(reading, data, megatron),
+        reference=_reference_model(reading, data, layout, megatron),
+        critic=_critic_place(reading, data, megatron),
         sequences=sequences,
         tokens=tokens,
         logit_tokens=tokens,
@@ -68,7 +68,7 @@ def read_rollout(
     )
 
 
-def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
+def _engine_and_flags(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
     """Returns name and flags of the rollout engine; an empty name for an engine that is not modelled."""
     name = str(reading.value(data, f"{ROLLOUT}.name", "vllm"))
     if name not in ENGINE_FLAGS:
@@ -121,7 +121,7 @@ def _log_probability_batch(reading: Reading, data: Table, sequences: int, tokens
     return sequences, tokens // sequence_ranks
 
 
-def _reference(reading: Reading, data: Table, layout: Layout, megatron: bool) -> Model:
+def _reference_model(reading: Reading, data: Table, layout: Layout, megatron: bool) -> Model:
     """Returns the reference model; none without a KL term, or with adapters, whose frozen weights are the reference."""
     has_kl_term = reading.flag(data, f"{ACTOR}.use_kl_loss") or reading.flag(data, "algorithm.use_kl_in_reward")
     if not has_kl_term or data.get(f"{MODEL}.lora_rank") not in (None, 0):
@@ -133,7 +133,7 @@ def _reference(reading: Reading, data: Table, layout: Layout, megatron: bool) ->
     return Model(place, 4 if weights in ("fp32", "float32") else 2, ranks)
 
 
-def _critic(reading: Reading, data: Table, megatron: bool) -> Place:
+def _critic_place(reading: Reading, data: Table, megatron: bool) -> Place:
     """Returns the place of the critic, which is on the actor's devices with generalized advantage estimation."""
     if str(reading.value(data, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"

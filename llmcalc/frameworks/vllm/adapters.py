@@ -47,10 +47,10 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     size = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
-    return number * lora_rank * size * _sides(rank, version)
+    return number * lora_rank * size * _adapter_widths(rank, version)
 
 
-def _sides(rank: EngineRank, version: tuple[int, ...]) -> int:
+def _adapter_widths(rank: EngineRank, version: tuple[int, ...]) -> int:
     """Returns the sum of input and output widths over all matrices of a rank that have adapters."""
     sides = 0
     vocabulary = rank.vocab_size

@@ -161,7 +161,7 @@ class Server(EngineServer):
         if self.flags.get("language_model_only"):
             return False
         limits = self.flags.get("limit_mm_per_prompt", {})
-        allows_no_input = bool(limits) and all(_limit(limit) == 0 for limit in limits.values())
+        allows_no_input = bool(limits) and all(_input_limit(limit) == 0 for limit in limits.values())
         return not (allows_no_input and {"image", "video"} <= set(limits) and self.numbers >= TOWERS_ARE_SKIPPED_FROM)
 
     @property
@@ -431,7 +431,7 @@ class Server(EngineServer):
         return self.total - self.record.context_of(self.hardware, self.tp * self.pp).mib * MIB
 
 
-def _limit(limit: Any) -> Any:
+def _input_limit(limit: Any) -> Any:
     """Returns the most inputs of a type per request, from a number or from the `count` of a table."""
     return limit.get("count") if isinstance(limit, Mapping) else limit
 
@@ -463,7 +463,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     pool, blocks, rules = fullest_stage.pool, fullest_stage.blocks, server.rules
     length, chunk = server.longest_request, server.max_num_batched_tokens
     concurrency = pool.max_concurrency(blocks, length, chunk)
-    message = _message(server, fullest_stage, concurrency)
+    message = _startup_error(server, fullest_stage, concurrency)
     return EngineMemory(
         terms=fullest_stage.terms,
         kv_tokens=pool.printed_tokens(blocks, length, chunk, rules),
@@ -477,11 +477,11 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.whole_layout,
-        notes=tuple(filter(None, (version.note, *_notes(server)))),
+        notes=tuple(filter(None, (version.note, *_server_notes(server)))),
     )
 
 
-def _message(server: Server, stage: Stage, concurrency: float) -> str:
+def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
     """Returns vLLM's message where it does not start, by its checks in their order; empty where it starts."""
     messages, rules, length = server.record.messages, server.rules, server.longest_request
     budget = stage.terms[0].bytes
@@ -499,7 +499,7 @@ def _message(server: Server, stage: Stage, concurrency: float) -> str:
     return ""
 
 
-def _notes(server: Server) -> list[str]:
+def _server_notes(server: Server) -> list[str]:
     notes = []
     if server.hardware.driver_total is None:
         notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")

@@ -123,10 +123,10 @@ def block_pool(
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
     if drafted:
         raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
-    return _grouped_pool(caches, states, element_bytes, block_size)
+    return _pool_of_layer_groups(caches, states, element_bytes, block_size)
 
 
-def _grouped_pool(
+def _pool_of_layer_groups(
     caches: Sequence[TokenCache], states: Sequence[StateCache], element_bytes: Fraction, block_size: int
 ) -> BlockPool:
     """Returns the block pool of a model whose layers have several cache types."""

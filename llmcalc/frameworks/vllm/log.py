@@ -88,9 +88,9 @@ CONFIG_FIELDS = {
 def read_log(log: LogText) -> LogReading | None:
     """Returns the memory sizes that vLLM printed in a log; None for a log without any."""
     facts = Facts(log, PATTERNS)
-    terms = tuple(_terms(facts))
+    terms = tuple(_memory_terms(facts))
     message = next(iter(log.lines_with(*MESSAGES)), "")
-    arguments = _arguments(log)
+    arguments = _flags_in_log(log)
     is_named = "version" in facts or any(name in facts for name in ("kv_tokens", "budget"))
     if not (message or (terms and (is_named or len(terms) > 1 or "weights" in facts))):
         return None
@@ -120,7 +120,7 @@ def read_log(log: LogText) -> LogReading | None:
     )
 
 
-def _terms(facts: Facts) -> Iterator[LogTerm]:
+def _memory_terms(facts: Facts) -> Iterator[LogTerm]:
     """Yields each printed memory size: the largest over the ranks, and the smallest for the KV cache."""
     yield from facts.largest("budget", "weights")
     if "peak" in facts and "weights" in facts:
@@ -139,7 +139,7 @@ def _terms(facts: Facts) -> Iterator[LogTerm]:
         yield LogTerm("kv_tokens", min(facts.counts("kv_tokens")), "tokens")
 
 
-def _arguments(log: LogText) -> dict[str, Any]:
+def _flags_in_log(log: LogText) -> dict[str, Any]:
     """Returns the model and the flags that a log prints, which the user typed or the engine's configuration has."""
     arguments: dict[str, Any] = {}
     for line in log.lines_with("LLM engine (v", "LLM engine with config"):

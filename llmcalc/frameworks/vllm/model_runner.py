@@ -42,10 +42,10 @@ def second_runner(
     row = rows[-1]
     if chosen_runner is not None:
         return row if chosen_runner else None
-    return row if _runs_by_default(row, version, rank, flags) else None
+    return row if _is_default_runner(row, version, rank, flags) else None
 
 
-def _runs_by_default(row: SecondRunner, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]) -> bool:
+def _is_default_runner(row: SecondRunner, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]) -> bool:
     """Whether the second model runner runs a model by default, without an environment variable."""
     if row.models == "all":
         return True

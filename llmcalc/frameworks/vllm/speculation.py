@@ -78,7 +78,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
             f"{FLAG}: the draft model {shown(model)} cannot be read ({str(error)[:200]}); expected a preset, a folder "
             "or a hub id as its model"
         ) from None
-    _check(preset, draft, str(method))
+    _check_draft(preset, draft, str(method))
     return Speculation(tokens, draft=draft)
 
 
@@ -89,7 +89,7 @@ def draft_flags(method: str, draft: Preset | None, tokens: int) -> dict[str, Any
     return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": tokens}}
 
 
-def _check(target_model: Preset, draft_model: Preset, method: str) -> None:
+def _check_draft(target_model: Preset, draft_model: Preset, method: str) -> None:
     """Raises `InputError` if a draft model does not fit the target model or the drafting method."""
     if method in OF_STATES and states_of(draft_model.model) is None:
         raise InputError(

@@ -69,14 +69,16 @@ class PaddedExperts(VersionRange):
 
     def bytes_of(self, hidden: int, intermediate: int) -> int:
         """Returns the bytes of one padded expert: matrices of both projections, a scale per 32 elements, and biases."""
-        h, i = _up(hidden, self.hidden), _up(intermediate, self.intermediate)
+        h, i = _round_up(hidden, self.hidden), _round_up(intermediate, self.intermediate)
         rows, bias = (256, 4) if self.swizzle else (1, 2)
-        up_bytes = _up(h // 2, self.swizzle or 1) * 2 * i + h // 32 * _up(2 * i, rows)  # gate and up projections
-        down_bytes = _up(i // 2, self.swizzle or 1) * h + i // 32 * _up(h, rows)
+        up_bytes = _round_up(h // 2, self.swizzle or 1) * 2 * i + h // 32 * _round_up(
+            2 * i, rows
+        )  # gate and up projections
+        down_bytes = _round_up(i // 2, self.swizzle or 1) * h + i // 32 * _round_up(h, rows)
         return up_bytes + down_bytes + (bias - 2) * (2 * i + h)
 
 
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 

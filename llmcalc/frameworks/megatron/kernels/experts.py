@@ -610,10 +610,10 @@ def _shared_experts(scope: Scope) -> list[Item]:
         i for i, item in enumerate(items) if isinstance(item, Step) and item.about.get("kind") == "shared_expert"
     ]
     if gate_positions:
-        end_position = 1 + next(i for i in range(gate_positions[0], len(items)) if _verb(items[i]) == "mul")
+        end_position = 1 + next(i for i in range(gate_positions[0], len(items)) if _operation_name(items[i]) == "mul")
     return items[positions[0] : end_position]
 
 
-def _verb(item: Item) -> str:
+def _operation_name(item: Item) -> str:
     """Returns the name of a step's operation; empty for items that are no step."""
     return item.verb if isinstance(item, Step) else ""

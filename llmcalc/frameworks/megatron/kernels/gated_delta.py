@@ -76,7 +76,8 @@ class DeltaKernels(MambaKernels):
         y = delta_rule(t, q, k, v, g, beta_sigmoid)
         output_projection = steps["o_proj"]
         self.bind(
-            output_projection.outs[0], self.row_linear(output_projection, self._gated_norm(steps["norm"], op, y, gate))
+            output_projection.outs[0],
+            self.row_linear(output_projection, self._run_gated_norm(steps["norm"], op, y, gate)),
         )
 
     def _prepare_delta_inputs(
@@ -124,7 +125,7 @@ class DeltaKernels(MambaKernels):
         )
         return outs
 
-    def _gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
+    def _run_gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
         """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
         t, (batch, tokens) = self.t, y.shape[:2]
         flat_shape = (batch * tokens * op.heads, op.value_dim)

@@ -110,7 +110,7 @@ class LinearKernels(RankKernels):
             del x
             self.bind(out, self.t.scale(logits) if self.rank_choices.scales_logits else logits)
         elif self.is_column(step):
-            self._columns(step, x)
+            self._run_column_layers(step, x)
         elif self.is_row(step):
             self.bind(out, self.row_linear(step, x))
         else:
@@ -125,7 +125,7 @@ class LinearKernels(RankKernels):
             if reader_module is module and self.is_column(reader) and reader.ins[0].rows == step.ins[0].rows
         ]
 
-    def _columns(self, step: Step, x: Tensor) -> None:
+    def _run_column_layers(self, step: Step, x: Tensor) -> None:
         """Runs fused column-parallel layers, and assigns an output to each layer."""
         fused_steps = self.fused_column_steps(step)
         widths = [fused_step.outs[0].width for fused_step in fused_steps]

@@ -67,7 +67,7 @@ class LatentKernels(ExpertKernels):
         if first_value.of is None or id(first_value.of) not in self.split_parts:
             raise self.unsupported("no kernels for joining these values", step.name)
         other_parts = [out for out in self.split_parts.pop(id(first_value.of)) if out is not first_value]
-        key, value = self._key_and_value(x, y, step.outs[0], other_parts[0])
+        key, value = self._assemble_key_and_value(x, y, step.outs[0], other_parts[0])
         del x, y
         self.forget(first_value.of.storage)
         for out in other_parts:
@@ -81,7 +81,7 @@ class LatentKernels(ExpertKernels):
         graph, shape = self.graph, x.shape
         return record(graph, "cat", (x,), graph.new(shape, BFLOAT16), lambda g, _: (graph.new(shape, g.dtype),))
 
-    def _key_and_value(
+    def _assemble_key_and_value(
         self, x: Tensor, shared_key: Tensor, key_output: Value, value_output: Value
     ) -> tuple[Tensor, Tensor]:
         """Assembles keys, with the rotary part shared by all heads, and values from one projection."""

@@ -48,7 +48,9 @@ class DiscardedOutputs:
         graph, argument_gradients = self.graph, self.argument_gradients
         enabled, graph.enabled = graph.enabled, True
         outer_place = graph.meter.place
-        self.recomputed = self.run([_argument(graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)])
+        self.recomputed = self.run(
+            [_detached_argument(graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
+        )
         graph.enabled, graph.meter.place = enabled, outer_place
         for storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
             storage.share(recomputed_tensor.storage)
@@ -71,7 +73,7 @@ class DiscardedOutputs:
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
 
-def _argument(graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Tensor) -> Tensor:
+def _detached_argument(graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Tensor) -> Tensor:
     """Returns a detached argument whose gradient is stored in `argument_gradients`."""
     argument = x.detached()
 
@@ -134,7 +136,7 @@ class DiscardedKernels(SparseKernels):
         """Runs a norm. A norm before a sublayer is recomputed, unless it is fused with a linear layer."""
         readers = [reader for reader, _ in self.readers.get(id(step.outs[0].storage), ())]
         fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
-        if not self.rank_choices.recompute_norms or fused or not self._is_of_layer():
+        if not self.rank_choices.recompute_norms or fused or not self._is_sublayer_norm():
             super().do_norm(step)
             return
         value, module = step.ins[0], self.module_path()
@@ -148,7 +150,7 @@ class DiscardedKernels(SparseKernels):
             self.discarded_norms[id(self.frames[-2])] = discarded
         self.bind(step.outs[0], outs[0])
 
-    def _is_of_layer(self) -> bool:
+    def _is_sublayer_norm(self) -> bool:
         """Whether the current norm stands before a sublayer."""
         return self.frames[-1].scope.name.endswith("_pre_norm")
 

@@ -141,7 +141,7 @@ class SparseKernels(Fp8Kernels):
                 scores, selected_keys = select_top_keys(t, q, k, weights, top_k)
                 del scores
         y = absorbed_attention(t, query, key, selected_keys, values.shape[-1])
-        y = t.permute(t.bmm(self._by_head(y), t.transpose(values, 1, 2)), (1, 0, 2))
+        y = t.permute(t.bmm(self._rows_by_head(y), t.transpose(values, 1, 2)), (1, 0, 2))
         y = t.reshape(t.contiguous(y), (rows[0] * rows[1], values.shape[0] * values.shape[1]))
         if loss is not None:
             out = Tensor(y.shape, y.dtype, y.storage, y.strides)
@@ -151,7 +151,7 @@ class SparseKernels(Fp8Kernels):
         del key_starts, key_ends, q, k, weights
         return y
 
-    def _by_head(self, y: Tensor) -> Tensor:
+    def _rows_by_head(self, y: Tensor) -> Tensor:
         """Reshapes [tokens, batch, heads, latent] to [heads, rows, latent]."""
         tokens, batch, heads, width = y.shape
         return self.t.permute(self.t.reshape(y, (tokens * batch, heads, width)), (1, 0, 2))
