@@ -88,19 +88,23 @@ class MicroBatchBytes(NamedTuple):
     extra_gradients: int = 0
 
     @property
-    def peak(self) -> int:
+    def pass_peak(self) -> int:
         """The peak bytes of the forward and the backward pass."""
         return max(
-            self.layer_forward, self.loss, self.layer_backward, self.head_backward, self.backward_outside_modules
+            self.layer_forward_peak,
+            self.loss_peak,
+            self.layer_backward_peak,
+            self.head_backward_peak,
+            self.backward_outside_modules,
         )
 
     @property
-    def layer_forward(self) -> int:
+    def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""
         return max((bytes for path, bytes in self.forward.by_path.items() if is_layer_path(path)), default=0)
 
     @property
-    def loss(self) -> int:
+    def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
         outside_layers = (bytes for path, bytes in self.forward.by_path.items() if not is_layer_path(path))
         return max(self.backward.by_path.get("loss", 0), *outside_layers, 0)
@@ -111,7 +115,7 @@ class MicroBatchBytes(NamedTuple):
         return min(self.saved, self.forward.by_path.get("norm", self.saved))
 
     @property
-    def head_backward(self) -> int:
+    def head_backward_peak(self) -> int:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         items = self.backward.by_path.items()
         return max((bytes for path, bytes in items if path not in ("", "loss") and not is_layer_path(path)), default=0)
@@ -122,7 +126,7 @@ class MicroBatchBytes(NamedTuple):
         return self.backward.by_path.get("", 0)
 
     @property
-    def layer_backward(self) -> int:
+    def layer_backward_peak(self) -> int:
         """The peak bytes of the layers' backward pass."""
         return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
 
@@ -211,7 +215,7 @@ class PeakEstimate:
         return sum(stack.num_hidden_layers for _, stack in self.spec.stacks())
 
     @cached_property
-    def kinds(self) -> list[Scope]:
+    def layer_kinds(self) -> list[Scope]:
         """The type of each layer of the model, the encoder's layers first."""
         root = self.spec.shared_program.root
         parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
@@ -247,7 +251,7 @@ class PeakEstimate:
     def _least_saved(self, layout: Layout, stage: Stage) -> int:
         """Returns a lower bound of a micro-batch's saved bytes in a stage, from layers measured in other stages."""
         shape = _activation_shape(layout)
-        return sum(self._saved_by_layer.get((*shape, id(self.kinds[i])), 0) for i in stage.layers)
+        return sum(self._saved_by_layer.get((*shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
 
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """Returns the peak bytes of the rank that needs the most memory, and its pipeline stage."""
@@ -373,7 +377,7 @@ class PeakEstimate:
             return self._kind_runs[stage.layers]
         kind_runs: list[list[int]] = []
         for i in stage.layers:
-            kind = id(self.kinds[i])
+            kind = id(self.layer_kinds[i])
             if kind_runs and kind_runs[-1][0] == kind:
                 kind_runs[-1][1] += 1
             else:
@@ -390,12 +394,14 @@ class PeakEstimate:
 
     def _micro_batch_bytes(self, layout: Layout, stage: Stage, shape: tuple[object, ...]) -> MicroBatchBytes:
         start, end, repeats = self._measured_layers(stage)
-        key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
+        key = (*shape, tuple(map(id, self.layer_kinds[start:end])), stage.first, stage.last)
         if key not in self._measured:
             measured_layout, measured_stage = self._layout_of_layers(layout, start, end, stage)
             counts = [None] if repeats is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
             # A shorter run numbers its layers anew: with several kinds of layers it has parameters of its own.
-            repeat_counts = [counts] if len(set(map(id, self.kinds[start:end]))) == 1 else [[count] for count in counts]
+            repeat_counts = (
+                [counts] if len(set(map(id, self.layer_kinds[start:end]))) == 1 else [[count] for count in counts]
+            )
             self._measured[key] = tuple(
                 batch for run in repeat_counts for batch in self.measure(measured_layout, measured_stage, run)
             )
@@ -403,8 +409,8 @@ class PeakEstimate:
         if repeats is None:
             return measured[0]
         longer_run, shorter_run = measured
-        if len(set(map(id, self.kinds[start:end]))) == 1:
-            self._saved_by_layer[(*shape, id(self.kinds[start]))] = longer_run.saved - shorter_run.saved
+        if len(set(map(id, self.layer_kinds[start:end]))) == 1:
+            self._saved_by_layer[(*shape, id(self.layer_kinds[start]))] = longer_run.saved - shorter_run.saved
         return shorter_run.with_more_layers(longer_run, repeats - SHORT_RUN_REPEATS)
 
     def _measured_layers(self, stage: Stage) -> tuple[int, int, int | None]:
@@ -415,7 +421,7 @@ class PeakEstimate:
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
         start, end = stage.layers.start, stage.layers.stop
-        window, kinds = SHORT_RUN_REPEATS + 2, self.kinds
+        window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
             repeats = find_pattern([kinds[i] for i in range(start, end)]).repeats
             return start, end, repeats if repeats > 2 * SHORT_RUN_REPEATS + 1 else None  # two numbers are measured
@@ -460,20 +466,20 @@ def _pass_peaks(
 ) -> tuple[int, int, int]:
     """Returns a stage's peak bytes before its first gradient, in the head's and in the layers' backward pass."""
     forward = max(
-        measured.layer_forward,
-        measured.loss + transient.at_loss,
+        measured.layer_forward_peak,
+        measured.loss_peak + transient.at_loss,
         measured.between_layers_and_head + transient.before_head,
     )
     if micro_batches > 1:
         forward += transient.later_micro_batches
     head = max(
-        measured.head_backward + transient.outside_layers,
+        measured.head_backward_peak + transient.outside_layers,
         measured.backward_outside_modules + transient.outside_layers + transient.outside_modules,
         measured.between_layers_and_head + transient.after_head,
     )
     saved_per_layer = measured.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
     from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
-    layer = measured.layer_backward + transient.in_layer_backward + from_other_module
+    layer = measured.layer_backward_peak + transient.in_layer_backward + from_other_module
     return forward, head + transient.from_first_gradient, layer + transient.from_first_gradient
 
 

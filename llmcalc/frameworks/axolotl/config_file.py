@@ -143,8 +143,8 @@ CUT_CROSS_ENTROPY = "CutCrossEntropyPlugin"
 
 def is_axolotl(data: Table) -> bool:
     """Whether a table is a config of axolotl."""
-    signs = ("micro_batch_size", "sequence_len", "datasets", "pretraining_dataset", "adapter", "num_epochs")
-    return "base_model" in data and any(name in data for name in signs)
+    known_keys = ("micro_batch_size", "sequence_len", "datasets", "pretraining_dataset", "adapter", "num_epochs")
+    return "base_model" in data and any(name in data for name in known_keys)
 
 
 def read_axolotl(data: Table, source: Source) -> Launch:

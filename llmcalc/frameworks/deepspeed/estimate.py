@@ -41,7 +41,7 @@ def transient_bytes(
     if layout.zero == 0:
         copies = width * min(REDUCED_AT_ONCE, parameters)
         return TransientBytes(gradient_reduction=copies, optimizer_step=step_bytes)
-    bucket, shard = settings.elements("reduce_bucket_size"), parameters // layout.shards
+    bucket, shard = settings.size_in_elements("reduce_bucket_size"), parameters // layout.shards
     buffer = width * bucket
     if layout.zero == 3:
         group_share = min(1, settings.sub_group_size / max(1, shard))

@@ -47,7 +47,7 @@ class GatheringProfile(Eager):
         """Creates a partitioned parameter, and returns its full tensor."""
         if self.coordinator is None or key in self.buffers:
             return super().create_parameter(key, template)
-        return self.coordinator.add(key, template).full_param
+        return self.coordinator.add_parameter(key, template).full_param
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
@@ -67,7 +67,7 @@ class GatheringProfile(Eager):
             return weights
         unread_count = len(self.unused_modules)
         return [
-            self.coordinator.add(("unread", unread_count, i, name), weight).full_param
+            self.coordinator.add_parameter(("unread", unread_count, i, name), weight).full_param
             for i, weight in enumerate(weights)
         ]
 
@@ -87,7 +87,7 @@ class GatheringProfile(Eager):
                 parameter.module in modules for modules in (self.opened, *self.of_frames)
             ):
                 self.opened.append(parameter.module)
-                self.coordinator.fetch(parameter.module)
+                self.coordinator.fetch_module(parameter.module)
         return weight
 
     # --- running ----------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class GatheringProfile(Eager):
             elif needs_no_gradient and not any(
                 parameter.full_param.leaf for parameter in self.coordinator.modules[module]
             ):
-                self.coordinator.release(module)  # no gradient passes a frozen layer whose input needs none
+                self.coordinator.release_module(module)  # no gradient passes a frozen layer whose input needs none
             else:
                 self._add_release_hooks(module, step.outs[0] if step.outs else None)
 
@@ -145,4 +145,4 @@ class GatheringProfile(Eager):
         node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if node is not None:
             node.hooks.append(self.coordinator.before_backward(module))
-        self.coordinator.release(module)
+        self.coordinator.release_module(module)

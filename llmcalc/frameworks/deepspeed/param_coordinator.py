@@ -128,7 +128,7 @@ class Coordinator:
         self.to_release: dict[tuple[Path, int], list[Parameter]] = {}
         self.backward_modules: list[Path] = []
 
-    def add(self, path: Path, template: Tensor) -> Parameter:
+    def add_parameter(self, path: Path, template: Tensor) -> Parameter:
         """Adds a partitioned parameter. template: a tensor with its shape and format."""
         parameter = Parameter(self.meter, path, template, self.ranks)
         self.parameters.append(parameter)
@@ -142,7 +142,7 @@ class Coordinator:
         for parameter in self.parameters:
             if limit is not None and parameter.count + persistent_elements > limit:
                 continue
-            if parameter.count <= self.settings.elements("stage3_param_persistence_threshold"):
+            if parameter.count <= self.settings.size_in_elements("stage3_param_persistence_threshold"):
                 parameter.persists = True
                 persistent_elements += parameter.count
 
@@ -164,7 +164,7 @@ class Coordinator:
             parameter.fetched = NEVER
         self.step = self.live_elements = 0
 
-    def fetch(self, module: Path) -> None:
+    def fetch_module(self, module: Path) -> None:
         """Gathers the parameters of a module, and prefetches the next ones (`fetch_sub_module`)."""
         if self.is_recording:
             self.order.append(module)
@@ -187,7 +187,7 @@ class Coordinator:
             parameter.fetched = step
         limit = min(
             self.settings.stage3_max_live_parameters - self.live_elements,
-            self.settings.elements("stage3_prefetch_bucket_size"),
+            self.settings.size_in_elements("stage3_prefetch_bucket_size"),
         )
         prefetched_parameters: list[Parameter] = []
         elements = 0
@@ -254,7 +254,7 @@ class Coordinator:
                     with self.gathering_stream():
                         member.storage.inner = Storage(self.meter, member.count * member.full_param.dtype.bytes)
 
-    def release(self, module: Path) -> None:
+    def release_module(self, module: Path) -> None:
         """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""
         for parameter in self._parameters_to_release(module) if self.is_recorded else self.modules[module]:
             self._release(parameter)
@@ -328,7 +328,7 @@ class Coordinator:
             ]:
                 self.after_backward(open_module)
             self.backward_modules.append(module)
-            self.fetch(module)
+            self.fetch_module(module)
 
         return fetch
 
@@ -336,4 +336,4 @@ class Coordinator:
         """Releases a module after its backward pass (`PostBackwardFunctionModule`)."""
         if module in self.backward_modules:
             self.backward_modules.remove(module)
-            self.release(module)
+            self.release_module(module)

@@ -110,7 +110,7 @@ class DeepSpeedSettings:
         """Whether gradient reductions overlap the backward pass (`overlap_comm_valid`)."""
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
-    def elements(self, name: str) -> int:
+    def size_in_elements(self, name: str) -> int:
         """Returns the value of a size setting that is not `auto`, in elements."""
         size = getattr(self, name)
         assert isinstance(size, int), name

@@ -67,7 +67,7 @@ class ZeroRun(TrainingRun):
         self.dtype: Dtype = DTYPES[training.dtype]
         self.accumulation_dtype: Dtype = number_format(settings.grad_accum_dtype, self.dtype)
         self.communication_dtype: Dtype = number_format(settings.communication_data_type, self.dtype)
-        self.bucket_elements: int = settings.elements("reduce_bucket_size")
+        self.bucket_elements: int = settings.size_in_elements("reduce_bucket_size")
         self.is_last_microbatch: bool = True
         self.host_norms: dict[int, Storage] = {}
 

@@ -40,8 +40,8 @@ STEPS = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "r
 
 def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a main.py with DeepSpeed-Chat's arguments."""
-    signs = ("--zero_stage", "--actor_zero_stage")
-    return command.program == "main.py" and any(word.partition("=")[0] in signs for word in command.words)
+    known_arguments = ("--zero_stage", "--actor_zero_stage")
+    return command.program == "main.py" and any(word.partition("=")[0] in known_arguments for word in command.words)
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:

@@ -153,7 +153,7 @@ class EngineServer:
             and not receipt.differing((*self.layout_fields, *self.decided_by[name]), self.settings)
         }
 
-    def measured(self, name: str, computed: int) -> int:
+    def measured_or_computed(self, name: str, computed: int) -> int:
         """Returns the measured bytes of a part of the memory where the receipt has them, otherwise `computed`."""
         return self.receipt_terms.get(name, computed)
 

@@ -35,12 +35,12 @@ class VersionRange(Record):
     to: str | None = None
 
     @property
-    def first(self) -> Numbers:
+    def first_version(self) -> Numbers:
         """The first version of the range, as numbers."""
         return numbers_of(self.start)
 
     @property
-    def end(self) -> Numbers | None:
+    def end_version(self) -> Numbers | None:
         """The first version after the range, as numbers; None for a range without an end."""
         return None if self.to is None else numbers_of(self.to)
 
@@ -103,7 +103,7 @@ def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
     return [
         candidate
         for candidate in ranges
-        if candidate.first <= version and (candidate.end is None or version < candidate.end)
+        if candidate.first_version <= version and (candidate.end_version is None or version < candidate.end_version)
     ]
 
 
@@ -118,7 +118,7 @@ class EngineRecord(Record, Generic[RuleType]):
 
     @model_validator(mode="after")
     def _sort_versions(self) -> Self:
-        starts = [rules.first for rules in self.versions]
+        starts = [rules.first_version for rules in self.versions]
         if starts != sorted(set(starts)):
             raise ValueError("versions: expected each start once, ascending")
         return self

@@ -62,8 +62,8 @@ def _script_name(command: CommandLine) -> str:
 
 def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a script of FastChat or Qwen with its arguments."""
-    signs = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
-    return _script_name(command) in SCRIPTS and any(word.partition("=")[0] in signs for word in command.words)
+    known_arguments = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
+    return _script_name(command) in SCRIPTS and any(word.partition("=")[0] in known_arguments for word in command.words)
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:

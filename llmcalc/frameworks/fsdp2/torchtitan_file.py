@@ -160,7 +160,7 @@ class _Job:
     def __init__(self, config: Mapping[str, Any], reading: Reading) -> None:
         self.data, self.reading = config, reading
 
-    def find(self, key: str, *sections: str) -> tuple[str, Any]:
+    def find_key(self, key: str, *sections: str) -> tuple[str, Any]:
         """Returns (section.key, value or None) of a key, which it searches in the job's sections."""
         for section in sections:
             table = self.data.get(section)
@@ -168,19 +168,19 @@ class _Job:
                 return f"{section}.{key}", table[key]
         return f"{sections[0]}.{key}", None
 
-    def size(self, key: str, default: int, *sections: str, minimum: int = 1) -> int:
+    def size_of(self, key: str, default: int, *sections: str, minimum: int = 1) -> int:
         """Returns the value of a key as a whole number."""
-        name, value = self.find(key, *sections)
+        name, value = self.find_key(key, *sections)
         return default if value is None else size_of(self.reading, name, value, least=minimum)
 
-    def flag(self, key: str, default: bool, *sections: str) -> bool:
+    def flag_of(self, key: str, default: bool, *sections: str) -> bool:
         """Returns the value of a key as a boolean."""
-        name, value = self.find(key, *sections)
+        name, value = self.find_key(key, *sections)
         return default if value is None else flag_value(self.reading, name, value)
 
-    def word(self, key: str, default: str, allowed_values: Mapping[str, Any], *sections: str) -> str:
+    def word_of(self, key: str, default: str, allowed_values: Mapping[str, Any], *sections: str) -> str:
         """Returns the value of a key whose text must be in `allowed_values`."""
-        name, value = self.find(key, *sections)
+        name, value = self.find_key(key, *sections)
         if value is None:
             return default
         value_text = str(value)[:60]
@@ -207,7 +207,7 @@ def _read_sections(job: _Job, world_size: int | None, spec: ModelSpec | None = N
         _check_section(reading, name, table)
     is_2024_form = "parallelism" not in job.data
     if spec is None:
-        name, size = job.find("name", "model")[1], job.find("flavor", "model")[1]
+        name, size = job.find_key("name", "model")[1], job.find_key("flavor", "model")[1]
         if not isinstance(size, str):
             raise reading.wrong("model.flavor", f"{shown(size)}; expected the name of a flavour, such as 8B")
         spec = flavor("llama3" if name is None else str(name), size, reading.where, is_2024_form=is_2024_form)
@@ -241,14 +241,14 @@ def _check_section(reading: Reading, name: str, table: Any) -> None:
 def _job_layout(job: _Job, layers: int, world_size: int | None) -> Layout:
     """Returns the parallel layout of a job."""
     reading, sections = job.reading, ("parallelism", "training")
-    tp = job.size("tensor_parallel_degree", 1, *sections)
-    pp = job.size("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
-    cp = job.size("context_parallel_degree", 1, "parallelism", "experimental")
-    ep = job.size("expert_parallel_degree", 1, "parallelism")
-    replicas = job.size("data_parallel_replicate_degree", 1, *sections)
-    name, shard_value = job.find("data_parallel_shard_degree", *sections)
+    tp = job.size_of("tensor_parallel_degree", 1, *sections)
+    pp = job.size_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
+    cp = job.size_of("context_parallel_degree", 1, "parallelism", "experimental")
+    ep = job.size_of("expert_parallel_degree", 1, "parallelism")
+    replicas = job.size_of("data_parallel_replicate_degree", 1, *sections)
+    name, shard_value = job.find_key("data_parallel_shard_degree", *sections)
     if shard_value is None:
-        name, shard_value = job.find("data_parallel_degree", "training")
+        name, shard_value = job.find_key("data_parallel_degree", "training")
     shard = -1 if shard_value is None else size_of(reading, name, shard_value, least=-1)
     if shard == 0:
         raise reading.wrong(name, "0; expected -1 or at least 1")
@@ -264,9 +264,9 @@ def _job_layout(job: _Job, layers: int, world_size: int | None) -> Layout:
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, sizes = _pipeline_stages(job, pp, layers)
-    reshard = RESHARD[job.word("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
-    etp = job.size("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
-    rotate = job.word("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
+    reshard = RESHARD[job.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
+    etp = job.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
+    rotate = job.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
     return Layout(
         tp=tp,
         pp=pp,
@@ -294,15 +294,15 @@ def _pipeline_stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tu
     """
     if pp == 1:
         return "1f1b", 1, None
-    name, value = job.find("pipeline_parallel_schedule", "parallelism", "experimental")
+    name, value = job.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
     schedules = {name.lower(): schedule for name, schedule in SCHEDULES.items()}
     schedule_name = "1f1b" if value is None else str(value).lower()[:60]
     if schedule_name not in schedules:
         raise job.reading.wrong(name, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
     is_interleaved = schedules[schedule_name] == "interleaved"
-    first_stage_reduction = job.size("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
-    last_stage_reduction = job.size("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
-    layers_per_stage = job.find("pipeline_parallel_layers_per_stage", "parallelism")[1]
+    first_stage_reduction = job.size_of("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
+    last_stage_reduction = job.size_of("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
+    layers_per_stage = job.find_key("pipeline_parallel_layers_per_stage", "parallelism")[1]
     vpp = 2 if is_interleaved else 1
     split_layers = _stage_layers_from_split_points(job, pp, is_interleaved, layers)
     if split_layers is not None:
@@ -335,7 +335,7 @@ def _stage_layers_from_split_points(job: _Job, pp: int, is_interleaved: bool, la
 
     The split points name the first layer of every stage but the first.
     """
-    name, split_points = job.find("pipeline_parallel_split_points", "parallelism", "experimental")
+    name, split_points = job.find_key("pipeline_parallel_split_points", "parallelism", "experimental")
     if isinstance(split_points, str):
         split_points = [split_point.strip() for split_point in split_points.split(",") if split_point.strip()]
     if not split_points:
@@ -354,7 +354,7 @@ def _stage_layers_from_split_points(job: _Job, pp: int, is_interleaved: bool, la
 def _schedules_per_step(job: _Job, layout: Layout) -> int:
     """Returns the number of local batches per step over which gradients accumulate (pipeline schedules per step)."""
     local_batch = _local_batch(job)
-    name, global_batch = job.find("global_batch_size", "training")
+    name, global_batch = job.find_key("global_batch_size", "training")
     batches_per_step = -1 if global_batch is None else size_of(job.reading, name, global_batch, least=-1)
     if batches_per_step <= 0:
         return 1
@@ -367,7 +367,7 @@ def _schedules_per_step(job: _Job, layout: Layout) -> int:
 
 def _local_batch(job: _Job) -> int:
     """Returns the number of sequences per data-parallel rank."""
-    return job.size("local_batch_size", job.size("batch_size", 8, "training"), "training")
+    return job.size_of("local_batch_size", job.size_of("batch_size", 8, "training"), "training")
 
 
 def _command_settings(job: _Job, layout: Layout) -> dict[str, Any]:
@@ -382,16 +382,16 @@ def _command_settings(job: _Job, layout: Layout) -> dict[str, Any]:
         "phase": "training",
         "batch": batch,
         "num_microbatches": microbatches,
-        "seq": job.size("seq_len", 2048, training),
+        "seq": job.size_of("seq_len", 2048, training),
         **_precision_settings(job, layout),
         "optimizer": _optimizer_name(job),
         "optimizer_impl": _optimizer_implementation(job),
-        "optimizer_in_backward": job.flag("early_step_in_backward", False, "optimizer") or None,
+        "optimizer_in_backward": job.flag_of("early_step_in_backward", False, "optimizer") or None,
         "attn_implementation": "flash",
         "compile": _compiles_layers(job) or None,
         "recompute": _recompute_setting(job),
     }
-    if job.flag("enable_compiled_autograd", False, "parallelism", "experimental"):
+    if job.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
         reading.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
     return {key: value for key, value in command_settings.items() if value is not None}
 
@@ -405,8 +405,8 @@ def _precision_settings(job: _Job, layout: Layout) -> dict[str, str]:
     `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
     parallelism, with a pipeline, and before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
     """
-    weights = FORMATS[job.word("dtype", "float32", FORMATS, "training")]
-    compute = FORMATS[job.word("mixed_precision_param", "bfloat16", FORMATS, "training")]
+    weights = FORMATS[job.word_of("dtype", "float32", FORMATS, "training")]
+    compute = FORMATS[job.word_of("mixed_precision_param", "bfloat16", FORMATS, "training")]
     if compute == weights:
         return {"dtype": weights, "master_weights": "none"}
     if weights == "bf16":
@@ -424,9 +424,9 @@ def _micro_batch_sizes(job: _Job, local_batch: int, pp: int) -> tuple[int, int]:
 
     In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
     """
-    name, count = job.find("pipeline_parallel_microbatches", "experimental")
+    name, count = job.find_key("pipeline_parallel_microbatches", "experimental")
     if "parallelism" in job.data:
-        micro_batch = job.size("pipeline_parallel_microbatch_size", 1, "parallelism")
+        micro_batch = job.size_of("pipeline_parallel_microbatch_size", 1, "parallelism")
         name, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local_batch // micro_batch
     else:
         micro_batches = pp if count is None else size_of(job.reading, name, count)
@@ -440,7 +440,7 @@ def _micro_batch_sizes(job: _Job, local_batch: int, pp: int) -> tuple[int, int]:
 
 def _optimizer_name(job: _Job) -> str:
     """Returns the optimizer's name."""
-    name, value = job.find("name", "optimizer")
+    name, value = job.find_key("name", "optimizer")
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
     if value is not None and value not in optimizer_names:
         raise job.reading.wrong(name, f"{shown(value)} is not supported; expected AdamW or Adam")
@@ -449,10 +449,10 @@ def _optimizer_name(job: _Job) -> str:
 
 def _optimizer_implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
     """Returns the implementation of the optimizer: fused, foreach or loop."""
-    if job.find("fused", "optimizer")[1] is not None and job.find("implementation", "optimizer")[1] is None:
-        return "fused" if job.flag("fused", True, "optimizer") else "foreach"
+    if job.find_key("fused", "optimizer")[1] is not None and job.find_key("implementation", "optimizer")[1] is None:
+        return "fused" if job.flag_of("fused", True, "optimizer") else "foreach"
     default = "foreach" if "parallelism" not in job.data else "fused"
-    implementation = job.word("implementation", default, IMPLEMENTATIONS, "optimizer")
+    implementation = job.word_of("implementation", default, IMPLEMENTATIONS, "optimizer")
     implementations: dict[str, Literal["fused", "foreach", "loop"]] = {
         "fused": "fused",
         "foreach": "foreach",
@@ -464,24 +464,24 @@ def _optimizer_implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
 def _compiles_layers(job: _Job) -> bool:
     """Whether layers are compiled."""
     if "compile" in job.data:
-        components = job.find("components", "compile")[1]
+        components = job.find_key("components", "compile")[1]
         names = ["model", "loss"] if components is None else components
         if not isinstance(names, list):
             raise job.reading.wrong("compile.components", f"{shown(names)}; expected a list")
-        return job.flag("enable", False, "compile") and "model" in names
-    return job.flag("compile", False, "training")
+        return job.flag_of("enable", False, "compile") and "model" in names
+    return job.flag_of("compile", False, "training")
 
 
 def _recompute_setting(job: _Job) -> str:
     """Returns the recomputation setting: none, full, every:N, or `selective-op`."""
     modes = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
-    mode = job.word("mode", "selective", modes, "activation_checkpoint")
+    mode = job.word_of("mode", "selective", modes, "activation_checkpoint")
     if mode == "memory_budget":
         job.reading.unknown["activation_checkpoint.mode"] = "the compiler's memory budget is not modelled"
         return "none"
     if mode != "selective":
         return mode
-    name, option = job.find("selective_ac_option", "activation_checkpoint")
+    name, option = job.find_key("selective_ac_option", "activation_checkpoint")
     if option == "op":
         return SELECTIVE_OPERATIONS
     layer_interval = 2 if option is None else size_of(job.reading, name, option)
@@ -500,14 +500,14 @@ def _titan_settings(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSetti
     settings = TitanSettings(
         old=is_2024_form,
         float8=_float8_settings(job, layout),
-        loss_parallel=not job.flag("disable_loss_parallel", False, "parallelism", "training"),
-        async_tensor_parallel=layout.tp > 1 and job.flag("enable_async_tensor_parallel", False, *sections),
+        loss_parallel=not job.flag_of("disable_loss_parallel", False, "parallelism", "training"),
+        async_tensor_parallel=layout.tp > 1 and job.flag_of("enable_async_tensor_parallel", False, *sections),
         compiled_loss=_is_loss_compiled(job),
         schedules=_schedules_per_step(job, layout) if layout.pp > 1 else 1,
-        offloads=job.flag("enable_cpu_offload", False, "training"),
+        offloads=job.flag_of("enable_cpu_offload", False, "training"),
     )
     if not settings.loss_parallel and not layout.zero:
-        name, _ = job.find("disable_loss_parallel", "parallelism", "training")
+        name, _ = job.find_key("disable_loss_parallel", "parallelism", "training")
         reading.unknown[name] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
         gathering = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
@@ -543,7 +543,7 @@ SMALL = "auto_filter_small_kn"
 def _float8_settings(job: _Job, layout: Layout) -> Float8 | None:
     """Returns the float8 conversion of linear layers: by a converter, or before 2025-02-15 by a key in `[float8]`."""
     reading = job.reading
-    converters = job.find("converters", "model")[1] or []
+    converters = job.find_key("converters", "model")[1] or []
     names = converters.split(",") if isinstance(converters, str) else converters
     if not isinstance(names, list):
         raise reading.wrong("model.converters", f"{shown(converters)}; expected a list")
@@ -551,7 +551,7 @@ def _float8_settings(job: _Job, layout: Layout) -> Float8 | None:
         if converter not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
             reason = "MXFP8 products are not modelled" if converter in MX_CONVERTERS else "not known"
             reading.unknown[f"model.converters: {str(converter)[:40]}"] = reason
-    enabled = job.flag("enable_float8_linear", False, "float8")
+    enabled = job.flag_of("enable_float8_linear", False, "float8")
     if not enabled and not any(converter in FLOAT8_CONVERTERS for converter in names):
         return Float8(recipe="rowwise") if FLOAT8_EXPERTS in names else None
     section, table = _float8_table(job)
@@ -585,5 +585,5 @@ def _is_loss_compiled(job: _Job) -> bool | None:
     """Returns whether the loss is compiled; None in versions without such a key."""
     if "compile" not in job.data:
         return None
-    components = job.find("components", "compile")[1]
-    return job.flag("enable", False, "compile") and (components is None or "loss" in components)
+    components = job.find_key("components", "compile")[1]
+    return job.flag_of("enable", False, "compile") and (components is None or "loss" in components)

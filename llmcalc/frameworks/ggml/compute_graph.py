@@ -177,16 +177,16 @@ _Ordered: TypeAlias = list[tuple[Tensor, Tensor | None]]
 def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
     """Divides the graph into splits on one device, and adds the copies that a split reads at its start (pass 5)."""
     copies: dict[tuple[int, str | None], Tensor] = {}
-    ordered: _Ordered = []
+    operations_with_copies: _Ordered = []
     start = inputs = 0
     current_device: str | None = None
     for node in nodes:
         if node.operation == "view":
-            ordered.append((node, None))
+            operations_with_copies.append((node, None))
             continue
         device = node.place
         if device != current_device or (inputs and _reads_weight_elsewhere(node, current_device)):
-            start, inputs, current_device = len(ordered), 0, device
+            start, inputs, current_device = len(operations_with_copies), 0, device
         for i, source in enumerate(node.sources):
             if source.place == device or (device == HOST and source.operation == "input"):
                 continue
@@ -195,12 +195,12 @@ def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
                 copy = Tensor(source.nbytes, layout=source.layout)
                 copy.place = device
                 copies[key] = copy
-                ordered.insert(start, (source, copy))
+                operations_with_copies.insert(start, (source, copy))
                 start += 1
                 inputs += 1
             node.sources[i] = copies[key]
-        ordered.append((node, None))
-    return ordered, list(copies.values())
+        operations_with_copies.append((node, None))
+    return operations_with_copies, list(copies.values())
 
 
 def _reads_weight_elsewhere(node: Tensor, device: str | None) -> bool:

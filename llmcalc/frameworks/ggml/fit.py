@@ -62,7 +62,7 @@ def fit(server: GgmlServer) -> Fitted:
         flag = "n_gpu_layers" if server.asks_for_layers else fixed[0]
         note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"
         return fitted_server._replace(notes=(*fitted_server.notes, note))
-    return _Fit(fitted_server, targets).layers()
+    return _Fit(fitted_server, targets).place_layers()
 
 
 def margins(server: GgmlServer) -> list[int]:
@@ -126,7 +126,7 @@ class _Fit:
     def server(self) -> GgmlServer:
         return self.fitted.server
 
-    def place(self, shares: list[_Share]) -> Placement:
+    def placement_of(self, shares: list[_Share]) -> Placement:
         """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
         number, on_gpus = len(self.server.model.layers), sum(share.layers for share in shares)
         split = tuple(float(share.layers) for share in shares) if on_gpus else self.server.split
@@ -145,17 +145,17 @@ class _Fit:
             layer += share.hosted
         return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
-    def buffers(self, shares: list[_Share]) -> Buffers:
-        placement = self.place(shares)
+    def buffers_of(self, shares: list[_Share]) -> Buffers:
+        placement = self.placement_of(shares)
         on_gpus = sum(share.layers for share in shares)
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
-    def holds(self, shares: list[_Share], *numbers: int) -> bool:
+    def keeps_margins(self, shares: list[_Share], *numbers: int) -> bool:
         """Whether all GPUs keep their free margin with these layers."""
-        buffers = self.buffers(shares)
+        buffers = self.buffers_of(shares)
         return all(buffers.total(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(shares))
 
-    def layers(self) -> Fitted:
+    def place_layers(self) -> Fitted:
         """Returns the server with layers placed: without experts from the last GPU on, then with experts."""
         number = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
@@ -166,7 +166,7 @@ class _Fit:
         if has_experts and sum(share.layers for share in shares) == number + 1:
             shares = self._with_experts(shares)
         on_gpus = sum(share.layers for share in shares)
-        placement = self.place(shares)
+        placement = self.placement_of(shares)
         server = self.server.with_flags(n_gpu_layers=on_gpus)
         note = f"--fit places {on_gpus} of {number + 1} layers on GPUs (with the output)"
         hosted_layers = len(placement.host_experts) + len(placement.partial)
@@ -180,7 +180,7 @@ class _Fit:
             hosted_layers = max(layers - (i == len(shares) - 1), 0) if has_experts else 0
             return [*shares[:i], _Share(layers, hosted_layers), *shares[i + 1 :]]
 
-        return with_layers(_largest_number(most_layers, lambda n: self.holds(with_layers(n), i)))
+        return with_layers(_largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
 
     def _with_experts(self, shares: list[_Share]) -> list[_Share]:
         """Returns the shares with experts moved to GPUs, the first GPU first, and a part of one more layer."""
@@ -194,7 +194,7 @@ class _Fit:
         return shares
 
     def _most_movable_layers(self, shares: list[_Share], i: int, most_layers: int) -> int:
-        return _largest_number(most_layers, lambda n: self.holds(_with_moved_layers(shares, i, n), i))
+        return _largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(shares, i, n), i))
 
     def _with_partial_layer(self, shares: list[_Share], i: int) -> list[_Share]:
         """Returns the shares with as many parts of the next layer's experts as fit on GPU `i`."""
@@ -204,12 +204,12 @@ class _Fit:
         changed_shares = shares
         for parts in ("up", "gate"):
             trial = _with_overflow(shares, source, i, PARTS[parts])
-            if not self.holds(trial, i, i + 1):
+            if not self.keeps_margins(trial, i, i + 1):
                 break
             changed_shares = trial
         if changed_shares is shares:
             trial = _with_overflow(shares, source, i, PARTS["attention"])
-            changed_shares = trial if source > i and self.holds(trial, i, i + 1) else shares
+            changed_shares = trial if source > i and self.keeps_margins(trial, i, i + 1) else shares
         return changed_shares
 
 

@@ -87,11 +87,11 @@ def override(launch: Launch, options: Mapping[str, Any]) -> Launch:
     values = {name: value for name, value in launch.settings.items() if name not in dropped_options}
     if "dtype" in settings and launch.settings.get("precision") == "autocast":
         values.setdefault("master_weights", "none")
-    overridden = {name: Override(value, _file_value(launch, name)) for name, value in options.items()}
+    replaced_values = {name: Override(value, _file_value(launch, name)) for name, value in options.items()}
     changed_launch = replace(
         launch,
         settings={**values, **settings},
-        overridden=overridden,
+        overridden=replaced_values,
         published_weights=launch.published_weights and not set(FORMATS) & set(settings),
     )
     return _with_layout(changed_launch, layout_options) if layout_options else changed_launch

@@ -49,9 +49,9 @@ def parse_python(text: str, where: str) -> ast.Module:
         raise InputError(f"{where}: not valid Python; expected a configuration") from None
 
 
-def value_of(node: ast.expr, names: Mapping[str, Any], deep: int = 0) -> Any:
+def value_of(node: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
     """Returns the value of an expression. names: variable or dotted name → value."""
-    if deep > DEEPEST:
+    if depth > DEEPEST:
         return Unknown("…")
     if isinstance(node, ast.Constant):
         return node.value
@@ -59,29 +59,29 @@ def value_of(node: ast.expr, names: Mapping[str, Any], deep: int = 0) -> Any:
         name = dotted(node)
         return names[name] if name in names else Unknown(name)
     if isinstance(node, ast.List | ast.Tuple):
-        return [value_of(item, names, deep + 1) for item in node.elts[:1000]]
+        return [value_of(item, names, depth + 1) for item in node.elts[:1000]]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = value_of(node.operand, names, deep + 1)
+        value = value_of(node.operand, names, depth + 1)
         return -value if isinstance(value, int | float) else Unknown("-")
     if isinstance(node, ast.BinOp):
-        left, right = value_of(node.left, names, deep + 1), value_of(node.right, names, deep + 1)
+        left, right = value_of(node.left, names, depth + 1), value_of(node.right, names, depth + 1)
         if type(left) is int and type(right) is int:
             return _whole_number_result(node.op, left, right)
     return Unknown(source_of(node))
 
 
-def _whole_number_result(operation: ast.operator, left: int, right: int) -> Any:
+def _whole_number_result(operation: ast.operator, left_value: int, right_value: int) -> Any:
     value: Any = Unknown("…")
     if isinstance(operation, ast.Add):
-        value = left + right
+        value = left_value + right_value
     elif isinstance(operation, ast.Sub):
-        value = left - right
+        value = left_value - right_value
     elif isinstance(operation, ast.Mult):
-        value = left * right
-    elif isinstance(operation, ast.FloorDiv) and right:
-        value = left // right
-    elif isinstance(operation, ast.Pow) and 0 <= right < 64 and abs(left) < 1000:
-        value = left**right
+        value = left_value * right_value
+    elif isinstance(operation, ast.FloorDiv) and right_value:
+        value = left_value // right_value
+    elif isinstance(operation, ast.Pow) and 0 <= right_value < 64 and abs(left_value) < 1000:
+        value = left_value**right_value
     return value if isinstance(value, Unknown) or abs(value) < LARGEST_NUMBER else Unknown("…")
 
 
@@ -146,15 +146,15 @@ class Configurations:
         self.known: Mapping[str, dict[str, Any]] = known or {}
         self.work: int = 0
 
-    def spend(self, values: int) -> None:
+    def count_work(self, values: int) -> None:
         """Counts evaluated values. Raises `RecursionError` beyond `MOST_WORK`."""
         self.work += values
         if self.work > MOST_WORK:
             raise RecursionError
 
-    def of(self, name: str, arguments: Mapping[str, Any] | None = None, deep: int = 0) -> Config:
+    def of(self, name: str, arguments: Mapping[str, Any] | None = None, depth: int = 0) -> Config:
         """Returns the configuration that a function builds. Raises `RecursionError` for recursive functions."""
-        if deep > 10:
+        if depth > 10:
             raise RecursionError
         function = self.functions[name]
         parameters = [*function.args.args, *function.args.kwonlyargs]
@@ -166,23 +166,23 @@ class Configurations:
         configs: dict[str, Config] = {}
         for statement in function.body:
             if isinstance(statement, ast.Return) and statement.value is not None:
-                return self.value(statement.value, names, configs, deep)
-            self.statement(statement, names, configs, deep)
+                return self.evaluate(statement.value, names, configs, depth)
+            self.read_statement(statement, names, configs, depth)
         return {}
 
-    def statement(self, statement: ast.stmt, names: Config, configs: dict[str, Config], deep: int) -> None:
+    def read_statement(self, statement: ast.stmt, names: Config, configs: dict[str, Config], depth: int) -> None:
         """Evaluates a statement of a function. Assignments in a condition or a loop give unknown values."""
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             for target in targets:
-                self.assign(target, self.value(statement.value, names, configs, deep), names, configs)
+                self.assign_value(target, self.evaluate(statement.value, names, configs, depth), names, configs)
             return
         for inner_node in ast.walk(statement):
             if isinstance(inner_node, ast.Assign):
                 for target in inner_node.targets:
-                    self.assign(target, {"": Unknown("a condition")}, names, configs)
+                    self.assign_value(target, {"": Unknown("a condition")}, names, configs)
 
-    def assign(self, target: ast.expr, config: Config, names: Config, configs: dict[str, Config]) -> None:
+    def assign_value(self, target: ast.expr, config: Config, names: Config, configs: dict[str, Config]) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""
         path = dotted(target)
         variable, _, attribute = path.partition(".")
@@ -197,17 +197,17 @@ class Configurations:
                 configs[variable] = dict(config)
             return
         owner = configs.setdefault(variable, {})
-        self.spend(len(owner) + len(config))
+        self.count_work(len(owner) + len(config))
         for key in [key for key in owner if key == attribute or key.startswith(f"{attribute}.")]:
             del owner[key]
         owner |= {f"{attribute}.{key}".rstrip("."): value for key, value in config.items()}
         if len(owner) > MOST_VALUES:
             raise RecursionError
 
-    def value(self, node: ast.expr, names: Config, configs: dict[str, Config], deep: int) -> Config:
+    def evaluate(self, node: ast.expr, names: Config, configs: dict[str, Config], depth: int) -> Config:
         """Returns the configuration that an expression gives; a value that is no configuration has the empty path."""
-        self.spend(1)
-        if deep > DEEPEST:
+        self.count_work(1)
+        if depth > DEEPEST:
             raise RecursionError
         name = dotted(node)
         if name in configs:
@@ -227,16 +227,16 @@ class Configurations:
             argument_values = {key: value_of(value, names) for key, value in keywords.items()}
             parameters = [parameter.arg for parameter in self.functions[called].args.args]
             argument_values |= {key: value_of(value, names) for key, value in zip(parameters, node.args, strict=False)}
-            return self.of(called, argument_values, deep + 1)
+            return self.of(called, argument_values, depth + 1)
         config: Config = dict(self.known.get(called, {}))
         if not called and isinstance(node.func, ast.Attribute):  # a method of what another call returns
-            config = self.value(node.func.value, names, configs, deep + 1)
+            config = self.evaluate(node.func.value, names, configs, depth + 1)
             called = f"….{node.func.attr}"
         config[CALLED] = called
         for key, argument in (*((str(i), value) for i, value in enumerate(node.args)), *keywords.items()):
-            inner_config = self.value(argument, names, configs, deep + 1)
+            inner_config = self.evaluate(argument, names, configs, depth + 1)
             config |= {f"{key}.{path}".rstrip("."): value for path, value in inner_config.items()}
-        self.spend(len(config))
+        self.count_work(len(config))
         if len(config) > MOST_VALUES:
             raise RecursionError
         return config

@@ -109,7 +109,7 @@ def read_script(text: str, where: str, typed: Mapping[str, str] | None = None, a
     typed = {name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed or {}).items()}
     script = Script(where, typed, [word.replace(UNRESOLVED, "").replace(ITEM, " ") for word in arguments])
     script.variables |= typed
-    _Reader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).run()
+    _Reader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
     return script
 
 
@@ -122,7 +122,7 @@ def expander(where: str, variables: Mapping[str, str]) -> Callable[[str], str]:
 
     def expanded(text: str) -> str:
         escaped_text = re.sub(r"[\\`]", r"\\\g<0>", text.replace(UNRESOLVED, ""))
-        return _Reader(script, "").expanded_text(escaped_text)
+        return _Reader(script, "").expand_here_document(escaped_text)
 
     return expanded
 
@@ -147,9 +147,9 @@ class _Reader:
         self.statement_start = (0, line)
         self.here_string: str | None = None
         self.output_file = ""
-        self.spend(len(text))
+        self.count_work(len(text))
 
-    def spend(self, letters: int) -> None:
+    def count_work(self, letters: int) -> None:
         """Counts characters that are read or produced. Raises `InputError` beyond `MOST_WORK`."""
         self.script.work += letters
         if self.script.work > MOST_WORK:
@@ -166,11 +166,11 @@ class _Reader:
         self.lines = (self.at, line + self.text.count("\n", place, self.at))
         return self.lines[1]
 
-    def run(self) -> None:
+    def read_all(self) -> None:
         while self.at < len(self.text):
-            self.statement()
+            self.read_statement()
 
-    def statement(self) -> None:
+    def read_statement(self) -> None:
         """Reads a simple command up to its end, and applies its effect to the script."""
         words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
@@ -186,21 +186,21 @@ class _Reader:
             if letter == "#":
                 self.skip_comment()
             elif letter in "\n;&|()":
-                end = self.separator()
+                end = self.read_separator()
             elif (
                 letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
             ) and not self.at_placeholder():
-                self.redirection()
+                self.skip_redirection()
             elif assignment and (not words or words[0] in DECLARES):
                 self.at = assignment.end()
                 name, appends = assignment[1], bool(assignment[2])
-                assignments[name] = self.assigned(name, appends)
+                assignments[name] = self.read_assigned_value(name, appends)
                 words += [name] if words else []
             else:
-                words += self.word()
+                words += self.read_word()
                 words = self.without_keyword(words)
         if not self.read_patterns(words, end):
-            self.finish(words, assignments, line, end)
+            self.apply_command(words, assignments, line, end)
         if end == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
 
@@ -213,7 +213,7 @@ class _Reader:
         end = self.text.find("\n", self.at)
         self.at = len(self.text) if end < 0 else end
 
-    def separator(self) -> str:
+    def read_separator(self) -> str:
         """Reads and returns the separator that ends a command; empty for `&>`, which is a redirection."""
         letter = self.text[self.at]
         self.at += 1
@@ -227,14 +227,14 @@ class _Reader:
             self.at += 2 if self.text[self.at + 1 : self.at + 2] == ">" else 1
             self.skip_space()
             if self.text[self.at : self.at + 1] not in ("", *"\n;&|()<>"):
-                self.word()
+                self.read_word()
             return ""
         return letter
 
     def without_keyword(self, words: list[str]) -> list[str]:
         """Returns the words of a command without a leading keyword, such as `then`, and applies the keyword."""
         if words == ["{"]:
-            self.begins(words, "")
+            self.open_block(words, "")
             return []
         if len(words) == 1 and words[0] in BETWEEN:
             if words[0] == "else" and self.branches:
@@ -250,12 +250,12 @@ class _Reader:
         branch.patterns += words
         if end == ")":
             has_unresolved = is_unresolved(branch.value) or any(map(is_unresolved, branch.patterns))
-            is_match = None if has_unresolved else self.fits(branch.value, branch.patterns)
+            is_match = None if has_unresolved else self.matches_patterns(branch.value, branch.patterns)
             branch.patterns = None
             branch.turn(is_match)
         return True
 
-    def fits(self, value: str, patterns: list[str]) -> bool | None:
+    def matches_patterns(self, value: str, patterns: list[str]) -> bool | None:
         """Whether a text matches one of the patterns of a `case`; None if it is too long to be compared."""
         unsure = False
         for pattern in patterns:
@@ -265,17 +265,17 @@ class _Reader:
             elif max(len(value), len(pattern)) > LONGEST_PATTERN:
                 unsure = True
             else:
-                self.spend(LONGEST_PATTERN)
+                self.count_work(LONGEST_PATTERN)
                 if fnmatchcase(value, pattern):
                     return True
         return None if unsure else False
 
-    def condition(self, words: list[str], end: str, branch: Branch) -> None:
+    def read_condition(self, words: list[str], end: str, branch: Branch) -> None:
         """Evaluates a condition of `if`, `elif`, && or ||, and opens the branch after the last condition.
 
         end: the separator after the condition.
         """
-        result = self.holds(words)
+        result = self.evaluate_condition(words)
         if branch.joins == "&":
             result = (
                 False if False in (branch.condition, result) else (None if None in (branch.condition, result) else True)
@@ -290,7 +290,7 @@ class _Reader:
         else:
             branch.runs = None if branch.runs is not False else False
 
-    def holds(self, words: list[str]) -> bool | None:
+    def evaluate_condition(self, words: list[str]) -> bool | None:
         """Whether a condition is true; None if unresolved. Records the variables that it assumes to be unset."""
         if words[:1] == ["[["] and words[-1] != "]]":  # && or || inside of the brackets
             words = [*words, "]]"]
@@ -301,13 +301,13 @@ class _Reader:
             self.script.unset |= {printable(word) for word in words if UNSET.fullmatch(word)}
         return result
 
-    def begins(self, words: list[str], end: str) -> None:
+    def open_block(self, words: list[str], end: str) -> None:
         """Opens the block of a keyword such as `if`."""
         if len(self.branches) >= MOST_BLOCKS:
             raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
         if words[0] == "if":
             branch = Branch(None)
-            self.condition(words[1:], end, branch)
+            self.read_condition(words[1:], end, branch)
         elif words[0] == "case" and len(words) > 2 and words[2] == "in":
             branch = Branch(False, value=words[1], patterns=[])
             self.branches.append(branch)
@@ -315,16 +315,16 @@ class _Reader:
                 self.read_patterns(words[3:], ")")
             return
         elif words[0] in ("while", "until"):
-            result = self.holds(words[1:]) if end not in ("&", "|") else None
+            result = self.evaluate_condition(words[1:]) if end not in ("&", "|") else None
             condition = result if result is None or words[0] == "while" else not result
             branch = Branch(condition, taken=None, start=self.statement_start if condition else None)
         elif words[0] in ("for", "select") and len(words) > 1:
-            branch = self.loop(words[1][:80], words[3:] if words[2:3] == ["in"] else [unresolved("$@")])
+            branch = self.loop_block(words[1][:80], words[3:] if words[2:3] == ["in"] else [unresolved("$@")])
         else:
             branch = Branch(None, taken=None)
         self.branches.append(branch)
 
-    def loop(self, variable: str, values: list[str]) -> Branch:
+    def loop_block(self, variable: str, values: list[str]) -> Branch:
         """Returns the block of a loop over values; a variable that the user typed has only the typed value."""
         if variable in self.script.typed:
             values = [self.script.typed[variable]]
@@ -332,12 +332,12 @@ class _Reader:
             if variable not in self.script.typed:
                 self.script.variables[variable] = unresolved(variable)
             return Branch(None, taken=None)
-        if not values or not self.runs():
+        if not values or not self.is_running():
             return Branch(False, taken=None)
         self.script.variables[variable] = self.script.loops[variable] = values[0]
         return Branch(True, taken=None, start=(self.at, self.line), variable=variable, values=values[1:])
 
-    def ends(self) -> None:
+    def close_block(self) -> None:
         """Closes a block, or returns to the start of an unfinished loop."""
         branch = self.branches.pop()
         if branch.start is None:
@@ -345,14 +345,14 @@ class _Reader:
         if branch.variable and not branch.values:
             self.script.loops.pop(branch.variable, None)
             return
-        self.spend(max(LOOP_WORK, self.at - branch.start[0]))
+        self.count_work(max(LOOP_WORK, self.at - branch.start[0]))
         self.at = branch.start[0]
         self.lines = branch.start
         if branch.variable:
             self.script.variables[branch.variable] = self.script.loops[branch.variable] = branch.values.pop(0)
             self.branches.append(branch)
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the current position runs: no block around it is skipped."""
         return not any(branch.runs is False for branch in self.branches)
 
@@ -360,31 +360,31 @@ class _Reader:
         """Whether a block around the current position may be skipped or repeated."""
         return any(branch.runs is None for branch in self.branches)
 
-    def finish(self, words: list[str], assignments: dict[str, str | list[str]], line: int, end: str) -> None:
+    def apply_command(self, words: list[str], assignments: dict[str, str | list[str]], line: int, end: str) -> None:
         """Applies a simple command: opens or closes a block, sets variables, or adds the command to the script."""
         first_word = words[0] if words else ""
         open_condition = self.branches[-1] if self.branches and self.branches[-1].joins else None
         if open_condition is not None:
             if words:
-                self.condition(words, end, open_condition)
+                self.read_condition(words, end, open_condition)
         elif first_word in BEGINS:
-            self.begins(words, end)
+            self.open_block(words, end)
         elif first_word == "elif" and self.branches:
-            self.condition(words[1:], end, self.branches[-1])
+            self.read_condition(words[1:], end, self.branches[-1])
         elif first_word in ENDS:
             if self.branches:
-                self.ends()
-        elif not self.runs():
+                self.close_block()
+        elif not self.is_running():
             if not self.script.missing:  # without its arguments, the script's conditions say nothing
                 self.script.skipped |= set(assignments)
         elif not words or first_word in DECLARES:
-            self.assign(words, assignments)
+            self.set_variables(words, assignments)
         elif first_word == "shift" and len(words) < 3:
             count = int(words[1]) if words[1:] and WHOLE.fullmatch(words[1]) else 1
             if not self.in_unsure_branch():
                 del self.script.arguments[: max(0, count)]
         elif first_word == "eval" and self.depth < 3:
-            _Reader(self.script, " ".join(words[1:]), self.depth + 1, line).run()
+            _Reader(self.script, " ".join(words[1:]), self.depth + 1, line).read_all()
         elif first_word == "read" and self.here_string is not None:
             names = [name for name in words[1:] if NAME.fullmatch(name)]
             if "-d" in words and names:  # the whole text
@@ -398,7 +398,7 @@ class _Reader:
         else:
             self.add_command(words, assignments, line)
 
-    def assign(self, words: list[str], assignments: dict[str, str | list[str]]) -> None:
+    def set_variables(self, words: list[str], assignments: dict[str, str | list[str]]) -> None:
         """Sets variables, and exports them for `export` and `declare -x`. words: the command's; none for `NAME=…`."""
         surely_runs = all(branch.runs for branch in self.branches)
         for name, value in assignments.items():
@@ -426,7 +426,7 @@ class _Reader:
                 self.set_container_variables(words[:i])
                 outer_arguments = self.script.arguments
                 self.script.arguments = words[i + 3 :] or outer_arguments  # the first word is the name of the script
-                _Reader(self.script, words[i + 1], self.depth + 1, line).run()
+                _Reader(self.script, words[i + 1], self.depth + 1, line).read_all()
                 self.script.arguments = outer_arguments
                 return
         env = {name: value for name, value in assignments.items() if isinstance(value, str)}
@@ -448,7 +448,7 @@ class _Reader:
             else:
                 return
 
-    def redirection(self) -> None:
+    def skip_redirection(self) -> None:
         """Skips a redirection. The text of a here-document is skipped at the end of the line."""
         operator_match = re.compile(r"\d?(<<<|<<-?|>>|[<>]&?|<>)").match(self.text, self.at)
         assert operator_match is not None
@@ -461,7 +461,7 @@ class _Reader:
             self.at = delimiter_match.end()
             self.waiting.append((delimiter_match[2], not delimiter_match[1]))
         elif self.at < len(self.text) and self.text[self.at] not in "\n;&|()":
-            file_name = " ".join(self.word())
+            file_name = " ".join(self.read_word())
             if operator_match[1] == "<<<":
                 self.here_string = file_name
             elif operator_match[1] in (">", ">>") and not operator_match[0].startswith("2"):
@@ -481,32 +481,32 @@ class _Reader:
                 self.at = end + 1
                 if line.lstrip("\t").rstrip(_SPACE) == delimiter:
                     text, self.at = self.text[start : end - len(line)], end
-                    if self.runs() and self.depth < 3:
-                        self.here_string = self.expanded_text(text) if expands else text
+                    if self.is_running() and self.depth < 3:
+                        self.here_string = self.expand_here_document(text) if expands else text
                         if self.output_file:
                             self.script.files[self.output_file] = self.here_string
                     break
 
-    def assigned(self, name: str, appends: bool) -> str | list[str]:
+    def read_assigned_value(self, name: str, appends: bool) -> str | list[str]:
         """Reads and returns the value after `NAME=`."""
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
-            items = self.array()
+            items = self.read_array()
             previous_value = self.script.variables.get(name, [])
             if not appends:
                 return items
-            self.spend(len(previous_value))
+            self.count_work(len(previous_value))
             return [*(previous_value if isinstance(previous_value, list) else [previous_value]), *items]
-        value = "".join(text for text, _ in self.pieces())
+        value = "".join(text for text, _ in self.read_pieces())
         if appends:
             previous_value = self.script.variables.get(name, "")
-            self.spend(len(previous_value))
+            self.count_work(len(previous_value))
             value = (" ".join(previous_value) if isinstance(previous_value, list) else previous_value) + value
         if len(value) > LONGEST_VALUE:
             raise self.error(f"{name} grows too long; expected at most {LONGEST_VALUE:,} letters")
         return value
 
-    def array(self) -> list[str]:
+    def read_array(self) -> list[str]:
         items: list[str] = []
         size = 0
         while True:
@@ -522,20 +522,20 @@ class _Reader:
             elif letter in "\n;&|(":
                 self.at += 1
             elif letter in "<>" and not self.at_placeholder():
-                self.redirection()
+                self.skip_redirection()
             else:
-                word = self.word()
+                word = self.read_word()
                 items += word
                 size += sum(map(len, word))
             if size > LONGEST_VALUE:
                 raise self.error("an array grows too long")
 
-    def word(self) -> list[str]:
+    def read_word(self) -> list[str]:
         """Reads and returns a shell word, as several words where an unquoted expansion has spaces or is an array."""
         words: list[str] = []
         parts_so_far: list[str] = []  # the parts of the word that is not finished; empty if there is none
         start = self.at
-        for text, splits in self.pieces():
+        for text, splits in self.read_pieces():
             if not splits:
                 parts_so_far.append(text)
                 continue
@@ -559,17 +559,17 @@ class _Reader:
             self.at += 1
         return words
 
-    def pieces(self) -> list[tuple[str, bool]]:
+    def read_pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether its spaces split the word)."""
         pieces: list[tuple[str, bool]] = []
         size, counted_letters = 0, 0
         while self.at < len(self.text):
             letter = self.text[self.at]
             if self.at_placeholder():
-                pieces.append(self.plain(_PLACEHOLDER))
+                pieces.append(self.read_plain_text(_PLACEHOLDER))
                 continue
             if letter == UNRESOLVED:
-                pieces.append(self.marked())
+                pieces.append(self.read_marked_name())
                 continue
             if letter in " \t\n;&|()<>":
                 break
@@ -585,19 +585,19 @@ class _Reader:
                 self.at = end + 1
             elif letter == '"':
                 self.at += 1
-                pieces += self.quoted()
+                pieces += self.read_quoted_text()
             elif letter in "$`":
-                text = self.expansion()
+                text = self.read_expansion()
                 pieces.append((text.replace(ITEM, " "), True))
             else:
-                pieces.append(self.plain(_PLAIN))
+                pieces.append(self.read_plain_text(_PLAIN))
             size += sum(len(text) for text, _ in pieces[counted_letters:])
             counted_letters = len(pieces)
             if size > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
         return pieces
 
-    def quoted(self) -> list[tuple[str, bool]]:
+    def read_quoted_text(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a text in double quotes."""
         pieces: list[tuple[str, bool]] = [("", False)]
         while self.at < len(self.text):
@@ -611,9 +611,9 @@ class _Reader:
                     pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
                 self.at += 2
             elif letter == UNRESOLVED:
-                pieces.append(self.marked())
+                pieces.append(self.read_marked_name())
             elif letter in "$`":
-                text = self.expansion()
+                text = self.read_expansion()
                 if ITEM not in text:
                     pieces.append((text, False))
                 elif text == ITEM:  # an array without items is no word at all
@@ -621,30 +621,30 @@ class _Reader:
                 else:
                     pieces.append((text, True))
             else:
-                pieces.append(self.plain(_QUOTED))
+                pieces.append(self.read_plain_text(_QUOTED))
         raise self.error('a quote " that does not end')
 
-    def marked(self) -> tuple[str, bool]:
+    def read_marked_name(self) -> tuple[str, bool]:
         """Reads and returns an unresolved name with its marks, in a text that is parsed a second time."""
         end = self.text.find(UNRESOLVED, self.at + 1)
         end = len(self.text) if end < 0 else end + 1
         start, self.at = self.at, end
         return self.text[start:end], False
 
-    def plain(self, letters: re.Pattern[str]) -> tuple[str, bool]:
+    def read_plain_text(self, letters: re.Pattern[str]) -> tuple[str, bool]:
         """Reads and returns characters without a special meaning in the shell. letters: their pattern."""
         match = letters.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
         return match[0], False
 
-    def expansion(self) -> str:
+    def read_expansion(self) -> str:
         """Reads an expansion, which begins with a dollar sign or a backquote, and returns its text."""
-        text = self.expanded()
-        self.spend(len(text))
+        text = self.expand_dollar()
+        self.count_work(len(text))
         return text
 
-    def expanded(self) -> str:
+    def expand_dollar(self) -> str:
         start = self.at
         if self.text[start] == "`":
             end = self.text.find("`", start + 1)
@@ -653,13 +653,13 @@ class _Reader:
             self.at = end + 1
             return unresolved("`…`")
         if self.text.startswith("$((", start):
-            inside = self.balanced(start + 1)
-            return self.arithmetic(inside[1:-1] if inside.startswith("(") and inside.endswith(")") else inside)
+            inside = self.read_balanced_text(start + 1)
+            return self.evaluate_arithmetic(inside[1:-1] if inside.startswith("(") and inside.endswith(")") else inside)
         if self.text.startswith("$(", start):
-            inside = self.balanced(start + 1)
+            inside = self.read_balanced_text(start + 1)
             return self.command_output(inside.strip())
         if self.text.startswith("${", start):
-            return self.braced(self.balanced(start + 1))
+            return self.expand_braces(self.read_balanced_text(start + 1))
         name = NAME.match(self.text, start + 1)
         if name is not None:
             self.at = name.end()
@@ -674,7 +674,7 @@ class _Reader:
         if next_character == "#":
             return str(len(self.script.arguments))
         if next_character and next_character in "123456789":
-            return self.argument(int(next_character))
+            return self.script_argument(int(next_character))
         return (
             unresolved(f"${next_character}")
             if next_character and next_character in "0123456789#?$!-"
@@ -685,22 +685,24 @@ class _Reader:
         """Returns the output of `expr` and of `echo` with known words; unresolved for other commands."""
         name, _, arguments = text.partition(" ")
         if name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
-            value = self.inner(arguments.replace("\\*", "*").replace("'*'", "*") if name == "expr" else arguments)
+            value = self.expand_nested_text(
+                arguments.replace("\\*", "*").replace("'*'", "*") if name == "expr" else arguments
+            )
             if name == "expr" and not is_unresolved(value):
-                number = self.arithmetic(value)
+                number = self.evaluate_arithmetic(value)
                 return number if not is_unresolved(number) else unresolved(f"$({text[:20]})")
             if name == "echo" and not is_unresolved(value) and not value.startswith("-"):
                 return value.strip()
         return unresolved(f"$({text[:20]})")
 
-    def argument(self, place: int) -> str:
+    def script_argument(self, place: int) -> str:
         """Returns the script's argument number `place`, counted from 1; unresolved if it was not typed."""
         arguments = self.script.arguments
         if place > len(arguments):
             self.script.missing = max(self.script.missing, place)
         return arguments[place - 1] if 0 < place <= len(arguments) else unresolved(f"${place}")
 
-    def balanced(self, start: int) -> str:
+    def read_balanced_text(self, start: int) -> str:
         """Reads and returns the text inside the brackets that open at `start`."""
         opening_bracket, closing_bracket = self.text[start], {"(": ")", "{": "}"}[self.text[start]]
         depth, i = 0, start
@@ -722,7 +724,7 @@ class _Reader:
             i += 1
         raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
 
-    def braced(self, inner: str) -> str:
+    def expand_braces(self, inner: str) -> str:
         """Returns the expansion of `${…}`."""
         array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", inner)
         if array_match is not None:
@@ -743,17 +745,17 @@ class _Reader:
             return str(len(self.script.arguments))
         value = self.script.variables.get(name)
         if name.isdecimal() and 0 < int(name) <= len(self.script.arguments):
-            value = self.argument(int(name))
+            value = self.script_argument(int(name))
         elif name.isdecimal() and not operation:
-            return self.argument(int(name))
+            return self.script_argument(int(name))
         is_set = value is not None and not (operation.startswith(":") and value in ("", []))
         text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
         if operation.endswith("+"):
-            return self.inner(alternative) if is_set else ""
+            return self.expand_nested_text(alternative) if is_set else ""
         if is_set:
             return text
         if operation.endswith(("-", "=")):
-            text = self.inner(alternative)
+            text = self.expand_nested_text(alternative)
             if operation.endswith("=") and NAME.fullmatch(name):
                 self.script.variables[name] = text
             return text
@@ -761,7 +763,7 @@ class _Reader:
             return ITEM.join(self.script.arguments) or ITEM
         return text if value is not None or name in self.script.skipped else unresolved(f"${name}")
 
-    def inner(self, text: str) -> str:
+    def expand_nested_text(self, text: str) -> str:
         """Returns a nested text, such as a default value, with its expansions."""
         if self.depth > 20:
             raise self.error("defaults nested too deeply")
@@ -769,20 +771,20 @@ class _Reader:
         expanded_text = ""
         while reader.at < len(text):
             position_before = reader.at
-            expanded_text += "".join(piece for piece, _ in reader.pieces())
+            expanded_text += "".join(piece for piece, _ in reader.read_pieces())
             if reader.at == position_before:
                 expanded_text += text[reader.at]
                 reader.at += 1
         return expanded_text
 
-    def expanded_text(self, text: str) -> str:
+    def expand_here_document(self, text: str) -> str:
         """Returns the text of a here-document with its expansions, in which quotes have no special meaning."""
         reader = _Reader(self.script, text, self.depth + 1, self.line)
         parts: list[str] = []
         while reader.at < len(text):
             letter = text[reader.at]
             if letter in "$`":
-                parts.append(reader.expansion().replace(ITEM, " "))
+                parts.append(reader.read_expansion().replace(ITEM, " "))
             elif letter == "\\" and text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
                 parts.append(text[reader.at + 1].replace("\n", ""))
                 reader.at += 2
@@ -794,7 +796,7 @@ class _Reader:
             raise self.error(f"a here-document grows too long; expected at most {LONGEST_VALUE:,} letters")
         return out
 
-    def arithmetic(self, text: str) -> str:
+    def evaluate_arithmetic(self, text: str) -> str:
         """Returns the value of an arithmetic expression of whole numbers; unresolved if it cannot be evaluated."""
         from .shell_arithmetic import value_of
 

@@ -47,48 +47,48 @@ class _Expression:
     def __init__(self, tokens: list[str], variables: Mapping[str, str | list[str]]) -> None:
         self.tokens, self.variables, self.at = tokens, variables, 0
 
-    def next(self) -> str:
+    def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
-    def take(self) -> str:
+    def take_token(self) -> str:
         self.at += 1
         return self.tokens[self.at - 1]
 
-    def choice(self, deep: int = 0) -> int | list[int]:
+    def evaluate_choice(self, depth: int = 0) -> int | list[int]:
         """Returns the value of a sum, of a comparison (1 or 0), or of a conditional `a ? b : c`."""
-        value = self.sum(deep)
-        if self.next() in COMPARISONS:
-            operator, right_value = self.take(), self.sum(deep)
+        value = self.evaluate_sum(depth)
+        if self.peek() in COMPARISONS:
+            operator, right_value = self.take_token(), self.evaluate_sum(depth)
             if isinstance(value, list) or isinstance(right_value, list):
                 raise ValueError("a list is compared")
             value = int(COMPARISONS[operator](value, right_value))
-        if self.next() == "?":
-            self.take()
-            if isinstance(value, list) or deep > DEEPEST:
+        if self.peek() == "?":
+            self.take_token()
+            if isinstance(value, list) or depth > DEEPEST:
                 raise ValueError("a choice by a list")
-            true_value = self.choice(deep + 1)
-            self.expect(":")
-            false_value = self.choice(deep + 1)
+            true_value = self.evaluate_choice(depth + 1)
+            self.expect_token(":")
+            false_value = self.evaluate_choice(depth + 1)
             value = true_value if value else false_value
         return value
 
-    def sum(self, deep: int = 0) -> int | list[int]:
-        value = self.product(deep)
-        while self.next() in ("+", "-"):
-            operator, right_value = self.take(), self.product(deep)
+    def evaluate_sum(self, depth: int = 0) -> int | list[int]:
+        value = self.evaluate_product(depth)
+        while self.peek() in ("+", "-"):
+            operator, right_value = self.take_token(), self.evaluate_product(depth)
             if isinstance(value, list) and isinstance(right_value, list) and operator == "+":
                 value = value + right_value
             elif isinstance(value, int) and isinstance(right_value, int):
                 value = value + right_value if operator == "+" else value - right_value
             else:
                 raise ValueError("a sum of a list and a number")
-            self.check(value)
+            self.check_size(value)
         return value
 
-    def product(self, deep: int) -> int | list[int]:
-        value = self.atom(deep)
-        while self.next() in ("*", "/", "%"):
-            operator, right_value = self.take(), self.atom(deep)
+    def evaluate_product(self, depth: int) -> int | list[int]:
+        value = self.evaluate_atom(depth)
+        while self.peek() in ("*", "/", "%"):
+            operator, right_value = self.take_token(), self.evaluate_atom(depth)
             if isinstance(value, int) and isinstance(right_value, int):
                 if operator != "*" and right_value == 0:
                     raise ValueError("division by zero")
@@ -106,47 +106,47 @@ class _Expression:
                 value = items * max(0, repetitions)
             else:
                 raise ValueError("not a product")
-            self.check(value)
+            self.check_size(value)
         return value
 
-    def atom(self, deep: int) -> int | list[int]:
-        if deep > DEEPEST or self.at >= len(self.tokens):
+    def evaluate_atom(self, depth: int) -> int | list[int]:
+        if depth > DEEPEST or self.at >= len(self.tokens):
             raise ValueError("nested too deeply, or cut off")
-        token = self.take()
+        token = self.take_token()
         if token.isdecimal():
             return int(token)
         if token == "-":
-            bracketed_value = self.atom(deep + 1)
+            bracketed_value = self.evaluate_atom(depth + 1)
             if isinstance(bracketed_value, list):
                 raise ValueError("a list with a sign")
             return -bracketed_value
         if token == "(":
-            value = self.choice(deep + 1)
-            self.expect(")")
+            value = self.evaluate_choice(depth + 1)
+            self.expect_token(")")
             return value
         if token == "[":
             items: list[int] = []
-            while self.next() != "]":
-                value = self.sum(deep + 1)
+            while self.peek() != "]":
+                value = self.evaluate_sum(depth + 1)
                 if isinstance(value, list):
                     raise ValueError("a list in a list")
                 items.append(value)
-                if self.next() != ",":
+                if self.peek() != ",":
                     break
-                self.take()
-            self.expect("]")
+                self.take_token()
+            self.expect_token("]")
             return items
         text = self.variables.get(token.strip("${}"), "")
         if not isinstance(text, str) or len(text) > LONGEST_NUMBER or not re.fullmatch(r"\s*-?\d{1,15}\s*", text):
             raise ValueError("a name without a value")
         return int(text)
 
-    def expect(self, token: str) -> None:
-        if self.next() != token:
+    def expect_token(self, token: str) -> None:
+        if self.peek() != token:
             raise ValueError(f"no {token}")
-        self.take()
+        self.take_token()
 
-    def check(self, value: int | list[int]) -> None:
+    def check_size(self, value: int | list[int]) -> None:
         too_large = len(value) > LONGEST_LIST if isinstance(value, list) else abs(value) > LARGEST
         if too_large:
             raise ValueError("too large")
@@ -159,7 +159,7 @@ def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list
         return None
     expression = _Expression(tokens, variables)
     try:
-        value = expression.choice()
+        value = expression.evaluate_choice()
     except ValueError:
         return None
     return value if expression.at == len(tokens) else None

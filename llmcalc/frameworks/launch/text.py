@@ -33,7 +33,7 @@ def parse_yaml(text: str, where: str) -> Any:
     try:
         _check_events(yaml, text, where)
         root = yaml.compose(text, Loader=loader)
-        return None if root is None else _ValueBuilder(yaml, where).value(root)
+        return None if root is None else _ValueBuilder(yaml, where).build_value(root)
     except yaml.MarkedYAMLError as error:
         error_mark = error.problem_mark or error.context_mark
         at = "" if error_mark is None else f" at line {error_mark.line + 1}, column {error_mark.column + 1}"
@@ -112,17 +112,17 @@ class _ValueBuilder:
     def error(self, node: Any, text: str) -> InputError:
         return InputError(f"{self.where}: line {node.start_mark.line + 1}: {text}")
 
-    def value(self, node: Any) -> Any:
+    def build_value(self, node: Any) -> Any:
         """Returns the Python value of a YAML node."""
         if id(node) not in self.built:
             if isinstance(node, self.yaml.ScalarNode):
-                value = self.scalar(node)
+                value = self.build_scalar(node)
             elif isinstance(node, self.yaml.SequenceNode):
                 self.require_tag(node, "seq")
-                value = [self.value(item) for item in node.value]
+                value = [self.build_value(item) for item in node.value]
             else:
                 self.require_tag(node, "map")
-                value = self.table(node)
+                value = self.build_table(node)
             self.built[id(node)] = value
         return self.built[id(node)]
 
@@ -136,7 +136,7 @@ class _ValueBuilder:
             )
         return name
 
-    def scalar(self, node: Any) -> Any:
+    def build_scalar(self, node: Any) -> Any:
         """Returns the value of a YAML scalar: text, number, boolean or None. A date stays text."""
         kind = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
         if kind in ("int", "float"):
@@ -147,7 +147,7 @@ class _ValueBuilder:
             return self.constructor.construct_yaml_bool(node)
         return None if kind == "null" else node.value
 
-    def table(self, node: Any) -> dict[str, Any]:
+    def build_table(self, node: Any) -> dict[str, Any]:
         """Returns the entries of a YAML mapping, which replace entries that `<<` merges.
 
         Raises `InputError` for a key that the table has twice with two values; YAML would keep the last.
@@ -156,7 +156,7 @@ class _ValueBuilder:
         entries: dict[str, tuple[Any, Any]] = {}  # key as written → key and value nodes
         for key, value in node.value:
             if isinstance(key, self.yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:merge":
-                for table in self.merged(value):
+                for table in self.merged_tables(value):
                     for name, merged_value in table.items():
                         merged_entries.setdefault(name, merged_value)
                 continue
@@ -165,14 +165,14 @@ class _ValueBuilder:
             previous_value = entries.setdefault(key.value, (key, value))[1]
             if previous_value is not value and not self.are_equal_scalars(previous_value, value):
                 raise self.error(key, f"{one_line(key.value)[:60]} is given twice; expected once")
-        return merged_entries | {str(self.value(key)): self.value(value) for key, value in entries.values()}
+        return merged_entries | {str(self.build_value(key)): self.build_value(value) for key, value in entries.values()}
 
-    def merged(self, node: Any) -> list[dict[str, Any]]:
+    def merged_tables(self, node: Any) -> list[dict[str, Any]]:
         """Returns the YAML mappings that `<<` merges; the first mapping takes precedence."""
         nodes = node.value if isinstance(node, self.yaml.SequenceNode) else [node]
         if not all(isinstance(table, self.yaml.MappingNode) for table in nodes):
             raise self.error(node, "<< merges something that is no table; expected a table or a list of tables")
-        return [self.value(table) for table in nodes]
+        return [self.build_value(table) for table in nodes]
 
     def are_equal_scalars(self, first: Any, second: Any) -> bool:
         """Whether two YAML nodes are scalars of the same text."""

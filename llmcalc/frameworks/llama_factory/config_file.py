@@ -104,9 +104,11 @@ DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
 
 def is_llama_factory(data: Table) -> bool:
     """Whether a table is a config of LLaMA-Factory."""
-    signs = ("finetuning_type", "cutoff_len", "dataset_dir", "overwrite_cache", "lora_target", "quantization_bit")
+    known_keys = ("finetuning_type", "cutoff_len", "dataset_dir", "overwrite_cache", "lora_target", "quantization_bit")
     return (
-        is_version_1(data) or "finetuning_type" in data or ("template" in data and any(name in data for name in signs))
+        is_version_1(data)
+        or "finetuning_type" in data
+        or ("template" in data and any(name in data for name in known_keys))
     )
 
 

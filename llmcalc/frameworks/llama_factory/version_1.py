@@ -50,11 +50,11 @@ def read_version_1(data: Table, source: Source) -> Launch:
             reading.unknown["cp_size"] = "sequences that ranks divide (Ulysses) are not modelled"
         world = reading.devices(source.world_size)
         batch = reading.size(data, "micro_batch_size", 1)
-        total = size_of(reading, "global_batch_size", data.get("global_batch_size") or batch * world)
+        global_batch = size_of(reading, "global_batch_size", data.get("global_batch_size") or batch * world)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": max(1, total // (batch * world)),
+            "num_microbatches": max(1, global_batch // (batch * world)),
             "seq": reading.size(data, "cutoff_len", 2048),
             "dtype": "bf16",
             "master_weights": "none",

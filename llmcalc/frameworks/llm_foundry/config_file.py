@@ -86,12 +86,12 @@ def _resolved_value(reading: Reading, data: Table, name: str, value: Any) -> Any
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return value
-    referenced: Any = data
+    referenced_value: Any = data
     for part in match[1].split("."):
-        referenced = referenced.get(part) if isinstance(referenced, Mapping) else None
-    if referenced is None:
+        referenced_value = referenced_value.get(part) if isinstance(referenced_value, Mapping) else None
+    if referenced_value is None:
         raise reading.wrong(name, f"{shown(value)} names a key that is absent; expected a value")
-    return referenced
+    return referenced_value
 
 
 def _batch_settings(reading: Reading, data: Table, world: int) -> dict[str, Any]:

@@ -41,9 +41,9 @@ def container_of(words: Sequence[str], place: str) -> Container | None:
         name, equals_sign, value = queue.popleft().partition("=")
         if name in SWITCHES or (SHORT_SWITCHES.fullmatch(name) and not equals_sign):
             continue
-        short_match = re.fullmatch(r"(-[evpwuh])(.+)", name)
-        if short_match is not None and not name.startswith("--"):
-            name, value = short_match[1], short_match[2] + equals_sign + value
+        joined_option = re.fullmatch(r"(-[evpwuh])(.+)", name)
+        if joined_option is not None and not name.startswith("--"):
+            name, value = joined_option[1], joined_option[2] + equals_sign + value
         elif not equals_sign:
             value = queue.popleft() if queue else ""
         if name in ("-e", "--env"):

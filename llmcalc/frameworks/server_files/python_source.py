@@ -98,11 +98,11 @@ class _Reader:
         return Container("")
 
     def _servers_in_statements(
-        self, body: list[ast.stmt], container: Container, finder: ServerFinder, deep: int = 0
+        self, body: list[ast.stmt], container: Container, finder: ServerFinder, depth: int = 0
     ) -> Iterator[Started]:
         """Yields the servers that statements start; assignments are evaluated in their order."""
         commands: dict[str, int] = {}
-        for statement in body if deep < DEEPEST else ():
+        for statement in body if depth < DEEPEST else ():
             variable = _assigned_name(statement)
             if isinstance(statement, ast.Assign | ast.AnnAssign) and variable and statement.value is not None:
                 self.names[variable] = self.value(statement.value)
@@ -128,7 +128,7 @@ class _Reader:
                     if _is_command(value) and not isinstance(argument, ast.Name):
                         yield from self._servers_of_command(value, container, call.lineno, finder)
             for inner_body in _inner_bodies(statement):
-                yield from self._servers_in_statements(inner_body, container, finder, deep + 1)
+                yield from self._servers_in_statements(inner_body, container, finder, depth + 1)
         for variable, line in commands.items():
             if _is_command(self.names[variable]):
                 yield from self._servers_of_command(self.names[variable], container, line, finder)
@@ -151,41 +151,41 @@ class _Reader:
         table = {keyword.arg: self.value(keyword.value) for keyword in call.keywords if keyword.arg}
         return {name: _with_marks(value) for name, value in table.items()}
 
-    def value(self, node: ast.expr, deep: int = 0) -> Any:
+    def value(self, node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
-        if deep > DEEPEST:
+        if depth > DEEPEST:
             return Unknown("…")
         if isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)
             return {
-                str(self.value(key, deep + 1)): self.value(item, deep + 1) for key, item in pairs if key is not None
+                str(self.value(key, depth + 1)): self.value(item, depth + 1) for key, item in pairs if key is not None
             }
         if isinstance(node, ast.List | ast.Tuple):
-            return [item for part in node.elts[:MOST_WORDS] for item in self._list_items(part, deep)]
+            return [item for part in node.elts[:MOST_WORDS] for item in self._list_items(part, depth)]
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
-            return "".join(_word_of_value(self.value(part, deep + 1)) for part in parts)
+            return "".join(_word_of_value(self.value(part, depth + 1)) for part in parts)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return _add_values(self.value(node.left, deep + 1), self.value(node.right, deep + 1))
+            return _add_values(self.value(node.left, depth + 1), self.value(node.right, depth + 1))
         if isinstance(node, ast.IfExp):
-            test = self.value(node.test, deep + 1)
+            test = self.value(node.test, depth + 1)
             chosen_node = node.body if test else node.orelse
-            return Unknown("if") if isinstance(test, Unknown) else self.value(chosen_node, deep + 1)
+            return Unknown("if") if isinstance(test, Unknown) else self.value(chosen_node, depth + 1)
         if isinstance(node, ast.Call):
-            return self._call_result(node, deep)
-        return value_of(node, self.names, deep)
+            return self._call_result(node, depth)
+        return value_of(node, self.names, depth)
 
-    def _list_items(self, part: ast.expr, deep: int) -> list[Any]:
+    def _list_items(self, part: ast.expr, depth: int) -> list[Any]:
         if not isinstance(part, ast.Starred):
-            return [self.value(part, deep + 1)]
-        value = self.value(part.value, deep + 1)
+            return [self.value(part, depth + 1)]
+        value = self.value(part.value, depth + 1)
         return value if isinstance(value, list) else [Unknown("*…")]
 
-    def _call_result(self, call: ast.Call, deep: int) -> Any:
+    def _call_result(self, call: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
-        name, arguments = dotted(call.func), [self.value(item, deep + 1) for item in call.args[:3]]
+        name, arguments = dotted(call.func), [self.value(item, depth + 1) for item in call.args[:3]]
         if name == "dict":
-            return {keyword.arg: self.value(keyword.value, deep + 1) for keyword in call.keywords if keyword.arg}
+            return {keyword.arg: self.value(keyword.value, depth + 1) for keyword in call.keywords if keyword.arg}
         if name == "str" and len(arguments) == 1:
             return _word_of_value(arguments[0])
         if name == "json.dumps" and len(arguments) == 1 and not isinstance(arguments[0], Unknown):
@@ -193,10 +193,10 @@ class _Reader:
         if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and arguments:
             return self.variables.get(str(arguments[0]), arguments[1] if len(arguments) > 1 else Unknown("$"))
         if isinstance(call.func, ast.Attribute) and call.func.attr == "join" and len(arguments) == 1:
-            separator = self.value(call.func.value, deep + 1)
+            separator = self.value(call.func.value, depth + 1)
             if isinstance(separator, str) and isinstance(arguments[0], list):
                 return separator.join(map(_word_of_value, arguments[0]))
-        return value_of(call, self.names, deep)
+        return value_of(call, self.names, depth)
 
 
 def _word_of_value(value: Any) -> str:

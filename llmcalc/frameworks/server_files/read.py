@@ -216,7 +216,7 @@ def _read_server(
         tuple(typed),
     )
     fields = {flag.names[0]: flag.field for flag in record.known_flags() if not flag.names[0].startswith("-")}
-    of_environment = {field: container.env[name] for name, field in fields.items() if name in container.env}
+    environment_flags = {field: container.env[name] for name, field in fields.items() if name in container.env}
     sizes = {field: value for field, value in container.sizes.items() if field in _all_fields(record)}
     model = start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
@@ -227,7 +227,7 @@ def _read_server(
         engine=name,
         version=started.version,
         target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
-        values={**sizes, **of_environment, **arguments.values},
+        values={**sizes, **environment_flags, **arguments.values},
         env={variable: value[:200] for variable, value in container.env.items() if not SECRET.search(variable)},
         hardware=accelerator_of(container.gpu) if container.gpu else "",
         gpu=one_line(container.gpu)[:80],

@@ -258,7 +258,7 @@ class Server(EngineServer):
     @property
     def outside_torch(self) -> int:
         """The bytes in use before the weights are loaded."""
-        return self.measured("non_torch", self.context.mib * MIB)
+        return self.measured_or_computed("non_torch", self.context.mib * MIB)
 
     @property
     def free_before(self) -> int:
@@ -321,8 +321,8 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     stages = []
     for number in range(server.pp):
         rank = server.rank(number)
-        weights = server.measured("weights", server.weights(rank))
-        cache_bytes = server.measured("kv_cache", budget - weights)
+        weights = server.measured_or_computed("weights", server.weights(rank))
+        cache_bytes = server.measured_or_computed("kv_cache", budget - weights)
         stages.append((server.tokens_in(rank, cache_bytes), cache_bytes, weights, rank))
     tokens, cache_bytes, weights, rank = min(stages, key=lambda stage: stage[0])
     tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page * page

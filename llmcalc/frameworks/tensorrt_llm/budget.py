@@ -141,11 +141,11 @@ class Server(EngineServer):
         """Returns the memory of one rank of a pipeline stage."""
         rank = self.rank(number)
         memory_outside_torch = self.record.outside_torch(self.hardware, self.tp * self.pp)
-        weights = self.measured("weights", self.stored_weights(rank))
-        activations = self.measured("profile_run", self.dummy_run(rank))
-        outside_bytes = self.measured("non_torch", memory_outside_torch.mib * MIB)
+        weights = self.measured_or_computed("weights", self.stored_weights(rank))
+        activations = self.measured_or_computed("profile_run", self.dummy_run(rank))
+        outside_bytes = self.measured_or_computed("non_torch", memory_outside_torch.mib * MIB)
         peak = weights + activations + outside_bytes
-        cache_bytes = self.measured("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
+        cache_bytes = self.measured_or_computed("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
         blocks = self.blocks(cache_bytes, self.token_bytes(rank))
         place = self.rules.place
         budget_origin = f"the peak and {self.fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"

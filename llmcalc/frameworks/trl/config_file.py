@@ -93,9 +93,9 @@ def read_trl(data: Table, source: Source) -> Launch:
         reading.ignored += [name for name in data if name in ignored]
         read_names = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
         unknown_keys(reading, data, read_names, "", "no argument that is known")
-        signs = (name for name in PREFERENCE_SIGNS if data.get(name) is not None)
+        known_loss_keys = (name for name in PREFERENCE_SIGNS if data.get(name) is not None)
         is_pairs_loss = str(data.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
-        loss_key = "" if is_grpo else next(signs, "loss_type" if is_pairs_loss else "")
+        loss_key = "" if is_grpo else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
         for name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
             if data.get(name):
                 reading.unknown[name] = "it is modelled without"

@@ -379,17 +379,21 @@ class Server(EngineServer):
             rank, self.cache_element(rank), self.block_size, rules, has_full_windows, draft_caches, self.context_ranks
         )
         memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
-        graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))
-        outside_bytes = self.measured("non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank))
+        graphs = self.measured_or_computed("cuda_graphs", self.graph_bytes(rank.number_of_layers))
+        outside_bytes = self.measured_or_computed(
+            "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
+        )
         budget = math.ceil(self.utilization * self.total)
         weights = self.stored_weights(rank)
         if self.draft is not None:
             weights += self.draft.weights + self.draft.rope_elements * self.element_bytes
         weights += adapter_bytes(rank, self.flags, self.element_bytes, self.numbers)
-        weights = self.measured("weights", weights)
-        peak = self.measured("profile_run", run.peak_bytes(rank, rules))
+        weights = self.measured_or_computed("weights", weights)
+        peak = self.measured_or_computed("profile_run", run.peak_bytes(rank, rules))
         taken_bytes = weights + peak + outside_bytes + (graphs if self.subtracts_graphs else 0)
-        cache_bytes = int(self.flags.get("kv_cache_memory_bytes", self.measured("kv_cache", budget - taken_bytes)))
+        cache_bytes = int(
+            self.flags.get("kv_cache_memory_bytes", self.measured_or_computed("kv_cache", budget - taken_bytes))
+        )
         blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(cache_bytes)))
         estimate: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"

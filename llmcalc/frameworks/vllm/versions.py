@@ -144,7 +144,7 @@ class VLLMRecord(EngineRecord[Rules]):
             and (row.stages == 1 or devices == 1)
             and has_link(hardware, row.link)
         ]
-        return max(rows, key=lambda row: (row.stages, row.devices, row.first))
+        return max(rows, key=lambda row: (row.stages, row.devices, row.first_version))
 
     def context_of(self, hardware: Hardware, devices: int) -> Context:
         """Returns the device memory in use before the engine measures, from logs."""
