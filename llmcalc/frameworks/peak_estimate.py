@@ -55,8 +55,8 @@ class PeakByPath(NamedTuple):
     def since_restart(meter: Meter, bytes_before: int) -> PeakByPath:
         """Returns the peak bytes since the meter's last restart, less `bytes_before`, the allocated bytes then."""
         peaks: dict[str, int] = {}
-        for place, peak in meter.peaks.items():
-            peaks[place.path] = max(peaks.get(place.path, 0), peak.bytes - bytes_before)
+        for module_path, peak in meter.peaks.items():
+            peaks[module_path.path] = max(peaks.get(module_path.path, 0), peak.bytes - bytes_before)
         return PeakByPath(peaks)
 
     def with_more_layers(self, next_longer: PeakByPath, count: int) -> PeakByPath:
@@ -244,8 +244,8 @@ class PeakEstimate:
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
             saved_bytes = [self._least_saved(layout, stage) for stage in first_rank]
             if any(saved_bytes):
-                order = pipeline(layout, distinct_micro_batches(layout, micro_batches))
-                by_rank[0] += order.peak_in_flight(0, saved_bytes)[0]
+                schedule = pipeline(layout, distinct_micro_batches(layout, micro_batches))
+                by_rank[0] += schedule.peak_in_flight(0, saved_bytes)[0]
         return self.fixed_bytes + max(by_rank)
 
     def _least_saved(self, layout: Layout, stage: Stage) -> int:
@@ -261,21 +261,21 @@ class PeakEstimate:
 
     def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
         """Returns the peak bytes of the first rank of each pipeline stage."""
-        order = pipeline(layout, distinct_micro_batches(layout, micro_batches))
+        schedule = pipeline(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
             stages_by_rank[stage.rank].append(stage)
-        if order.two_way:  # the second half of the micro-batches enters at the last rank
+        if schedule.two_way:  # the second half of the micro-batches enters at the last rank
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
             ]
         return [
-            self._rank_peak(layout, order, rank, rank_stages, micro_batches)
+            self._rank_peak(layout, schedule, rank, rank_stages, micro_batches)
             for rank, rank_stages in enumerate(stages_by_rank)
         ]
 
     def _rank_peak(
-        self, layout: Layout, order: Pipeline, rank: int, rank_stages: list[Stage], micro_batches: int
+        self, layout: Layout, schedule: Pipeline, rank: int, rank_stages: list[Stage], micro_batches: int
     ) -> int:
         """Returns the peak bytes of a rank, the largest over four moments of a training step.
 
@@ -283,7 +283,7 @@ class PeakEstimate:
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
         """
         measured = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
-        saved_bytes, in_flight = order.peak_in_flight(rank, [batch.saved for batch in measured])
+        saved_bytes, in_flight = schedule.peak_in_flight(rank, [batch.saved for batch in measured])
         parameters = [
             self.stage_parameters(layout, stage)._replace(extra_gradients=batch.extra_gradients)
             for stage, batch in zip(rank_stages, measured, strict=True)
@@ -333,12 +333,12 @@ class PeakEstimate:
         weights, gradients, optimizer, adamw_extra = self.per_parameter
         if gradients_only:
             weights = optimizer = adamw_extra = 0
-        total = adamw_extra * (parameters.outside_layers + parameters.experts)
+        bytes = adamw_extra * (parameters.outside_layers + parameters.experts)
         for count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
-            total += count * weights / (shards if layout.zero == 3 else 1)
-            total += count * gradients / (shards if layout.zero >= 2 else 1)
-            total += count * optimizer / (shards if layout.zero >= 1 else 1)
-        return round(total)
+            bytes += count * weights / (shards if layout.zero == 3 else 1)
+            bytes += count * gradients / (shards if layout.zero >= 2 else 1)
+            bytes += count * optimizer / (shards if layout.zero >= 1 else 1)
+        return round(bytes)
 
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
         """Returns the parameter counts of a pipeline stage on one rank."""
@@ -355,19 +355,25 @@ class PeakEstimate:
         """Counts the parameters of a pipeline stage; `dense` includes the routed experts here."""
         tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
-        places = [place for place in tree.walk() if not place.optional or place.optional in self.include]
-        layers = [place for place in places if place.node.name == "layers"]
-        layer_places = [place for place in places if is_in_layer(place)]
-        total = tree.total(size, include=self.include)
+        tree_nodes = [
+            tree_node for tree_node in tree.walk() if not tree_node.optional or tree_node.optional in self.include
+        ]
+        layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
+        layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
+        parameter_count = tree.total(size, include=self.include)
         return StageParameters(
-            dense=total,
-            experts=sum(times(place.own_cost(size), place.times) for place in places if _has_routed_experts(place)),
-            outside_layers=total - sum(place.total(size, self.include) for place in layers),
-            largest_layer=max((place.cost_per_repeat(size, self.include) for place in layers), default=0),
-            largest_tensor=max(place.own_cost(size) for place in places),
-            largest_in_layers=max((place.own_cost(size) for place in layer_places), default=0),
+            dense=parameter_count,
+            experts=sum(
+                times(tree_node.own_cost(size), tree_node.times)
+                for tree_node in tree_nodes
+                if _has_routed_experts(tree_node)
+            ),
+            outside_layers=parameter_count - sum(tree_node.total(size, self.include) for tree_node in layers),
+            largest_layer=max((tree_node.cost_per_repeat(size, self.include) for tree_node in layers), default=0),
+            largest_tensor=max(tree_node.own_cost(size) for tree_node in tree_nodes),
+            largest_in_layers=max((tree_node.own_cost(size) for tree_node in layer_nodes), default=0),
             largest_matrix=max(
-                (place.own_cost(size) for place in layer_places if not _has_routed_experts(place)), default=0
+                (tree_node.own_cost(size) for tree_node in layer_nodes if not _has_routed_experts(tree_node)), default=0
             ),
         )
 
@@ -488,9 +494,9 @@ def _activation_shape(layout: Layout) -> tuple[object, ...]:
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
 
 
-def _has_routed_experts(place: Place) -> bool:
+def _has_routed_experts(tree_node: Place) -> bool:
     """Whether a module has weights of routed experts."""
-    return isinstance(place.node.op, ExpertLinear)
+    return isinstance(tree_node.node.op, ExpertLinear)
 
 
 class DividedInRing(Divided, RingAttention):

@@ -107,15 +107,15 @@ class Cluster:
         """
         if self.layout.schedule == "dualpipe":
             return self.ranks
-        kinds = [name for _, stack in self.spec.stacks() for name in stack.layer_names()]
+        layer_names = [name for _, stack in self.spec.stacks() for name in stack.layer_names()]
         chunks: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
-        for stage in stages(self.layout, len(kinds)):
-            chunks[stage.rank].append(Counter(kinds[layer] for layer in stage.layers))
-        middle: list[int] = []
+        for stage in stages(self.layout, len(layer_names)):
+            chunks[stage.rank].append(Counter(layer_names[layer] for layer in stage.layers))
+        middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
-            if not any(_has_all_layers(chunks[earlier_stage], chunks[pp]) for earlier_stage in middle):
-                middle.append(pp)
-        ranks = {self.layout.rank(pp=pp) for pp in (0, *middle, self.layout.pp - 1)}
+            if not any(_has_all_layers(chunks[earlier_stage], chunks[pp]) for earlier_stage in middle_stages):
+                middle_stages.append(pp)
+        ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.ranks[-1]}))
 
     def on(self, runtime: Runtime) -> tuple[RankMemory, ...]:

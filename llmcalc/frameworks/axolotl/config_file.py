@@ -207,8 +207,8 @@ LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
 def _accumulation_steps(reading: Reading, data: Table) -> int:
     """Returns the number of micro-batches per step, from the file or from the batch size of all devices."""
     if data.get("gradient_accumulation_steps") is None and data.get("batch_size") is not None:
-        total = size_of(reading, "batch_size", data["batch_size"])
-        return max(1, total // reading.size(data, "micro_batch_size", 1))
+        global_batch = size_of(reading, "batch_size", data["batch_size"])
+        return max(1, global_batch // reading.size(data, "micro_batch_size", 1))
     return reading.size(data, "gradient_accumulation_steps", 1)
 
 

@@ -75,10 +75,10 @@ class ReplicatedRun(ZeroRun):
     def reduce_bucket(self, sizes: list[int]) -> None:
         """Copies gradients into one tensor, and casts it to the communication format (`allreduce_bucket`)."""
         with counted_as(self.meter, "communication"):
-            total = sum(sizes)
-            tensor = Storage(self.meter, total * self.dtype.bytes) if len(sizes) > 1 else None
-            cast_bucket = self.communication_dtype is not self.dtype and total
-            message = Storage(self.meter, total * self.communication_dtype.bytes) if cast_bucket else None
+            bucket_elements = sum(sizes)
+            tensor = Storage(self.meter, bucket_elements * self.dtype.bytes) if len(sizes) > 1 else None
+            cast_bucket = self.communication_dtype is not self.dtype and bucket_elements
+            message = Storage(self.meter, bucket_elements * self.communication_dtype.bytes) if cast_bucket else None
         del tensor, message
 
     def check_overflow(self) -> None:

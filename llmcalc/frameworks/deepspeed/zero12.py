@@ -98,14 +98,16 @@ class PartitionedRun(ZeroRun):
         """Creates the flat tensor of all parameters, and the rank's float32 partition (`__init__`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         settings, ranks = self.settings, self.ranks
-        order = round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
-        width, sizes = self.dtype.bytes, [elements(weight) for weight in order]
+        ordered_parameters = (
+            round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
+        )
+        width, sizes = self.dtype.bytes, [elements(weight) for weight in ordered_parameters]
         starts, flat_elements = offsets(sizes, width, settings.parameter_alignment)
         size = flat_size(flat_elements, ranks)
         self.partition_size: int = size // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
             id(weight): pieces(start, element_count, self.partition_size)
-            for weight, start, element_count in zip(order, starts, sizes, strict=True)
+            for weight, start, element_count in zip(ordered_parameters, starts, sizes, strict=True)
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
             key: piece
@@ -113,10 +115,10 @@ class PartitionedRun(ZeroRun):
             for piece in weight_pieces
             if piece.rank == self.rank
         }
-        self.rank_parameters: list[Tensor] = [weight for weight in order if id(weight) in self.rank_pieces]
+        self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
         with counted_as(self.meter, "weights"):
             flat_parameters = Storage(self.meter, size * width)
-            for weight in order:
+            for weight in ordered_parameters:
                 weight.storage = flat_parameters
         self.largest_parameter: int = max(sizes)
         clone = Storage(self.meter, self.partition_size * width)
@@ -290,8 +292,8 @@ class PartitionedRun(ZeroRun):
                 else:
                     pieces.append(piece)
         if not settings.reduce_scatter:
-            total = PartitionPiece(-1, self.bucket.elements)
-            self._allreduce([total], [piece for piece in pieces if piece.rank == own_rank])
+            whole_bucket = PartitionPiece(-1, self.bucket.elements)
+            self._allreduce([whole_bucket], [piece for piece in pieces if piece.rank == own_rank])
         elif settings.use_multi_rank_bucket_allreduce:
             self._reduce_in_batches(pieces)
         else:
@@ -316,10 +318,10 @@ class PartitionedRun(ZeroRun):
 
         accumulated_pieces: pieces that this rank accumulates; by default its own pieces among `reduced_pieces`.
         """
-        total = sum(piece.elements for piece in reduced_pieces)
-        tensor = Storage(self.meter, total * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
+        element_count = sum(piece.elements for piece in reduced_pieces)
+        tensor = Storage(self.meter, element_count * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
         message = (
-            Storage(self.meter, total * self.communication_dtype.bytes)
+            Storage(self.meter, element_count * self.communication_dtype.bytes)
             if self.communication_dtype is not self.bucket_dtype
             else None
         )
@@ -345,9 +347,9 @@ class PartitionedRun(ZeroRun):
                 self._store_gradient(weight, None)
             return
         if self.partition_buffer is None:
-            total = sum(elements(parameter) for parameter in self.rank_parameters)
+            element_count = sum(elements(parameter) for parameter in self.rank_parameters)
             with counted_as(self.meter, "gradients"):
-                self.partition_buffer = Storage(self.meter, total * self.dtype.bytes)
+                self.partition_buffer = Storage(self.meter, element_count * self.dtype.bytes)
         self._store_gradient(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
 
     def _copy_to_host(self, weight: Tensor) -> None:

@@ -72,7 +72,7 @@ class Stage3Run(ZeroRun):
         frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
         self.groups: list[list[Parameter]] = self._sub_groups(trained_parameters)
         self.parameters: list[Tensor] = [parameter.full_param for parameter in trained_parameters]
-        total = sum(parameter.shard_elements for parameter in trained_parameters)
+        element_count = sum(parameter.shard_elements for parameter in trained_parameters)
         with counted_as(meter, "weights"):
             self.rank_shards: list[Storage] = []
             if self.settings.offload_param == "none":
@@ -80,7 +80,7 @@ class Stage3Run(ZeroRun):
                     Storage(meter, parameter.shard_elements * parameter.full_param.dtype.bytes)
                     for parameter in frozen_parameters
                 ]
-                self.rank_shards.append(Storage(meter, total * width))  # lp_param_buffer
+                self.rank_shards.append(Storage(meter, element_count * width))  # lp_param_buffer
         self.trained = []
         if not self.offloads:
             self._create_fp32_partitions()
@@ -90,7 +90,7 @@ class Stage3Run(ZeroRun):
         self.grad_partitions_flat_buffer: Storage | None = None
         if not self.offloads:
             with counted_as(meter, "gradients"):
-                self.grad_partitions_flat_buffer = Storage(meter, total * self.accumulation_dtype.bytes)
+                self.grad_partitions_flat_buffer = Storage(meter, element_count * self.accumulation_dtype.bytes)
 
     @property
     def offloads(self) -> bool:

@@ -135,7 +135,9 @@ class EngineRank:
         """Bytes of the rank's weights by component (`attention`, `experts`, …)."""
         use = self._memory_use(self.model, self.scheme)
         if use.quantized is not None:
-            return {component: int(parts.total) for component, parts in use.quantized.by_component.items()}
+            return {
+                component: int(stored_bytes.total) for component, stored_bytes in use.quantized.by_component.items()
+            }
         return {component: int(bytes_of(size, use.dtype)) for component, size in use.count.by_component.items()}
 
     @cached_property
@@ -177,14 +179,16 @@ class EngineRank:
     def widths(self) -> tuple[int, bool, Experts | None]:
         """The width of the rank's widest dense feed-forward network, whether the network is gated, and the experts."""
         dense, is_gated, experts = 0, False, None
-        for place in self.model.tree().walk():
-            op = place.node.op
-            if place.optional or place.node.name not in ("up_proj", "gate_proj", "fc1"):
+        for tree_node in self.model.tree().walk():
+            op = tree_node.node.op
+            if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
                 continue
             if isinstance(op, ExpertLinear):
                 experts = Experts(int(op.top_k), int(op.n_out), int(op.num_experts))
-            elif isinstance(op, Linear) and place.kind == "feed_forward":
-                dense, is_gated = max((dense, is_gated), (int(op.n_out), place.node.name == "gate_proj" or is_gated))
+            elif isinstance(op, Linear) and tree_node.kind == "feed_forward":
+                dense, is_gated = max(
+                    (dense, is_gated), (int(op.n_out), tree_node.node.name == "gate_proj" or is_gated)
+                )
         return dense, is_gated, experts
 
     @cached_property
@@ -197,10 +201,10 @@ class EngineRank:
     def latent_projections(self) -> int:
         """The elements of MLA's up-projections, of which vLLM stores a second copy for absorbed matrix products."""
         elements = 0
-        for part, count in mixers(self.preset.model):
-            if isinstance(part, MLA):
-                heads = part.num_attention_heads // self.layout.tp
-                elements += count * heads * part.kv_lora_rank * (part.qk_nope_head_dim + part.v_head_dim)
+        for mixer, count in mixers(self.preset.model):
+            if isinstance(mixer, MLA):
+                heads = mixer.num_attention_heads // self.layout.tp
+                elements += count * heads * mixer.kv_lora_rank * (mixer.qk_nope_head_dim + mixer.v_head_dim)
         return elements // self.layout.pp
 
 
@@ -208,13 +212,13 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
     """Yields each attention or recurrence module of the decoder, with its number of layers."""
     for _, stack in spec.stacks():
         for _, layer, count, _ in stack.groups():
-            for part in _walk_components(layer):
-                yield part, count
+            for mixer in _walk_components(layer):
+                yield mixer, count
 
 
 def key_heads(spec: ModelSpec) -> list[int]:
     """Returns the number of key and value heads of each attention type in the decoder."""
-    heads = (getattr(part, "num_key_value_heads", None) for part, _ in mixers(spec))
+    heads = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in mixers(spec))
     return [int(number) for number in heads if number]
 
 
@@ -234,11 +238,11 @@ def _walk_components(record: Record, depth: int = 0) -> Iterator[Record]:
 
 def _rotary_tables(spec: ModelSpec) -> Iterator[tuple[float, int]]:
     """Yields the base and the number of rotated dimensions of each rotary embedding."""
-    for part, _ in mixers(spec):
-        if isinstance(part, MLA):
-            yield 0.0, int(part.qk_rope_head_dim)
-        position = getattr(part, "position", None)
+    for mixer, _ in mixers(spec):
+        if isinstance(mixer, MLA):
+            yield 0.0, int(mixer.qk_rope_head_dim)
+        position = getattr(mixer, "position", None)
         if isinstance(position, Rope):
-            head = int(getattr(part, "head_dim", None) or spec.hidden_size // part.num_attention_heads)
+            head = int(getattr(mixer, "head_dim", None) or spec.hidden_size // mixer.num_attention_heads)
             dim = position.rotary_dim or int(head * float(position.partial_rotary_factor or 1))
             yield float(position.rope_theta), int(dim)

@@ -78,8 +78,8 @@ def has_link(hardware: Hardware, link: str) -> bool:
 
 def context_on(rows: Iterable[Context], hardware: Hardware, devices: int) -> Context:
     """Returns the measured context of an accelerator with `devices` ranks, on its own link if that was measured."""
-    matching_rows = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
-    return max(matching_rows, key=lambda row: (row.devices, row.link))
+    matching_rows = [context for context in rows if context.devices <= devices and has_link(hardware, context.link)]
+    return max(matching_rows, key=lambda context: (context.devices, context.link))
 
 
 class RuleRange(VersionRange):

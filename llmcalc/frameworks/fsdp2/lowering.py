@@ -175,16 +175,16 @@ class FsdpProfile(RingAttention):
             if top_module == EMBEDDING.path or top_module in IN_HEAD:
                 return EMBEDDING if top_module == EMBEDDING.path else HEAD
         names: list[str] = []
-        for part in key[1:]:
-            if type(part) is not int:
-                names += [part] if part else []
+        for path_part in key[1:]:
+            if type(path_part) is not int:
+                names += [path_part] if path_part else []
             elif ".".join(names) in self.layer_paths:
-                return Layer(".".join(names), part)
+                return Layer(".".join(names), path_part)
         return MODEL
 
     def parameter_name(self, key: Path) -> str:
         """Returns the path of a parameter as one string."""
-        return ".".join(str(part).strip(".") for part in key[1:] if part != "")
+        return ".".join(str(path_part).strip(".") for path_part in key[1:] if path_part != "")
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -302,7 +302,9 @@ def module_order_key(
         module_positions.setdefault(_module_of(path), len(module_positions))
 
     def key(parameter: Parameter) -> tuple[bool, int, bool]:
-        layer_index = next((i for i, part in enumerate(parameter.path) if type(part) is int), len(parameter.path))
+        layer_index = next(
+            (i for i, path_part in enumerate(parameter.path) if type(path_part) is int), len(parameter.path)
+        )
         is_late = (
             parameter.path[layer_index + 1 : layer_index + 2] != () and parameter.path[layer_index + 1] in layer_norms
         )

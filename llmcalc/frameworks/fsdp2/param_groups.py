@@ -381,9 +381,9 @@ class Group:
             self.state = "pre-backward"
             self.unshard(forward=False)
             self.wait_for_unshard(forward=False)
-            order = self.traffic.forward_order
+            forward_order = self.traffic.forward_order
             if not self.backward_prefetch and self.forward_positions and (index := self.forward_positions.pop()) > 0:
-                order[index - 1].unshard(forward=False)
+                forward_order[index - 1].unshard(forward=False)
         for group in self.backward_prefetch:
             group.unshard(forward=False)
 

@@ -320,11 +320,11 @@ class ShardedRank(RankRun):
             chunk.update()
 
 
-def _active_chunks(order: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
+def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
     """Yields, per action, the chunks with unsharded parameters: those of the next actions (`next_stage_indices`)."""
     active: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
-    for action in reversed(order):
+    for action in reversed(actions):
         next_chunks = (action.chunk, *(chunk for chunk in next_chunks if chunk != action.chunk))
         active.append(next_chunks[:max_active])
     return reversed(active)

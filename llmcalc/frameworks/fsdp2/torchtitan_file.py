@@ -475,12 +475,12 @@ def _compiles_layers(job: _Job) -> bool:
 def _recompute_setting(job: _Job) -> str:
     """Returns the recomputation setting: none, full, every:N, or `selective-op`."""
     modes = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
-    mode = job.word_of("mode", "selective", modes, "activation_checkpoint")
-    if mode == "memory_budget":
+    checkpointing_mode = job.word_of("mode", "selective", modes, "activation_checkpoint")
+    if checkpointing_mode == "memory_budget":
         job.reading.unknown["activation_checkpoint.mode"] = "the compiler's memory budget is not modelled"
         return "none"
-    if mode != "selective":
-        return mode
+    if checkpointing_mode != "selective":
+        return checkpointing_mode
     name, option = job.find_key("selective_ac_option", "activation_checkpoint")
     if option == "op":
         return SELECTIVE_OPERATIONS

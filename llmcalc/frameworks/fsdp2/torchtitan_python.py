@@ -157,9 +157,9 @@ def _checkpointing_mode(reading: Reading, config: Mapping[str, Any]) -> dict[str
         return {}
     if "activation_checkpoint" in config and config["activation_checkpoint"] is None:
         return {"mode": "none"}
-    mode = CHECKPOINTING.get(called.partition(".")[0])
-    if mode is None:
+    checkpointing_mode = CHECKPOINTING.get(called.partition(".")[0])
+    if checkpointing_mode is None:
         if called:
             raise reading.wrong("activation_checkpoint", f"{called[:60]} is not read; expected FullAC or SelectiveAC")
-        reading.filled_in["activation_checkpoint"] = mode = "selective"
-    return {"mode": mode, **({"selective_ac_option": "op"} if mode == "selective" else {})}
+        reading.filled_in["activation_checkpoint"] = checkpointing_mode = "selective"
+    return {"mode": checkpointing_mode, **({"selective_ac_option": "op"} if checkpointing_mode == "selective" else {})}

@@ -38,8 +38,8 @@ def _fewest_free_bytes(server: GgmlServer) -> int:
     """
     placement = server.placement
     buffers = Buffers(server.model_buffers(placement), server.cache_buffers(placement), {})
-    room = _free_bytes_of_fullest_gpu(server, buffers)
-    return room if room < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(placement))
+    free_bytes = _free_bytes_of_fullest_gpu(server, buffers)
+    return free_bytes if free_bytes < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(placement))
 
 
 def _free_bytes_of_fullest_gpu(server: GgmlServer, buffers: Buffers) -> int:
@@ -66,14 +66,14 @@ def _largest_fitting(least: int, most: int, room: Callable[[int], int]) -> int |
     halves = False
     while failing - fitting > 1:
         width = failing - fitting
-        guess = fitting + (
+        guessed_value = fitting + (
             width // 2 if halves else min(max(width * free_bytes // (free_bytes + missing_bytes), 1), width - 1)
         )
-        bytes_left = room(guess)
+        bytes_left = room(guessed_value)
         if bytes_left < 0:
-            failing, missing_bytes = guess, -bytes_left
+            failing, missing_bytes = guessed_value, -bytes_left
         else:
-            fitting, free_bytes = guess, bytes_left
+            fitting, free_bytes = guessed_value, bytes_left
         halves = not halves and failing - fitting > width // 2
     return fitting
 
@@ -144,29 +144,31 @@ def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], Eng
     )
     devices = len(server.devices) if fixed_flags else 1
     while devices <= most:
-        split = {} if fixed_flags or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
-        server_on_devices = server.with_flags(**split)
+        split_flags = {} if fixed_flags or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
+        server_on_devices = server.with_flags(**split_flags)
         if is_fixed:
-            yield split, memory(server_on_devices)
+            yield split_flags, memory(server_on_devices)
         else:
-            yield from _placements(server_on_devices, split)
+            yield from _placements(server_on_devices, split_flags)
         if fixed_flags or not server.devices:
             return
         devices *= 2
 
 
-def _placements(server: GgmlServer, split: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    trials: list[dict[str, Any]] = [{"n_gpu_layers": "all"}]
+def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    flag_sets: list[dict[str, Any]] = [{"n_gpu_layers": "all"}]
     if _fewest_free_bytes(_without_fit(server)) < 0:
         if server.key_type == "f16" and "cache_type_v" not in server.flags:
-            trials.append(trials[0] | {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"})
+            flag_sets.append(
+                flag_sets[0] | {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
+            )
         experts = fewest_host_experts(server)
-        trials += [trials[0] | {"n_cpu_moe": experts}] if experts else []
+        flag_sets += [flag_sets[0] | {"n_cpu_moe": experts}] if experts else []
         layers = most_layers(server)
-        trials += [{"n_gpu_layers": layers}] if layers is not None else []
-    for trial in trials:
+        flag_sets += [{"n_gpu_layers": layers}] if layers is not None else []
+    for trial_flags in flag_sets:
         try:
-            yield {**split, **trial}, memory(server.with_flags(fit="off", **trial))
+            yield {**split_flags, **trial_flags}, memory(server.with_flags(fit="off", **trial_flags))
         except InputError:  # a type that the model's widths do not have
             continue
 

@@ -125,14 +125,14 @@ def _assign_devices(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
     for node in nodes:
         node.place = _fixed_device(node, devices)
     operations = [node for node in nodes if node.operation != "view"]
-    for only_gpus, order in (
+    for only_gpus, ordered_operations in (
         (True, operations),
         (True, operations[::-1]),
         (False, operations),
         (False, operations[::-1]),
     ):
         current_device: str | None = None
-        for node in order:
+        for node in ordered_operations:
             if node.place is not None:
                 current_device = None if only_gpus and node.place == HOST else node.place
             elif current_device is not None:
@@ -234,14 +234,14 @@ class _Buffer:
         if not nbytes:
             return
         free_blocks = self.free
-        place = bisect_right(free_blocks, (offset, 0))
-        if place < len(free_blocks) and offset + nbytes == free_blocks[place][0]:
-            nbytes += free_blocks.pop(place)[1]
-        if place and sum(free_blocks[place - 1]) == offset:
-            place -= 1
-            offset, previous_bytes = free_blocks.pop(place)
+        block_index = bisect_right(free_blocks, (offset, 0))
+        if block_index < len(free_blocks) and offset + nbytes == free_blocks[block_index][0]:
+            nbytes += free_blocks.pop(block_index)[1]
+        if block_index and sum(free_blocks[block_index - 1]) == offset:
+            block_index -= 1
+            offset, previous_bytes = free_blocks.pop(block_index)
             nbytes += previous_bytes
-        free_blocks.insert(place, (offset, nbytes))
+        free_blocks.insert(block_index, (offset, nbytes))
 
 
 def _align(nbytes: int) -> int:

@@ -68,17 +68,17 @@ def fit(server: GgmlServer) -> Fitted:
 def margins(server: GgmlServer) -> list[int]:
     """Returns the bytes that stay free on each GPU (--fit-target, in MiB)."""
     text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
-    parts = text.split(",")
-    if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in parts):
+    mib_texts = text.split(",")
+    if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in mib_texts):
         raise InputError(f"--fit-target {text[:40]}: expected MiB, with commas for several GPUs")
-    mib = [int(number_text) for number_text in parts]
+    mib = [int(number_text) for number_text in mib_texts]
     number = len(server.devices)
     return [size * MIB for size in (mib * number if len(mib) == 1 else [*mib, *[mib[-1]] * number])[:number]]
 
 
 def _keeps_margins(fitted: Fitted, targets: list[int]) -> bool:
     totals = [fitted.buffers.total(device) for device in fitted.server.devices]
-    return all(total <= target for total, target in zip(totals, targets, strict=True))
+    return all(used_bytes <= target for used_bytes, target in zip(totals, targets, strict=True))
 
 
 def _used_bytes(fitted: Fitted) -> int:
@@ -129,8 +129,8 @@ class _Fit:
     def placement_of(self, shares: list[_Share]) -> Placement:
         """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
         number, on_gpus = len(self.server.model.layers), sum(share.layers for share in shares)
-        split = tuple(float(share.layers) for share in shares) if on_gpus else self.server.split
-        layers = Layers(number, self.server.devices, on_gpus, split, True)
+        layers_by_gpu = tuple(float(share.layers) for share in shares) if on_gpus else self.server.split
+        layers = Layers(number, self.server.devices, on_gpus, layers_by_gpu, True)
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
         layer = number + 1 - on_gpus
@@ -202,14 +202,14 @@ class _Fit:
         if source is None or source < i:
             return shares
         changed_shares = shares
-        for parts in ("up", "gate"):
-            trial = _with_overflow(shares, source, i, PARTS[parts])
-            if not self.keeps_margins(trial, i, i + 1):
+        for expert_parts in ("up", "gate"):
+            trial_shares = _with_overflow(shares, source, i, PARTS[expert_parts])
+            if not self.keeps_margins(trial_shares, i, i + 1):
                 break
-            changed_shares = trial
+            changed_shares = trial_shares
         if changed_shares is shares:
-            trial = _with_overflow(shares, source, i, PARTS["attention"])
-            changed_shares = trial if source > i and self.keeps_margins(trial, i, i + 1) else shares
+            trial_shares = _with_overflow(shares, source, i, PARTS["attention"])
+            changed_shares = trial_shares if source > i and self.keeps_margins(trial_shares, i, i + 1) else shares
         return changed_shares
 
 

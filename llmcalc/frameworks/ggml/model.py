@@ -187,9 +187,9 @@ class GgufModel:
     def layers(self) -> tuple[LayerShape, ...]:
         """The sizes of each layer, from the first to the last."""
         by_index: dict[int, LayerShape] = {}
-        for place in _layer_places(self.preset.model.tree().place()):
-            shape = _layer_shape(place)
-            for i in place.node.indices or ():
+        for tree_node in _layer_places(self.preset.model.tree().place()):
+            shape = _layer_shape(tree_node)
+            for i in tree_node.node.indices or ():
                 by_index[i] = shape
         return tuple(by_index[i] for i in sorted(by_index))
 
@@ -220,9 +220,9 @@ class GgufModel:
     def modules(self) -> tuple[LayerShape, ...]:
         """The sizes of the multi-token-prediction modules, which are further layers of the file; empty without them."""
         shapes: list[LayerShape] = []
-        for place in self.preset.model.tree().place().children():
-            if place.node.optional == MTP.name and place.node.indices:
-                shapes += [_layer_shape(place)] * len(place.node.indices)
+        for tree_node in self.preset.model.tree().place().children():
+            if tree_node.node.optional == MTP.name and tree_node.node.indices:
+                shapes += [_layer_shape(tree_node)] * len(tree_node.node.indices)
         return tuple(shapes)
 
     @cached_property
@@ -256,16 +256,18 @@ class GgufModel:
         scheme = self._gguf_mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
         bits = 32 if self.preset.dtype == "float32" else 16
         if scheme is not None:
-            return [(site, int(parts.total)) for site, parts in scheme.store(model, weight_sites, "float32")]
+            return [
+                (site, int(stored_bytes.total)) for site, stored_bytes in scheme.store(model, weight_sites, "float32")
+            ]
         return [
             (site, int(site.tensor.size) * (bits if site.tensor.role in ("matrix", "table") else 32) // 8)
             for site in weight_sites
         ]
 
 
-def _layer_places(place: Place) -> Iterator[Place]:
+def _layer_places(tree_node: Place) -> Iterator[Place]:
     """Yields each group of equal decoder layers, as a node of the model's tree."""
-    for child in place.children():
+    for child in tree_node.children():
         if child.optional:
             continue
         if child.kind == "layer" and child.node.indices is not None:
@@ -278,14 +280,14 @@ def _layer_shape(layer: Place) -> LayerShape:
     """Returns the sizes of a layer from its operations."""
     shape = LayerShape()
     query_rank = 0
-    for place in layer.walk():
-        op, name = place.node.op, place.node.name
-        if place.roles & {"kept", "idle"}:
+    for tree_node in layer.walk():
+        op, name = tree_node.node.op, tree_node.node.name
+        if tree_node.roles & {"kept", "idle"}:
             continue
         if isinstance(op, AttentionCore):
             shape.heads, shape.head_dim = int(op.heads), int(op.qk_dim)
             shape.window = None if op.window is None else int(op.window)
-            absorbed_form = place.node.forms.get("absorbed")
+            absorbed_form = tree_node.node.forms.get("absorbed")
             if isinstance(absorbed_form, AttentionCore):
                 rank = int(absorbed_form.v_dim)
                 rope = int(absorbed_form.qk_dim) - rank
@@ -305,13 +307,15 @@ def _layer_shape(layer: Place) -> LayerShape:
         elif isinstance(op, Linear):
             if name == "q_a_proj":
                 query_rank = int(op.n_out)
-            elif name in ("up_proj", "fc1") and place.kind == "shared_expert":
+            elif name in ("up_proj", "fc1") and tree_node.kind == "shared_expert":
                 shape.shared_width = int(op.n_out)
-            elif name in ("up_proj", "fc1") and place.kind == "feed_forward":
+            elif name in ("up_proj", "fc1") and tree_node.kind == "feed_forward":
                 shape.width = int(op.n_out)
-            shape.is_gated |= name == "gate_proj" and place.kind in ("feed_forward", "shared_expert")
+            shape.is_gated |= name == "gate_proj" and tree_node.kind in ("feed_forward", "shared_expert")
     if shape.experts:
-        shape.is_gated |= any(place.node.name == "gate_proj" and place.kind == "experts" for place in layer.walk())
+        shape.is_gated |= any(
+            tree_node.node.name == "gate_proj" and tree_node.kind == "experts" for tree_node in layer.walk()
+        )
     if shape.latent is not None:
         shape.latent = shape.latent._replace(query_rank=query_rank)
         shape.key_width, shape.value_width = shape.latent.rank + shape.latent.rope, 0
@@ -325,9 +329,9 @@ def _gguf_name(site: WeightSite) -> str:
     if site.layer is None:
         return f"{NAMES.get(site.path, site.path)}.weight"
     name_in_layer = site.path.split(".", 2)[-1]
-    parts = name_in_layer.split(".")
-    suffixes = [".".join(parts[i:]) for i in range(len(parts))]
-    name = next((LAYER_NAMES[part] for part in suffixes if part in LAYER_NAMES), parts[-1])
+    name_parts = name_in_layer.split(".")
+    suffixes = [".".join(name_parts[i:]) for i in range(len(name_parts))]
+    name = next((LAYER_NAMES[suffix] for suffix in suffixes if suffix in LAYER_NAMES), name_parts[-1])
     return f"blk.{site.layer}.{name}.{end}"
 
 

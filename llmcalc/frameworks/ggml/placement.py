@@ -37,12 +37,12 @@ class Override:
 def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
     """Returns the overrides of `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
     overrides = []
-    parts = text.split(",")
-    if len(parts) > MOST_OVERRIDES:
-        raise InputError(f"--override-tensor: {len(parts):,} patterns; expected at most {MOST_OVERRIDES:,}")
+    texts = text.split(",")
+    if len(texts) > MOST_OVERRIDES:
+        raise InputError(f"--override-tensor: {len(texts):,} patterns; expected at most {MOST_OVERRIDES:,}")
     pending_text = ""
-    for part in parts:
-        pending_text = f"{pending_text},{part}" if pending_text else part
+    for text_part in texts:
+        pending_text = f"{pending_text},{text_part}" if pending_text else text_part
         pattern, equals_sign, device = pending_text.rpartition("=")
         if not equals_sign:  # a comma within a pattern, such as {1,2}
             continue
@@ -80,8 +80,8 @@ class Layers:
         start = max(self.number + self.output_counts_first - self.on_gpus, 0)
         if layer < start or layer - start >= active:
             return HOST
-        total = sum(self.split)
-        cumulative_shares = [end / total for end in accumulate(self.split)]
+        total_share = sum(self.split)
+        cumulative_shares = [end / total_share for end in accumulate(self.split)]
         return self.devices[min(bisect_right(cumulative_shares, (layer - start) / active), len(self.devices) - 1)]
 
 
@@ -110,9 +110,9 @@ class Placement:
                 return HOST
             if tensor.layer in self.host_networks and NETWORKS.match(tensor.name):
                 return HOST
-            for layer, parts, device in self.partial:
+            for layer, expert_parts, device in self.partial:
                 if layer == tensor.layer and any(
-                    re.match(rf"blk\.{layer}\.ffn_{part}(_|\.)", tensor.name) for part in parts
+                    re.match(rf"blk\.{layer}\.ffn_{expert_part}(_|\.)", tensor.name) for expert_part in expert_parts
                 ):
                     return device
             return self.layers.device(tensor.layer)

@@ -67,7 +67,7 @@ class GgmlSettings(EngineServer):
         word = DEVICE_NAMES.get(vendor, "CUDA")
         device_list = self.flags.get("device")
         if device_list is not None:
-            names = [part.strip() for part in str(device_list).split(",")]
+            names = [name.strip() for name in str(device_list).split(",")]
             if names == ["none"]:
                 return ()
             number = len(names)
@@ -86,7 +86,7 @@ class GgmlSettings(EngineServer):
         if text is None:
             return ()
         try:
-            shares = tuple(float(part[:20]) for part in str(text).replace("/", ",").split(","))
+            shares = tuple(float(share_text[:20]) for share_text in str(text).replace("/", ",").split(","))
         except ValueError:
             shares = ()
         if not shares or not all(0 <= share <= 10**9 for share in shares) or not sum(shares):
@@ -176,8 +176,8 @@ class GgmlSettings(EngineServer):
     @property
     def maps_file(self) -> bool:
         """Whether host tensors are memory-mapped from the file (--no-mmap, --load-mode)."""
-        mode = self.flags.get("load_mode", "auto")
-        return not self.flags.get("no_mmap") and mode in ("auto", "mmap", "mmap+mlock")
+        load_mode = self.flags.get("load_mode", "auto")
+        return not self.flags.get("no_mmap") and load_mode in ("auto", "mmap", "mmap+mlock")
 
     @property
     def locks_memory(self) -> bool:

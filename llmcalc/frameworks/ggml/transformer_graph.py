@@ -393,8 +393,8 @@ class _Builder:
 
         logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, n, source, tokens)
         probabilities = self._inplace(logits, logits)
-        order = self._new((n, tokens), probabilities, bytes=I32)
-        chosen_experts = self._view(order, None)
+        sorted_experts = self._new((n, tokens), probabilities, bytes=I32)
+        chosen_experts = self._view(sorted_experts, None)
         weights = self._new((1, k, tokens), self._view(probabilities, (1, n, tokens)), chosen_experts)
         if self.rules.store_rows:
             self.graph.expand(weights)
@@ -413,10 +413,10 @@ class _Builder:
         down = self._inplace(down, down, weights)
         if self.rules.style == "ik" or k == 1:
             return self._new((self.hidden, tokens), self._view(down, None))
-        total = self._new((self.hidden, tokens), self._view(down, None), self._view(down, None, offset=True))
+        summed_output = self._new((self.hidden, tokens), self._view(down, None), self._view(down, None, offset=True))
         for _ in range(k - 2):
-            total = self._inplace(total, total, self._view(down, None, offset=True))
-        return total
+            summed_output = self._inplace(summed_output, summed_output, self._view(down, None, offset=True))
+        return summed_output
 
     def recurrence(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
         """Adds a recurrent layer: its input projection, its states, and its output projection."""

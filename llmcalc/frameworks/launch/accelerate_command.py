@@ -22,10 +22,10 @@ STAGED = ("offload_optimizer_device", "offload_param_device")
 
 def config_table(launcher: Sequence[str], where: str, read_text: ReadText | None) -> dict[str, Any]:
     """Returns the config of `accelerate launch`: its file, overridden by its arguments; empty for other launchers."""
-    place = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
-    if place is None or launcher[place + 1] != "launch":
+    launcher_index = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
+    if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
-    arguments = arguments_of([word for word in launcher[place + 2 :] if word != "-m"], where)
+    arguments = arguments_of([word for word in launcher[launcher_index + 2 :] if word != "-m"], where)
     flags = {flag.lstrip("-").replace("-", "_"): value for flag, value in arguments.items()}
     name = flags.pop("config_file", None)
     table: dict[str, Any] = {}

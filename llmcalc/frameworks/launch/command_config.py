@@ -43,8 +43,12 @@ def with_typed_values(config: Table, command: CommandLine, where: str) -> dict[s
     A word is `key=value`, or an argument `--key value`; a key with dots is one of an inner table. Raises `InputError`
     for a word of another form.
     """
-    place = config_place(command)
-    words = [*command.words] if place is None else [*command.words[: place[1]], *command.words[place[2] :]]
+    config_words = config_place(command)
+    words = (
+        [*command.words]
+        if config_words is None
+        else [*command.words[: config_words[1]], *command.words[config_words[2] :]]
+    )
     typed_values: dict[str, Any] = {}
     arguments: list[str] = []
     for word in words:

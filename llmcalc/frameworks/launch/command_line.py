@@ -96,24 +96,24 @@ def _file_exists(name: str) -> bool:
 def command_line(command: Command) -> CommandLine | None:
     """Returns a command's launcher, program and arguments; None unless it starts Python or a known program."""
     words = list(command.words)
-    place = (command.line, command.loops)
+    line_and_loops = (command.line, command.loops)
     for i, word in enumerate(words):
         name = word.rpartition("/")[2]
         next_word = words[i + 1] if i + 1 < len(words) else ""
         if word.endswith(".py") and not word.startswith("-"):
-            return CommandLine(words[:i], name, _without_separator(words[i + 1 :]), *place)
+            return CommandLine(words[:i], name, _without_separator(words[i + 1 :]), *line_and_loops)
         if (
             word in ("-m", "--module")
             and next_word
             and not next_word.startswith(("torch.distributed", "-", "accelerate."))
         ):
-            return CommandLine(words[:i], next_word, _without_separator(words[i + 2 :]), *place)
+            return CommandLine(words[:i], next_word, _without_separator(words[i + 2 :]), *line_and_loops)
         if name == "tune" and next_word == "run":
             arguments = words[i + 2 :]
             start = next((j for j, text in enumerate(arguments) if text.startswith("--config")), len(arguments))
-            return CommandLine([*words[:i], *arguments[:start]], "tune run", arguments[start:], *place)
+            return CommandLine([*words[:i], *arguments[:start]], "tune run", arguments[start:], *line_and_loops)
         if name in CONSOLE_PROGRAMS and (next_word in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
-            return CommandLine(words[:i], f"{name} {next_word}".strip(), words[i + 2 :], *place)
+            return CommandLine(words[:i], f"{name} {next_word}".strip(), words[i + 2 :], *line_and_loops)
     return None
 
 

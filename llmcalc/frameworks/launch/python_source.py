@@ -87,11 +87,11 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
 
 def dotted(node: ast.expr) -> str:
     """Returns the dotted name that an expression is, such as `Trainer.Config`; empty for other expressions."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute) and len(parts) < DEEPEST:
-        parts.append(node.attr)
+    name_parts: list[str] = []
+    while isinstance(node, ast.Attribute) and len(name_parts) < DEEPEST:
+        name_parts.append(node.attr)
         node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+    return ".".join([node.id, *reversed(name_parts)]) if isinstance(node, ast.Name) else ""
 
 
 def source_of(node: ast.AST) -> str:

@@ -271,9 +271,9 @@ def _read_training_command(script: Script, source: Source, batch: list[str], opt
                 command = commands[0] if file.reads_first else _only_command(commands, where)
                 return read_with_options(file, file.read_command, command, start(command), options)
     for line in lines:
-        place = config_place(line)
-        if place is not None:
-            return _read_config(place[0], line, start(line), options)
+        config_words = config_place(line)
+        if config_words is not None:
+            return _read_config(config_words[0], line, start(line), options)
     for line in lines:
         reader = next((file for file in kinds() if file.name == TABLES_OF.get(line.program)), None)
         if reader is not None and reader.read is not None:

@@ -425,12 +425,12 @@ def share_of(reading: Reading, name: str, data: Table, default: float) -> float:
     """Returns the value of an argument as a fraction above 0 and at most 1, or the program's default."""
     value = reading.value(data, name, default)
     try:
-        share = float(str(value)[:20])
+        fraction = float(str(value)[:20])
     except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
+        fraction = 0.0
+    if not 0 < fraction <= 1:
         raise reading.wrong(name, f"{shown(value)}; expected a share above 0, at most 1")
-    return share
+    return fraction
 
 
 def flag_value(reading: Reading, name: str, value: Any) -> bool:

@@ -162,8 +162,8 @@ class _Reader:
 
     @property
     def line(self) -> int:
-        place, line = self.lines
-        self.lines = (self.at, line + self.text.count("\n", place, self.at))
+        line_start, line = self.lines
+        self.lines = (self.at, line + self.text.count("\n", line_start, self.at))
         return self.lines[1]
 
     def read_all(self) -> None:
@@ -411,9 +411,9 @@ class _Reader:
     def read_words(self, names: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the command `read` does."""
         text = self.here_string or ""
-        parts = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
+        split_words = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
         for i, name in enumerate(names):
-            value = " ".join(parts[i:]) if i == len(names) - 1 else parts[i] if i < len(parts) else ""
+            value = " ".join(split_words[i:]) if i == len(names) - 1 else split_words[i] if i < len(split_words) else ""
             self.script.variables[name] = value.strip()
 
     def add_command(self, words: list[str], assignments: dict[str, str | list[str]], line: int) -> None:
@@ -780,18 +780,18 @@ class _Reader:
     def expand_here_document(self, text: str) -> str:
         """Returns the text of a here-document with its expansions, in which quotes have no special meaning."""
         reader = _Reader(self.script, text, self.depth + 1, self.line)
-        parts: list[str] = []
+        text_parts: list[str] = []
         while reader.at < len(text):
             letter = text[reader.at]
             if letter in "$`":
-                parts.append(reader.read_expansion().replace(ITEM, " "))
+                text_parts.append(reader.read_expansion().replace(ITEM, " "))
             elif letter == "\\" and text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
-                parts.append(text[reader.at + 1].replace("\n", ""))
+                text_parts.append(text[reader.at + 1].replace("\n", ""))
                 reader.at += 2
             else:
-                parts.append(letter)
+                text_parts.append(letter)
                 reader.at += 1
-        out = "".join(parts)
+        out = "".join(text_parts)
         if len(out) > LONGEST_VALUE:
             raise self.error(f"a here-document grows too long; expected at most {LONGEST_VALUE:,} letters")
         return out

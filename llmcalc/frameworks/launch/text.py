@@ -67,20 +67,20 @@ def _check_events(yaml: Any, text: str, where: str) -> None:
     open_anchors: list[str | None] = []
     starts: list[int] = []
     depths: list[int] = []
-    total = 0
+    expanded_values = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth = -1  # of the value that ends here
         if isinstance(event, yaml.events.CollectionStartEvent):
             open_anchors.append(event.anchor)
-            starts.append(total)
+            starts.append(expanded_values)
             depths.append(0)
-            total += 1
+            expanded_values += 1
         elif isinstance(event, yaml.events.CollectionEndEvent):
             anchor, start, depth = open_anchors.pop(), starts.pop(), depths.pop() + 1
             if anchor is not None:
-                sizes[anchor] = (total - start, depth)
+                sizes[anchor] = (expanded_values - start, depth)
         elif isinstance(event, yaml.events.ScalarEvent):
-            total, depth = total + 1, 0
+            expanded_values, depth = expanded_values + 1, 0
             if event.anchor is not None:
                 sizes[event.anchor] = (1, 0)
         elif isinstance(event, yaml.events.AliasEvent):
@@ -89,12 +89,12 @@ def _check_events(yaml: Any, text: str, where: str) -> None:
                     f"{where}: line {event.start_mark.line + 1}: *{event.anchor} stands inside what it names"
                 )
             values, depth = sizes.get(event.anchor, (1, 0))
-            total += values
+            expanded_values += values
         if depth >= 0 and depths:
             depths[-1] = max(depths[-1], depth)
         if len(open_anchors) + max(depth, 0) > DEEPEST:
             raise InputError(f"{where}: nested too deeply; expected at most {DEEPEST} tables and lists")
-        if total > MOST_VALUES:
+        if expanded_values > MOST_VALUES:
             raise InputError(
                 f"{where}: line {event.start_mark.line + 1}: too many values, with aliases expanded; expected at most "
                 f"{MOST_VALUES:,}"

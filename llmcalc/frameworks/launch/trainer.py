@@ -357,7 +357,7 @@ def attention_settings(reading: Reading, key: str, value: Any) -> dict[str, Any]
     name = str(value)[:80]
     if name in ("eager", "sdpa"):
         return {"attn_implementation": name}
-    if not any(part in name for part in FLASH_KERNELS):
+    if not any(kernel_name in name for kernel_name in FLASH_KERNELS):
         raise reading.wrong(key, f"{shown(value)}; expected eager, sdpa or flash_attention_2")
     if name == "flex_attention":
         reading.notes.append(f"{key}: flex_attention is counted as flash attention, an estimate")

@@ -58,7 +58,7 @@ def unresolved_reason(text: str) -> str:
     if name[:2] in ("$(", "`…"):
         return f"{message}: a command prints it; expected a value"
     if re.fullmatch(r"\$[0-9]{1,3}", name):
-        place = int(name[1:])
-        arguments = " ".join(("ARG1", "ARG2", f"… ARG{place}" if place > 3 else "ARG3")[: min(place, 3)])
-        return f"{message}: it is argument {place} of the script; expected --launch 'FILE {arguments}', or a value"
+        number = int(name[1:])
+        arguments = " ".join(("ARG1", "ARG2", f"… ARG{number}" if number > 3 else "ARG3")[: min(number, 3)])
+        return f"{message}: it is argument {number} of the script; expected --launch 'FILE {arguments}', or a value"
     return f"{message}; expected a value"

@@ -68,11 +68,11 @@ def read_litgpt(data: Table, source: Source) -> Launch:
         train = reading.table(data, "train")
         world = source.world_size or _device_count(reading, data)
         batch = reading.size(train, "micro_batch_size", 1)
-        total = reading.size(train, "global_batch_size", 16)
+        global_batch = reading.size(train, "global_batch_size", 16)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": max(1, total // world // batch),
+            "num_microbatches": max(1, global_batch // world // batch),
             "attn_implementation": "flash",
             "norm": "eager",
             "keep_logits": True,

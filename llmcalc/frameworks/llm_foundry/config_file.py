@@ -87,8 +87,8 @@ def _resolved_value(reading: Reading, data: Table, name: str, value: Any) -> Any
     if match is None:
         return value
     referenced_value: Any = data
-    for part in match[1].split("."):
-        referenced_value = referenced_value.get(part) if isinstance(referenced_value, Mapping) else None
+    for key in match[1].split("."):
+        referenced_value = referenced_value.get(key) if isinstance(referenced_value, Mapping) else None
     if referenced_value is None:
         raise reading.wrong(name, f"{shown(value)} names a key that is absent; expected a value")
     return referenced_value
@@ -100,10 +100,13 @@ def _batch_settings(reading: Reading, data: Table, world: int) -> dict[str, Any]
         raise reading.wrong(
             "device_train_microbatch_size", f"{shown(micro_batch)}; expected a number, or --batch and --devices"
         )
-    batch, total = size_of(reading, "device_train_microbatch_size", micro_batch), data.get("global_train_batch_size")
-    if total is None:
+    batch, global_batch = (
+        size_of(reading, "device_train_microbatch_size", micro_batch),
+        data.get("global_train_batch_size"),
+    )
+    if global_batch is None:
         return {"batch": batch}
-    per_device = max(1, size_of(reading, "global_train_batch_size", total) // world)
+    per_device = max(1, size_of(reading, "global_train_batch_size", global_batch) // world)
     return {"batch": min(batch, per_device), "num_microbatches": -(-per_device // batch)}
 
 
@@ -158,7 +161,7 @@ def _mpt_model(reading: Reading, model: Table, length: int) -> ModelSpec:
     if "rmsnorm" in str(reading.value(model, "norm_type", "low_precision_layernorm")):
         norm = {"type": "rmsnorm"}
     attention: dict[str, Any] = {"num_attention_heads": sizes["n_heads"]}
-    attention |= {f"{part}_bias": has_bias for part in ("q", "k", "v", "o")}
+    attention |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
     if config.get("kv_n_heads") is not None:
         attention["num_key_value_heads"] = size_of(reading, "model.attn_config.kv_n_heads", config["kv_n_heads"])
     decoder: dict[str, Any] = {"num_hidden_layers": sizes["n_layers"], "final_norm": norm}

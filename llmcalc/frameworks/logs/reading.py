@@ -110,11 +110,11 @@ class Facts:
         """Matches the patterns. log: the log. is_left_out: whether a line is skipped; by default none."""
         matches: dict[str, list[tuple[int, str]]] = {}
         for hint, expression in patterns:
-            for start, place, end in log.places(hint):
-                match = expression.search(log.text, place, end)
+            for start, hint_start, end in log.places(hint):
+                match = expression.search(log.text, hint_start, end)
                 if match is not None and not is_left_out(log.text[start:end]):
                     for name, value in match.groupdict().items():
-                        matches.setdefault(name, []).append((place, value))
+                        matches.setdefault(name, []).append((hint_start, value))
         self.values: dict[str, list[str]] = {
             name: [value for _, value in sorted(places)] for name, places in matches.items()
         }

@@ -37,12 +37,12 @@ class LogText:
         """Yields the offsets (line start, hint, line end) of each line that contains a text, at most `MOST_LINES`."""
         end = -1
         for _ in range(MOST_LINES):
-            place = self.text.find(hint, end + 1)
-            if place < 0:
+            hint_start = self.text.find(hint, end + 1)
+            if hint_start < 0:
                 return
-            start, end = self.text.rfind("\n", 0, place) + 1, self.text.find("\n", place)
+            start, end = self.text.rfind("\n", 0, hint_start) + 1, self.text.find("\n", hint_start)
             end = len(self.text) if end < 0 else end
-            yield start, place, end
+            yield start, hint_start, end
 
     def lines_with(self, *hints: str) -> list[str]:
         """Returns the lines that contain any of these texts, in their order."""

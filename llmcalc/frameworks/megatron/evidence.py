@@ -62,11 +62,11 @@ def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
 
 def check_parts(spec: ModelSpec) -> None:
     """Raises `InputError` for a model component that Megatron-LM lacks, and lists the supported ones of its kind."""
-    for part in evidence_of_parts(spec, frozenset({MTP.name})):
-        if (part.kind, part.name) not in PARTS:
-            supported_parts = sorted(name for kind, name in PARTS if kind == part.kind)
-            alternatives = f" (it has {', '.join(supported_parts)})" if part.kind != "part" else ""
+    for component in evidence_of_parts(spec, frozenset({MTP.name})):
+        if (component.kind, component.name) not in PARTS:
+            supported_parts = sorted(name for kind, name in PARTS if kind == component.kind)
+            alternatives = f" (it has {', '.join(supported_parts)})" if component.kind != "part" else ""
             raise InputError(
-                f"--framework megatron: Megatron-LM has no {part.kind} '{part.name}'{alternatives}; expected a model "
-                "without it, or --framework torch or fsdp2"
+                f"--framework megatron: Megatron-LM has no {component.kind} '{component.name}'{alternatives}; expected "
+                "a model without it, or --framework torch or fsdp2"
             )

@@ -162,7 +162,7 @@ def play_two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -
     meter.cut()
     device = prefix_cache.play_pieces(meter.pieces, meter.count, meter.opening)
     result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
-    result.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
+    result.peaks = {module_path: peak for module_path, peak in meter.peaks.items() if module_path.phase in PHASES}
     result.slop = device.peak_allocated - result.peak[1].bytes
     return result
 

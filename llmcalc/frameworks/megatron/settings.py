@@ -297,13 +297,13 @@ class MegatronSettings(MegatronArguments):
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
         """Returns the layers of each stage if embedding or loss count as a layer. Raises `InputError`."""
         embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
-        count, parts = self.pp * self.chunks, self.layers + embedding + loss
-        if parts % count:
+        count, layers_with_ends = self.pp * self.chunks, self.layers + embedding + loss
+        if layers_with_ends % count:
             raise InputError(
-                f"--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: {parts} parts; "
-                f"expected a multiple of {count} stages"
+                f"--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: "
+                f"{layers_with_ends} parts; expected a multiple of {count} stages"
             )
-        layers = [parts // count] * count
+        layers = [layers_with_ends // count] * count
         layers[0] -= embedding
         layers[-1] -= loss
         return tuple(layers)
@@ -458,10 +458,10 @@ class MegatronSettings(MegatronArguments):
 
     def _check_context(self) -> None:
         """Raises `InputError` for sizes that context-parallel ranks do not divide."""
-        parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
+        sequence_parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
         for name, tokens in (("seq_length", self.tokens), ("decoder_seq_length", self.decoder_seq_length or 0)):
-            if self.cp > 1 and tokens % parts:
-                self._value_error(name, f"a multiple of 2 · context-parallel size = {parts}")
+            if self.cp > 1 and tokens % sequence_parts:
+                self._value_error(name, f"a multiple of 2 · context-parallel size = {sequence_parts}")
         heads = self.num_attention_heads or 1, self.num_attention_heads if self.latent else self.query_groups
         if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
             rank_heads = [max(1, (count or 1) // self.tp) for count in heads]

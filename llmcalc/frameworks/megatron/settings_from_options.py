@@ -133,11 +133,11 @@ def _check_options(memory: Memory, layout: Layout) -> None:
     if experts and experts % layout.ep:
         divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
         raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {divisors}")
-    parts = 2 * layout.cp
-    if layout.cp > 1 and memory.states.workload.seq % parts:
+    sequence_parts = 2 * layout.cp
+    if layout.cp > 1 and memory.states.workload.seq % sequence_parts:
         raise InputError(
             f"--seq {memory.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected a multiple "
-            f"of {parts}"
+            f"of {sequence_parts}"
         )
     if layout.zero > 1:
         raise InputError(f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected 1")

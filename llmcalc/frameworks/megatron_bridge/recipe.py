@@ -72,8 +72,8 @@ def starts_program(command: CommandLine) -> bool:
 def read_command(command: CommandLine, source: Source) -> Launch:
     """Raises `InputError`, which names the recipe's file and the overrides to type in place of the command."""
     words = list(command.words)
-    place = next((i for i, word in enumerate(words) if word == "--recipe"), None)
-    recipe = words[place + 1] if place is not None and place + 1 < len(words) else "RECIPE"
+    flag_index = next((i for i, word in enumerate(words) if word == "--recipe"), None)
+    recipe = words[flag_index + 1] if flag_index is not None and flag_index + 1 < len(words) else "RECIPE"
     if is_unresolved(recipe):
         raise InputError(f"{source.where}: line {command.line}: --recipe: {unresolved_reason(recipe)}")
     overrides = [word for word in words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)]
@@ -126,16 +126,16 @@ def _recipe_configuration(reading: Reading, module: ast.Module, name: str | None
         )
     if name in recipes:
         return configurations.of(name), name
-    place, origin = aliases[name]
+    recipe_file, origin = aliases[name]
     try:
         if reading.source.read_text is None:
-            raise InputError(place)
-        path, text = reading.source.read_text(place)
+            raise InputError(recipe_file)
+        path, text = reading.source.read_text(recipe_file)
     except InputError:
         raise reading.wrong(
             name[:60],
-            f"is {origin[:80]} of {place[:80]}, which is not beside this file; expected --launch "
-            f"'{place[:80]} {origin[:80]}'",
+            f"is {origin[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
+            f"'{recipe_file[:80]} {origin[:80]}'",
         ) from None
     imported_file = Configurations(parse_python(text, path), COMMON)
     if origin not in imported_file.functions:
@@ -151,13 +151,13 @@ def _imported_recipes(module: ast.Module) -> dict[str, tuple[str, str]]:
     aliases: dict[str, tuple[str, str]] = {}
     for statement in module.body:
         if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.startswith(f"{PACKAGE}."):
-            parts = statement.module.split(".")
-            if parts[-1] in ("common",) or "utils" in parts:
+            package_names = statement.module.split(".")
+            if package_names[-1] in ("common",) or "utils" in package_names:
                 continue
-            place = "/".join(parts[4:]) + ".py" if len(parts) > 5 else parts[-1] + ".py"
+            recipe_file = "/".join(package_names[4:]) + ".py" if len(package_names) > 5 else package_names[-1] + ".py"
             for alias in statement.names:
                 if alias.name.endswith("_config"):
-                    aliases[alias.asname or alias.name] = (place, alias.name)
+                    aliases[alias.asname or alias.name] = (recipe_file, alias.name)
     return aliases
 
 
@@ -187,7 +187,7 @@ def _read_configuration(reading: Reading, config: Config, program: Any, name: st
     tp, pp, cp = (size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context"))
     ep = size("model.expert_model_parallel_size", 1)
     etp, vpp = get("model.expert_tensor_parallel_size"), get("model.virtual_pipeline_model_parallel_size")
-    batch, total = size("train.micro_batch_size", 1), size("train.global_batch_size", 1)
+    batch, global_batch = size("train.micro_batch_size", 1), size("train.global_batch_size", 1)
     gpus = re.search(r"_(\d{1,5})gpu_", name)
     world = reading.source.world_size
     run = MegatronRun(
@@ -213,9 +213,9 @@ def _read_configuration(reading: Reading, config: Config, program: Any, name: st
     settings = _optimizer_settings(reading, config)
     result = megatron_run(reading, run, world, settings)
     replicas = result.layout.dp
-    if total % (batch * replicas):
-        reading.notes.append(f"train.global_batch_size {total} is no multiple of {batch} · {replicas}")
-    result.settings["num_microbatches"] = max(1, total // (batch * replicas))
+    if global_batch % (batch * replicas):
+        reading.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")
+    result.settings["num_microbatches"] = max(1, global_batch // (batch * replicas))
     if get("model.cp_comm_type") == "a2a":
         result = result._replace(layout=replace(result.layout, cp_comm="a2a"))
     reading.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]

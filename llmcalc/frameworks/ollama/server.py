@@ -97,15 +97,23 @@ class OllamaServer:
     def number_of_gpus(self) -> int:
         """The number of GPUs that Ollama uses."""
         visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
-        return 1 if visible_devices is None else len([part for part in str(visible_devices).split(",") if part.strip()])
+        return (
+            1
+            if visible_devices is None
+            else len([device_name for device_name in str(visible_devices).split(",") if device_name.strip()])
+        )
 
     @cached_property
     def num_ctx(self) -> int:
         """The context length per sequence in tokens, by option, environment, or version; at most as trained."""
         chosen_length = self.flags.get("num_ctx") or self.flags.get("OLLAMA_CONTEXT_LENGTH") or self.rules.context
         if not chosen_length:
-            total = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
-            chosen_length = next(row.context for row in record().contexts if row.at_least_gib <= max(total, 0))
+            total_bytes = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
+            chosen_length = next(
+                memory_default.context
+                for memory_default in record().contexts
+                if memory_default.at_least_gib <= max(total_bytes, 0)
+            )
         trained_length = self.model.trained_context
         return min(int(chosen_length), trained_length) if trained_length else int(chosen_length)
 
@@ -251,19 +259,19 @@ def candidates(
     server = OllamaServer(preset, hardware, version, flags)
     if not host_layers(server.fitted):
         return
-    trials: list[tuple[str, dict[str, Any]]] = []
+    changes: list[tuple[str, dict[str, Any]]] = []
     if server.fitted.server.sequences > 1:
-        trials.append(("OLLAMA_NUM_PARALLEL=1", {"OLLAMA_NUM_PARALLEL": 1}))
+        changes.append(("OLLAMA_NUM_PARALLEL=1", {"OLLAMA_NUM_PARALLEL": 1}))
     if server.cache_type == "f16":
         typed_options = "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0"
-        trials.append((typed_options, {"OLLAMA_FLASH_ATTENTION": "1", "OLLAMA_KV_CACHE_TYPE": "q8_0"}))
+        changes.append((typed_options, {"OLLAMA_FLASH_ATTENTION": "1", "OLLAMA_KV_CACHE_TYPE": "q8_0"}))
     context = longest_context(server)
     if context:
-        trials.append((f"--num-ctx {context}", {"num_ctx": context}))
+        changes.append((f"--num-ctx {context}", {"num_ctx": context}))
     number = 2 * max(server.number_of_gpus, 1)
     visible_devices = ",".join(str(i) for i in range(number))
-    trials.append((f"CUDA_VISIBLE_DEVICES={visible_devices}", {"CUDA_VISIBLE_DEVICES": visible_devices}))
-    for typed_options, values in trials:
+    changes.append((f"CUDA_VISIBLE_DEVICES={visible_devices}", {"CUDA_VISIBLE_DEVICES": visible_devices}))
+    for typed_options, values in changes:
         changed_server = server.with_flags(**values)
         if not host_layers(changed_server.fitted):
             yield typed_options, values
@@ -279,8 +287,10 @@ def longest_context(server: OllamaServer) -> int | None:
         return None
     fitting_steps, failing_steps = 1, max(2, server.num_ctx // 256 + 1)
     while failing_steps - fitting_steps > 1:
-        middle = (fitting_steps + failing_steps) // 2
-        fitting_steps, failing_steps = (middle, failing_steps) if holds(middle) else (fitting_steps, middle)
+        middle_steps = (fitting_steps + failing_steps) // 2
+        fitting_steps, failing_steps = (
+            (middle_steps, failing_steps) if holds(middle_steps) else (fitting_steps, middle_steps)
+        )
     return 256 * fitting_steps
 
 

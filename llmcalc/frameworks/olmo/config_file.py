@@ -44,15 +44,15 @@ def read_olmo(data: Table, source: Source) -> Launch:
         spec = _model_of(reading, reading.table(data, "model"))
         world = reading.devices(source.world_size)
         batch = reading.size(data, "device_train_microbatch_size", 16)
-        total = reading.size(data, "global_train_batch_size", 512)
-        if total % (world * batch):
+        global_batch = reading.size(data, "global_train_batch_size", 512)
+        if global_batch % (world * batch):
             raise reading.wrong(
-                "global_train_batch_size", f"{total}; expected a multiple of {world * batch}, --devices"
+                "global_train_batch_size", f"{global_batch}; expected a multiple of {world * batch}, --devices"
             )
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": total // (world * batch),
+            "num_microbatches": global_batch // (world * batch),
             "seq": reading.size(reading.table(data, "model"), "max_sequence_length", 1024),
             "attn_implementation": "flash",
             **_step_settings(reading, data),

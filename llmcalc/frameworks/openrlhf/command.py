@@ -166,7 +166,7 @@ def _deepspeed_config(reading: Reading, data: Table, world: int | None) -> dict[
     if dtype not in ("bf16", "fp16"):
         raise reading.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
     micro_batch = reading.size(data, "train.micro_batch_size", 1)
-    total = reading.size(data, "train.batch_size", 128)
+    global_batch = reading.size(data, "train.batch_size", 128)
     ranks = max(1, (world or 1) // reading.size(data, "ds.ring_attn_size", 1))
     if data.get("train.dynamic_batch_enable"):
         micro_batch = 1
@@ -181,7 +181,7 @@ def _deepspeed_config(reading: Reading, data: Table, world: int | None) -> dict[
         zero["overlap_comm"] = True
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": max(1, total // (micro_batch * ranks)),
+        "gradient_accumulation_steps": max(1, global_batch // (micro_batch * ranks)),
         dtype: {"enabled": True},
         "gradient_clipping": 1.0,
         "zero_optimization": zero,
@@ -282,8 +282,8 @@ def _reference_model(reading: Reading, data: Table, ranks: int) -> Model:
     """Returns the reference model; none where the KL term has no weight."""
     if data.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return Model()
-    place: Place = "host" if reading.flag(data, "ref.offload") else "device"
-    return Model(place, 2, ranks if data.get("ds.zero_stage", 2) == 3 else 1)
+    reference_place: Place = "host" if reading.flag(data, "ref.offload") else "device"
+    return Model(reference_place, 2, ranks if data.get("ds.zero_stage", 2) == 3 else 1)
 
 
 def _critic_place(reading: Reading, data: Table) -> Place:

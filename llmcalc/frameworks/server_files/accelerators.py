@@ -69,10 +69,16 @@ def accelerator_of(label: str) -> str:
             return name
     if "mig" in text:
         return ""
-    parts = [part for part in re.split(r"[-_ /.,()]+", text) if part and part not in _LEFT_OUT]
-    memory = next((part for part in parts if _MEMORY.fullmatch(part)), "")
-    chip_words = [part for part in parts if part != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", part)]
-    for words in ([*chip_words, memory], parts, chip_words, chip_words[:-1], chip_words[:2], chip_words[:1]):
+    label_words = [
+        label_word for label_word in re.split(r"[-_ /.,()]+", text) if label_word and label_word not in _LEFT_OUT
+    ]
+    memory = next((label_word for label_word in label_words if _MEMORY.fullmatch(label_word)), "")
+    chip_words = [
+        label_word
+        for label_word in label_words
+        if label_word != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", label_word)
+    ]
+    for words in ([*chip_words, memory], label_words, chip_words, chip_words[:-1], chip_words[:2], chip_words[:1]):
         name = _accelerator_name("-".join(filter(None, words)), memory)
         if name:
             return name

@@ -145,10 +145,10 @@ def _takes_value(word: str) -> bool:
 
 def _require_known(flag: Flag, value: Any) -> None:
     """Raises `InputError` if a part of a flag's value is known only when the file runs."""
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
-    for part in parts:
-        if isinstance(part, str) and is_unresolved(part):
-            raise InputError(f"{flag.names[0]}: {unresolved_reason(part)}")
+    inner_values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    for inner_value in inner_values:
+        if isinstance(inner_value, str) and is_unresolved(inner_value):
+            raise InputError(f"{flag.names[0]}: {unresolved_reason(inner_value)}")
 
 
 def _with_yaml_marks(text: str) -> str:

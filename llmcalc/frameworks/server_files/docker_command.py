@@ -23,7 +23,7 @@ SHORT_SWITCHES = re.compile(r"-[ditPq]+")
 """Short options of `docker run` without a value, such as `-it`."""
 
 
-def container_of(words: Sequence[str], place: str) -> Container | None:
+def container_of(words: Sequence[str], place_in_file: str) -> Container | None:
     """Returns the container that a command starts; None for any other command."""
     names = [word.rpartition("/")[2] for word in words[:4]]
     docker_index = next((i for i, name in enumerate(names) if name in DOCKERS), None)
@@ -53,11 +53,11 @@ def container_of(words: Sequence[str], place: str) -> Container | None:
         elif name == "--entrypoint":
             entry = value.split()
         elif name == "--gpus":
-            gpus = number_of_gpus(value, place)
+            gpus = number_of_gpus(value, place_in_file)
     if not queue:
         return None
     image = queue.popleft()
-    return Container(place, (*entry, *queue), image, env, gpus=gpus)
+    return Container(place_in_file, (*entry, *queue), image, env, gpus=gpus)
 
 
 def number_of_gpus(text: str, place: str) -> int | None:

@@ -38,17 +38,17 @@ def servers_of_llama_swap(data: Mapping[str, Any], where: str, variables: Mappin
     for name, model in data["models"].items():
         if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
             continue
-        place = f"models.{one_line(str(name))[:60]}"
+        place_in_file = f"models.{one_line(str(name))[:60]}"
         environment = {f"env.{variable}": value for variable, value in variables.items()}
         macros = {"PORT": PORT, **environment, **shared_macros, **_read_macros(model), "MODEL_ID": str(name)}
-        text = _expand_macros(model["cmd"], macros, f"{where}: {place}")
+        text = _expand_macros(model["cmd"], macros, f"{where}: {place_in_file}")
         lines = [line for line in text.split("\n") if not line.strip().startswith("#")]
         try:
             words = shlex.split(" ".join(line.rstrip("\\") for line in lines))
         except ValueError:
-            raise InputError(f"{where}: {place}: a quote does not end; expected one that does") from None
+            raise InputError(f"{where}: {place_in_file}: a quote does not end; expected one that does") from None
         env = [item for item in model.get("env") or () if isinstance(item, str) and "=" in item]
-        yield Container(place, words=words, env=dict(item.split("=", 1) for item in env))
+        yield Container(place_in_file, words=words, env=dict(item.split("=", 1) for item in env))
 
 
 def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:

@@ -121,15 +121,15 @@ def _compose_servers(data: Mapping[str, Any], finder: ServerFinder, variables: M
     for name, service in data["services"].items():
         if not isinstance(service, Mapping):
             continue
-        place = f"services.{one_line(str(name))[:60]}"
+        place_in_file = f"services.{one_line(str(name))[:60]}"
         text = {key: _expand_variables(service.get(key), expand) for key in (*WORDS, "environment", "image")}
         devices = _table_at(service, "deploy", "resources", "reservations").get("devices")
         container = Container(
-            place=place,
+            place=place_in_file,
             words=tuple(word for key in ("entrypoint", "command") for word in _command_words(text[key], finder.where)),
             image=str(text["image"] or ""),
             env=_environment_variables(text["environment"]),
-            gpus=_reserved_accelerators(devices, f"{finder.where}: {place}"),
+            gpus=_reserved_accelerators(devices, f"{finder.where}: {place_in_file}"),
         )
         words = tuple(word.replace(DOLLAR, "$") for word in container.words)
         yield from finder.in_words(replace(container, words=words))
@@ -183,8 +183,10 @@ def _task_accelerators(value: Any) -> list[tuple[str, int]]:
     if isinstance(value, Mapping):
         return [(str(name), count if type(count) is int else 1) for name, count in value.items()][:20]
     texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
-    parts = [str(text).partition(":") for text in texts[:20]]
-    return [(name.strip(), int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1) for name, _, count in parts]
+    name_and_count = [str(text).partition(":") for text in texts[:20]]
+    return [
+        (name.strip(), int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1) for name, _, count in name_and_count
+    ]
 
 
 # ---- Kubernetes and its operators
@@ -224,40 +226,43 @@ def _llm_inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Ite
     if servers:
         return
     spec = _table_at(item, "spec")
-    for place, table in (("LLMInferenceService", spec), ("LLMInferenceService.prefill", _table_at(spec, "prefill"))):
+    for place_in_file, table in (
+        ("LLMInferenceService", spec),
+        ("LLMInferenceService.prefill", _table_at(spec, "prefill")),
+    ):
         containers = _table_at(table, "template").get("containers")
         main_table = next((c for c in containers if isinstance(c, Mapping)), {}) if isinstance(containers, list) else {}
         if table:
             tables = (item, spec, table, main_table)
             container = Container(
-                place=place,
+                place=place_in_file,
                 words=("vllm", "serve", _hub_model(tables), *_adapter_flags(tables)),
                 image=str(main_table.get("image") or ""),
                 env=_environment_variables(main_table.get("env")),
                 gpu=_node_accelerator(tables),
-                gpus=_accelerator_limit(tables, f"{finder.where}: {place}"),
+                gpus=_accelerator_limit(tables, f"{finder.where}: {place_in_file}"),
                 sizes=_parallel_sizes(tables),
             )
             yield from finder.in_words(container)
 
 
 def _container_servers(
-    table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
+    table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place_in_file: str, finder: ServerFinder
 ) -> Iterator[Started]:
     """Yields the servers of a table and of the tables in it. outer_tables: enclosing tables, the outermost first."""
     if len(outer_tables) > DEEPEST:
-        raise InputError(f"{finder.where}: {place[:80]}: nested too deeply; expected at most {DEEPEST} tables")
+        raise InputError(f"{finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST} tables")
     named_server = table_of_engine(table)
     if named_server is not None:
         gpu = named_server.gpu or _node_accelerator((*outer_tables, table))
-        yield from finder.in_words(replace(named_server, place=_short_place(place), gpu=gpu))
+        yield from finder.in_words(replace(named_server, place=_short_place(place_in_file), gpu=gpu))
         return
     if (
         any(key in table for key in WORDS)
         or (isinstance(table.get("image"), str) and outer_tables)
         or (_implied_engine((table,)) and _hub_model((table,)))
     ):
-        servers = list(_servers_of_container(table, outer_tables, place, finder))
+        servers = list(_servers_of_container(table, outer_tables, place_in_file, finder))
         if servers:
             yield from servers
             return
@@ -270,12 +275,12 @@ def _container_servers(
         for i, inner_table in enumerate(tables):
             if isinstance(inner_table, Mapping):
                 index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
-                name = f"{place}.{one_line(str(key))[:60]}{index}".lstrip(".")
+                name = f"{place_in_file}.{one_line(str(key))[:60]}{index}".lstrip(".")
                 yield from _container_servers(inner_table, (*outer_tables, table), name, finder)
 
 
 def _servers_of_container(
-    table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
+    table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place_in_file: str, finder: ServerFinder
 ) -> Iterator[Started]:
     """Yields the servers that a container's table starts."""
     tables = (*outer_tables, table)
@@ -290,12 +295,12 @@ def _servers_of_container(
     words = [_expand_container_variables(word, env) for word in (*words, *added_words)]
     image = table.get("image")
     container = Container(
-        place=_short_place(place),
+        place=_short_place(place_in_file),
         words=tuple(words),
         image=image if isinstance(image, str) else _container_image(tables),
         env=env,
         gpu=_node_accelerator(tables),
-        gpus=_accelerator_limit(tables, f"{finder.where}: {_short_place(place)}"),
+        gpus=_accelerator_limit(tables, f"{finder.where}: {_short_place(place_in_file)}"),
         model=_hub_model(tables),
         engine=_implied_engine(tables) or engine_of_flags(words),
         sizes=_parallel_sizes(tables),

@@ -196,7 +196,7 @@ def _is_model(word: str) -> bool:
 def program_of_image(image: str) -> ServerProgram | None:
     """Returns the server program of a container image, by the image's name; None for an unknown image."""
     name = image.lower().partition("@")[0]
-    return next((program for program in PROGRAMS if any(part in name for part in program.images)), None)
+    return next((program for program in PROGRAMS if any(image_part in name for image_part in program.images)), None)
 
 
 def version_of_image(image: str) -> str:
@@ -253,11 +253,11 @@ def _start_of_module(module: str, arguments: tuple[str, ...]) -> Start | None:
     return Start(program, arguments)
 
 
-def _fork_of(program: ServerProgram, place: str, arguments: Sequence[str]) -> ServerProgram:
-    """Returns the fork of a program if its place or a flag belongs to one. place: image and path of the command."""
+def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
+    """Returns the fork of a program if its place or a flag belongs to one. image_and_path: of the command."""
     for fork in PROGRAMS:
         if fork.fork_of == program.engine and (
-            any(part in place for part in fork.images)
+            any(image_part in image_and_path for image_part in fork.images)
             or not _flags_of_fork(fork.engine, program.engine).isdisjoint(arguments)
         ):
             return fork

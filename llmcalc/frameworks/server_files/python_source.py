@@ -137,12 +137,12 @@ class _Reader:
         self, value: Any, container: Container, line: int, finder: ServerFinder
     ) -> Iterator[Started]:
         """Yields the servers that a command starts: a list of words, or a text for a shell."""
-        place = replace(container, place=f"line {line}")
+        located_container = replace(container, place=f"line {line}")
         if isinstance(value, str):
-            yield from finder.in_script(value, self.variables, (), replace(place, image="script"))
+            yield from finder.in_script(value, self.variables, (), replace(located_container, image="script"))
         else:
             words = [_word_of_value(item) for item in value[:MOST_WORDS]]
-            yield from finder.in_words(replace(place, words=words))
+            yield from finder.in_words(replace(located_container, words=words))
 
     def _configuration_arguments(self, call: ast.Call) -> dict[str, Any] | None:
         """Returns the arguments of a call that configures a server; None for other calls."""
@@ -161,10 +161,12 @@ class _Reader:
                 str(self.value(key, depth + 1)): self.value(item, depth + 1) for key, item in pairs if key is not None
             }
         if isinstance(node, ast.List | ast.Tuple):
-            return [item for part in node.elts[:MOST_WORDS] for item in self._list_items(part, depth)]
+            return [item for text_node in node.elts[:MOST_WORDS] for item in self._list_items(text_node, depth)]
         if isinstance(node, ast.JoinedStr):
-            parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
-            return "".join(_word_of_value(self.value(part, depth + 1)) for part in parts)
+            text_values = [
+                text_node.value if isinstance(text_node, ast.FormattedValue) else text_node for text_node in node.values
+            ]
+            return "".join(_word_of_value(self.value(text_node, depth + 1)) for text_node in text_values)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             return _add_values(self.value(node.left, depth + 1), self.value(node.right, depth + 1))
         if isinstance(node, ast.IfExp):
@@ -175,10 +177,10 @@ class _Reader:
             return self._call_result(node, depth)
         return value_of(node, self.names, depth)
 
-    def _list_items(self, part: ast.expr, depth: int) -> list[Any]:
-        if not isinstance(part, ast.Starred):
-            return [self.value(part, depth + 1)]
-        value = self.value(part.value, depth + 1)
+    def _list_items(self, list_node: ast.expr, depth: int) -> list[Any]:
+        if not isinstance(list_node, ast.Starred):
+            return [self.value(list_node, depth + 1)]
+        value = self.value(list_node.value, depth + 1)
         return value if isinstance(value, list) else [Unknown("*…")]
 
     def _call_result(self, call: ast.Call, depth: int) -> Any:

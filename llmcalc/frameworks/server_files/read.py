@@ -140,9 +140,11 @@ def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> It
         return
     variables = {**_read_env_file(folder), **typed_path.variables}
     documents = []
-    for part in _yaml_documents(text, where):
+    for document in _yaml_documents(text, where):
         try:
-            documents.append(parse_braces(part, where) if part.lstrip().startswith("{") else parse_yaml(part, where))
+            documents.append(
+                parse_braces(document, where) if document.lstrip().startswith("{") else parse_yaml(document, where)
+            )
         except (InputError, MissingExtra):
             if not SIGNS.search(text) and not starts_server(text):
                 return
@@ -159,10 +161,10 @@ def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> It
 
 def _yaml_documents(text: str, where: str) -> list[str]:
     """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
-    parts = [part for part in re.split(r"^---(?:[ \t].*)?$", text, flags=re.MULTILINE) if part.strip()]
-    if len(parts) > MOST_DOCUMENTS:
-        raise InputError(f"{where}: {len(parts):,} documents; expected at most {MOST_DOCUMENTS}")
-    return parts
+    documents = [document for document in re.split(r"^---(?:[ \t].*)?$", text, flags=re.MULTILINE) if document.strip()]
+    if len(documents) > MOST_DOCUMENTS:
+        raise InputError(f"{where}: {len(documents):,} documents; expected at most {MOST_DOCUMENTS}")
+    return documents
 
 
 def _read_env_file(folder: Path | None) -> dict[str, str]:

@@ -52,10 +52,10 @@ def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
 
 def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
     """Yields (experts per layer, number of layers) for each group of equal layers."""
-    for place in rank.model.tree().walk():
-        op = place.node.op
-        if isinstance(op, ExpertLinear) and not place.optional and place.node.name == "down_proj":
-            yield int(op.num_experts), int(place.times)
+    for tree_node in rank.model.tree().walk():
+        op = tree_node.node.op
+        if isinstance(op, ExpertLinear) and not tree_node.optional and tree_node.node.name == "down_proj":
+            yield int(op.num_experts), int(tree_node.times)
 
 
 def expert_bytes(rank: EngineRank) -> int:
@@ -68,18 +68,18 @@ def expert_bytes(rank: EngineRank) -> int:
 
 def host_experts_bytes(rank: EngineRank, flags: Mapping[str, Any]) -> int:
     """Returns the bytes of the rank's experts in host memory. flags: as in `host_share`."""
-    share = host_share(rank, flags)
-    return int(expert_bytes(rank) * share) if share else 0
+    host_fraction = host_share(rank, flags)
+    return int(expert_bytes(rank) * host_fraction) if host_fraction else 0
 
 
 def notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[str]:
     """Yields notes on experts in host memory. flags: as in `host_share`."""
-    share = host_share(rank, flags)
-    if not share:
+    host_fraction = host_share(rank, flags)
+    if not host_fraction:
         return
     yield (
-        f"{float(1 - share):.1%} of the experts are on the devices; the others are in the memory of the host, in the "
-        "format of --kt-method, which is not counted"
+        f"{float(1 - host_fraction):.1%} of the experts are on the devices; the others are in the memory of the host, "
+        "in the format of --kt-method, which is not counted"
     )
     if flags.get(THRESHOLD):
         layers = sum(number for _, number in _expert_layers(rank))

@@ -63,7 +63,9 @@ class SGLangRecord(EngineRecord[Rules]):
 
     def defaults(self, gib: float) -> DeviceDefaults:
         """Returns the defaults of a device with `gib` GiB of memory."""
-        return next((row for row in self.devices if gib < row.below_gib), self.devices[-1])
+        return next(
+            (device_defaults for device_defaults in self.devices if gib < device_defaults.below_gib), self.devices[-1]
+        )
 
     def context_of(self, hardware: Hardware, devices: int) -> Context:
         """Returns the device memory in use before the weights are loaded, from logs."""
@@ -71,7 +73,10 @@ class SGLangRecord(EngineRecord[Rules]):
 
     def fraction_of_tp(self, tp: int) -> float:
         """Returns the default memory fraction of early versions, by the number of tensor-parallel ranks."""
-        return max((row for row in self.fractions_by_tp if row.tp <= tp), key=lambda row: row.tp).fraction
+        return max(
+            (tp_fraction for tp_fraction in self.fractions_by_tp if tp_fraction.tp <= tp),
+            key=lambda tp_fraction: tp_fraction.tp,
+        ).fraction
 
 
 @cache

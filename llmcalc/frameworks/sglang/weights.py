@@ -27,12 +27,12 @@ def unused_bytes(rank: EngineRank, element_bytes: int) -> int:
     if is_quantized or DTYPE_BITS[rank.dtype or rank.preset.dtype] < 16:
         return 0
     elements: dict[tuple[str, str], tuple[int, int]] = {}
-    for place in rank.model.tree().walk():
-        op = place.node.op
-        if place.optional or not isinstance(op, Linear | ExpertLinear | Embedding):
+    for tree_node in rank.model.tree().walk():
+        op = tree_node.node.op
+        if tree_node.optional or not isinstance(op, Linear | ExpertLinear | Embedding):
             continue
-        matrix = (place.path.rpartition(".")[0], FUSED.get(place.node.name, place.node.name))
+        matrix = (tree_node.path.rpartition(".")[0], FUSED.get(tree_node.node.name, tree_node.node.name))
         elements_before, _ = elements.get(matrix, (0, 1))
-        elements[matrix] = (elements_before + sum(int(tensor.size) for tensor in op.tensors()), int(place.times))
+        elements[matrix] = (elements_before + sum(int(tensor.size) for tensor in op.tensors()), int(tree_node.times))
     sizes = ((number * element_bytes, matrix_count) for number, matrix_count in elements.values())
     return sum(-size % ROUNDING * matrix_count for size, matrix_count in sizes if size >= LEAST)

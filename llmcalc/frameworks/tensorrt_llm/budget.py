@@ -67,9 +67,9 @@ class Server(EngineServer):
         if layers < self.pp:
             raise InputError(f"--pp_size {self.pp}: the model has {layers} layers")
         sizes = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
-        split = None if len(set(sizes)) == 1 else sizes
+        stage_layers = None if len(set(sizes)) == 1 else sizes
         tp, dp = (1, self.tp) if self.flags.get("enable_attention_dp") else (self.tp, 1)
-        return Layout(tp=tp, pp=self.pp, dp=dp, ep=experts, etp=self.tp // experts, pp_layout=split)
+        return Layout(tp=tp, pp=self.pp, dp=dp, ep=experts, etp=self.tp // experts, pp_layout=stage_layers)
 
     @property
     def fraction(self) -> float:
@@ -147,13 +147,13 @@ class Server(EngineServer):
         peak = weights + activations + outside_bytes
         cache_bytes = self.measured_or_computed("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
         blocks = self.blocks(cache_bytes, self.token_bytes(rank))
-        place = self.rules.place
+        rules_source = self.rules.place
         budget_origin = f"the peak and {self.fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         terms = (
-            Term("budget", peak + max(cache_bytes, 0), "estimate", place, budget_origin),
+            Term("budget", peak + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
             Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-            Term("profile_run", activations, "estimate", place, tokens_origin),
+            Term("profile_run", activations, "estimate", rules_source, tokens_origin),
             Term(
                 "non_torch",
                 outside_bytes,
@@ -161,8 +161,14 @@ class Server(EngineServer):
                 memory_outside_torch.source,
                 "context, NCCL, libraries and CUDA graphs",
             ),
-            Term("cuda_graphs", 0, "source", place, "measured together with the memory outside torch"),
-            Term("kv_cache", max(cache_bytes, 0), "estimate", place, f"{blocks:,} blocks of {self.tokens_per_block}"),
+            Term("cuda_graphs", 0, "source", rules_source, "measured together with the memory outside torch"),
+            Term(
+                "kv_cache",
+                max(cache_bytes, 0),
+                "estimate",
+                rules_source,
+                f"{blocks:,} blocks of {self.tokens_per_block}",
+            ),
         )
         return Stage(self.with_receipt(terms), blocks)
 

@@ -42,10 +42,10 @@ class TensorRTLLMRecord(EngineRecord[Rules]):
 
     def outside_torch(self, hardware: Hardware, devices: int) -> NonTorch:
         """Returns the measured memory outside torch on an accelerator, or on the file's first accelerator."""
-        rows = [row for row in self.non_torch if row.devices <= devices]
-        own_rows = [row for row in rows if hardware.name in row.accelerators]
-        first_rows = [row for row in rows if row.accelerators == rows[0].accelerators]
-        return max(own_rows or first_rows, key=lambda row: row.devices)
+        rows = [overhead for overhead in self.non_torch if overhead.devices <= devices]
+        own_rows = [overhead for overhead in rows if hardware.name in overhead.accelerators]
+        first_rows = [overhead for overhead in rows if overhead.accelerators == rows[0].accelerators]
+        return max(own_rows or first_rows, key=lambda overhead: overhead.devices)
 
 
 @cache

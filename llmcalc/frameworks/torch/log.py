@@ -56,14 +56,14 @@ def read_log(log: LogText) -> LogReading | None:
         sizes["unallocated"] = sizes["reserved"] - sizes["allocated"]
     terms = [LogTerm(name, size) for name, size in sizes.items() if size is not None and name != "reserved"]
     terms += [LogTerm("other_processes", other_terms)] if other_terms else []
-    total = facts.last_size("total")
-    term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in terms}, total or 0)
+    total_bytes = facts.last_size("total")
+    term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in terms}, total_bytes or 0)
     return LogReading(
         program="torch" if trainer is None else trainer.program,
         title="torch" if trainer is None else trainer.title,
         terms=(*(trainer.terms if trainer else ()), *terms),
         kind="oom",
-        total=total,
+        total=total_bytes,
         message=messages[-1].strip(),
         off=term_at_fault,
         flag=flag or ("" if trainer is None else trainer.oom_flag),
@@ -78,10 +78,10 @@ def _with_process_lines(message: str) -> LogText:
     return LogText(message.replace("Process ", "\nProcess "))
 
 
-def _diagnose_shortage(sizes: dict[str, int], total: int) -> tuple[str, str]:
+def _diagnose_shortage(sizes: dict[str, int], total_bytes: int) -> tuple[str, str]:
     """Returns the part of memory that exhausts the device, and the change for it; empty for the program's own flag."""
     requested = sizes.get("requested", 0)
-    if sizes.get("other_processes", 0) > max(requested, total // 20):
+    if sizes.get("other_processes", 0) > max(requested, total_bytes // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"
     if sizes.get("unallocated", 0) >= requested:
         return "unallocated", FRAGMENTED

@@ -75,7 +75,10 @@ def _engine_and_flags(reading: Reading, data: Table) -> tuple[str, dict[str, Any
         reading.notes.append(f"{ROLLOUT}.name {shown(name)}: not modelled; its memory is not counted")
         return "", {}
     tp_flag, share_flag, length_flag = ENGINE_FLAGS[name]
-    lengths = (reading.size(data, f"data.max_{part}_length", 512) for part in ("prompt", "response"))
+    lengths = (
+        reading.size(data, f"data.max_{prompt_or_response}_length", 512)
+        for prompt_or_response in ("prompt", "response")
+    )
     length_key = f"{ROLLOUT}.max_model_len"
     flags: dict[str, Any] = {
         tp_flag: reading.size(data, f"{ROLLOUT}.tensor_model_parallel_size", 2),
@@ -128,9 +131,9 @@ def _reference_model(reading: Reading, data: Table, layout: Layout, megatron: bo
         return Model()
     section = f"{REFERENCE}.{'megatron' if megatron else 'fsdp_config'}"
     weights = str(reading.value(data, f"{section}.model_dtype", "fp32")) if not megatron else "bf16"
-    place: Place = "host" if reading.flag(data, f"{section}.param_offload") else "device"
+    reference_place: Place = "host" if reading.flag(data, f"{section}.param_offload") else "device"
     ranks = layout.tp * layout.pp if megatron else layout.dp // layout.hsdp_replicas
-    return Model(place, 4 if weights in ("fp32", "float32") else 2, ranks)
+    return Model(reference_place, 4 if weights in ("fp32", "float32") else 2, ranks)
 
 
 def _critic_place(reading: Reading, data: Table, megatron: bool) -> Place:

@@ -54,17 +54,17 @@ def _adapter_widths(rank: EngineRank, version: tuple[int, ...]) -> int:
     """Returns the sum of input and output widths over all matrices of a rank that have adapters."""
     sides = 0
     vocabulary = rank.vocab_size
-    for place in rank.model.tree().walk():
-        op = place.node.op
-        if place.optional:
+    for tree_node in rank.model.tree().walk():
+        op = tree_node.node.op
+        if tree_node.optional:
             continue
-        if place.kind in ("embedding", "lm_head"):
+        if tree_node.kind in ("embedding", "lm_head"):
             if isinstance(op, Embedding | Linear) and vocabulary <= LARGEST_VOCABULARY:
-                sides += int(place.times) * (vocabulary + rank.hidden_size)
+                sides += int(tree_node.times) * (vocabulary + rank.hidden_size)
         elif isinstance(op, ExpertLinear):
             if version < EXPERTS_FROM:
                 raise InputError("--enable-lora: adapters of experts are modelled from vLLM 0.19 on; remove the flag")
-            sides += int(place.times * op.num_experts * (op.n_in + op.n_out))
+            sides += int(tree_node.times * op.num_experts * (op.n_in + op.n_out))
         elif isinstance(op, Linear):
-            sides += int(place.times * (op.n_in + op.n_out))
+            sides += int(tree_node.times * (op.n_in + op.n_out))
     return sides

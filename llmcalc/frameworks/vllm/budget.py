@@ -176,16 +176,20 @@ class Server(EngineServer):
     @property
     def captured_graphs(self) -> int:
         """The number of captured CUDA graphs: piecewise graphs of mixed batches, and full graphs of decode batches."""
-        mode = str(self.compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
-        if self.flags.get("enforce_eager") or mode in ("NONE", "0") or self.compilation.get("level", 3) == 0:
+        graph_mode = str(self.compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
+        if self.flags.get("enforce_eager") or graph_mode in ("NONE", "0") or self.compilation.get("level", 3) == 0:
             return 0
         chosen_sizes = self.flags.get("cudagraph_capture_sizes") or self.compilation.get("cudagraph_capture_sizes")
         sizes = GRAPH_SIZES if chosen_sizes is None else tuple(dict.fromkeys(chosen_sizes))
         size_limit = self.flags.get("max_cudagraph_capture_size", self.compilation.get("max_cudagraph_capture_size"))
         if size_limit is None:
             size_limit = max(sizes) if chosen_sizes else min(2 * self.decoded_tokens, GRAPH_SIZES[-1])
-        piecewise_graphs = 0 if mode in ("FULL", "FULL_DECODE_ONLY") else sum(size <= size_limit for size in sizes)
-        full_graphs = 0 if mode == "PIECEWISE" else sum(size <= min(size_limit, self.decoded_tokens) for size in sizes)
+        piecewise_graphs = (
+            0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else sum(size <= size_limit for size in sizes)
+        )
+        full_graphs = (
+            0 if graph_mode == "PIECEWISE" else sum(size <= min(size_limit, self.decoded_tokens) for size in sizes)
+        )
         return (piecewise_graphs + full_graphs) * self.cases_of_graphs
 
     @property
@@ -235,10 +239,10 @@ class Server(EngineServer):
         sizes = [layers // self.pp] * self.pp
         for i in range(2, layers % self.pp + 2):
             sizes[-i] += 1
-        split = None if len(set(sizes)) == 1 else tuple(sizes)
+        stage_layers = None if len(set(sizes)) == 1 else tuple(sizes)
         if not self.flags.get("enable_expert_parallel"):
-            return Layout(tp=self.tp, pp=self.pp, pp_layout=split)
-        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, pp_layout=split)
+            return Layout(tp=self.tp, pp=self.pp, pp_layout=stage_layers)
+        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, pp_layout=stage_layers)
 
     @property
     def whole_layout(self) -> Layout:

@@ -33,8 +33,8 @@ def packed_bytes(word: str, rank: EngineRank, version: tuple[int, ...]) -> Fract
         raise InputError(f"--kv-cache-dtype {word}: of latent attention is not modelled; expected fp8")
     if word == "nvfp4":
         return Fraction(1, 2) + Fraction(1, 16)
-    attentions = [part for part, _ in mixers(rank.preset.model) if isinstance(part, Attention)]
-    dims = {part.head_dim or rank.hidden_size // part.num_attention_heads for part in attentions}
+    attentions = [mixer for mixer, _ in mixers(rank.preset.model) if isinstance(mixer, Attention)]
+    dims = {mixer.head_dim or rank.hidden_size // mixer.num_attention_heads for mixer in attentions}
     if len(dims) != 1:
         raise InputError(f"--kv-cache-dtype {word}: heads of several sizes are not modelled; expected fp8")
     return Fraction(1, 2 if word.startswith("int4") else 1) + Fraction(SCALE_BYTES, dims.pop())

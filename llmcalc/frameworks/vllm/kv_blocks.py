@@ -130,19 +130,19 @@ def _pool_of_layer_groups(
     caches: Sequence[TokenCache], states: Sequence[StateCache], element_bytes: Fraction, block_size: int
 ) -> BlockPool:
     """Returns the block pool of a model whose layers have several cache types."""
-    kinds: dict[int | None, int] = {}
+    layers_by_window: dict[int | None, int] = {}
     for cache in caches:
-        kinds[cache.window] = kinds.get(cache.window, 0) + cache.layers
+        layers_by_window[cache.window] = layers_by_window.get(cache.window, 0) + cache.layers
     token_bytes = math.ceil(max(cache.width for cache in caches) * element_bytes)
     state_layers = max((state.layers for state in states), default=0)
     if states:
         state_bytes = sum(state.bytes * state.layers for state in states) // state_layers
         tokens = -(-state_bytes // (token_bytes * STATE_ALIGNMENT)) * STATE_ALIGNMENT
         block_size = max(block_size, tokens)
-    counts = [*kinds.values(), *([state_layers] if states else [])]
+    counts = [*layers_by_window.values(), *([state_layers] if states else [])]
     smallest_count, largest_count = min(counts), max(counts)
     size = largest_count if largest_count < SIMILAR * smallest_count else smallest_count
-    groups = [Group(-(-layers // size), window) for window, layers in kinds.items()]
+    groups = [Group(-(-layers // size), window) for window, layers in layers_by_window.items()]
     if states:
         groups.append(Group(-(-state_layers // size), None, is_state=True))
     return BlockPool(token_bytes * block_size * size, block_size, tuple(groups))

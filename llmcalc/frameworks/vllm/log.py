@@ -96,11 +96,11 @@ def read_log(log: LogText) -> LogReading | None:
         return None
     model = str(arguments.pop("model", "")) or facts.text("model")
     utilization = facts.text("gpu_memory_utilization")
-    total = facts.last_size("total")
-    if total is None and "total_gib" in facts:
-        total = round(float(facts.text("total_gib").rstrip(".") or 0) * GIB)
-    if total is None and "budget" in facts and utilization and float(utilization or 0) > 0:
-        total = round(facts.sizes("budget")[-1] / float(utilization))
+    total_bytes = facts.last_size("total")
+    if total_bytes is None and "total_gib" in facts:
+        total_bytes = round(float(facts.text("total_gib").rstrip(".") or 0) * GIB)
+    if total_bytes is None and "budget" in facts and utilization and float(utilization or 0) > 0:
+        total_bytes = round(facts.sizes("budget")[-1] / float(utilization))
     stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
     for name in ("max_model_len", "max_num_batched_tokens"):
         if name in facts:
@@ -111,7 +111,7 @@ def read_log(log: LogText) -> LogReading | None:
         terms=terms,
         version=facts.text("version").removeprefix("v"),
         model=model,
-        total=total,
+        total=total_bytes,
         flags=stated_values | arguments,
         has_arguments=bool(log.lines_with(*ARGUMENTS)),
         message=message.strip(),

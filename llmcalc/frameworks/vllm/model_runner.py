@@ -39,26 +39,28 @@ def second_runner(
             first_version = record.second_runner[0].start
             raise InputError(f"{CHOICE}=1: the second model runner is modelled from vLLM {first_version} on; remove it")
         return None
-    row = rows[-1]
+    runner_rules = rows[-1]
     if chosen_runner is not None:
-        return row if chosen_runner else None
-    return row if _is_default_runner(row, version, rank, flags) else None
+        return runner_rules if chosen_runner else None
+    return runner_rules if _is_default_runner(runner_rules, version, rank, flags) else None
 
 
-def _is_default_runner(row: SecondRunner, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]) -> bool:
+def _is_default_runner(
+    runner_rules: SecondRunner, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]
+) -> bool:
     """Whether the second model runner runs a model by default, without an environment variable."""
-    if row.models == "all":
+    if runner_rules.models == "all":
         return True
     table = flags.get("speculative_config", {})
     method = str(table.get("method", "draft_model" if table.get("model") else "") or flags.get("spec_method", ""))
-    if row.models == "chosen ones" or (method and method not in DRAFTS and version < ALWAYS_FROM):
+    if runner_rules.models == "chosen ones" or (method and method not in DRAFTS and version < ALWAYS_FROM):
         return False
     is_dense = rank.widths[2] is None
-    is_named = not {*architectures(rank.preset)}.isdisjoint(row.architectures)
-    if row.models == "named, and dense ones":
+    is_named = not {*architectures(rank.preset)}.isdisjoint(runner_rules.architectures)
+    if runner_rules.models == "named, and dense ones":
         return is_named or (is_dense and not rank.state_caches)
     is_quantized = rank.quantize is not None or rank.scheme is not None or rank.preset.stored_as is not None
-    return is_named and (row.models == "named" or (is_dense and not is_quantized))
+    return is_named and (runner_rules.models == "named" or (is_dense and not is_quantized))
 
 
 def architectures(preset: Preset) -> tuple[str, ...]:

@@ -123,28 +123,29 @@ class VLLMRecord(EngineRecord[Rules]):
         gib = hardware.capacity_bytes / 2**30
         names = f"{hardware.name} {hardware.title}".lower()
         return next(
-            row
-            for row in ranges_at(self.batch_defaults, version)
-            if row.at_least_gib <= gib and not any(part in names for part in row.not_on)
+            batch_defaults
+            for batch_defaults in ranges_at(self.batch_defaults, version)
+            if batch_defaults.at_least_gib <= gib
+            and not any(device_name_part in names for device_name_part in batch_defaults.not_on)
         )
 
     def padded_experts(self, version: Numbers, hardware: Hardware) -> PaddedExperts:
         """Returns the padding of MXFP4 experts in a version on a device."""
         capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
         rows = ranges_at(self.mxfp4, version)
-        return next(row for row in rows if row.at_least <= capability < row.below)
+        return next(padding for padding in rows if padding.at_least <= capability < padding.below)
 
     def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
         """Returns the measured memory outside torch, of the newest measurement with at most these numbers of ranks."""
         rows = [
-            row
-            for row in ranges_at(self.non_torch, version)
-            if row.devices <= devices
-            and row.stages <= stages
-            and (row.stages == 1 or devices == 1)
-            and has_link(hardware, row.link)
+            overhead
+            for overhead in ranges_at(self.non_torch, version)
+            if overhead.devices <= devices
+            and overhead.stages <= stages
+            and (overhead.stages == 1 or devices == 1)
+            and has_link(hardware, overhead.link)
         ]
-        return max(rows, key=lambda row: (row.stages, row.devices, row.first_version))
+        return max(rows, key=lambda overhead: (overhead.stages, overhead.devices, overhead.first_version))
 
     def context_of(self, hardware: Hardware, devices: int) -> Context:
         """Returns the device memory in use before the engine measures, from logs."""

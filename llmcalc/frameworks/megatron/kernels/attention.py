@@ -70,7 +70,7 @@ class AttentionKernels(LinearKernels):
     def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
         """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
         rows = x.shape[0]
-        parts = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
+        views = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
         shape, dtype = x.shape, x.dtype
 
         def joined(
@@ -85,8 +85,8 @@ class AttentionKernels(LinearKernels):
                 return [Tensor(shape, dtype, first_gradient.storage)]
             return [self.graph.new(shape, dtype)]
 
-        self.node("split", (x,), parts, joined)
-        return parts
+        self.node("split", (x,), views, joined)
+        return views
 
     # --- rotation ----------------------------------------------------------------------------------------------------
 

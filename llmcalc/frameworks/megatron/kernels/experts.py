@@ -239,9 +239,9 @@ class ExpertKernels(HeadKernels):
             index = graph.new((tokens, 2 * experts + 1), INT32)
         else:
             transposed_map = graph.new((experts, tokens), BOOL)
-            order = graph.new((experts * tokens,), INT64)
+            row_order = graph.new((experts * tokens,), INT64)
             index = graph.new((rows,), INT64)
-            del transposed_map, order
+            del transposed_map, row_order
         out = graph.new((rows, width), x.dtype)
         shape = x.shape
         if probs is None:

@@ -163,9 +163,9 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
     attn = t.mul(t.matmul(k_beta, t.transpose(key, -1, -2)), decay)
     attn = t.scale(t.masked_fill(attn, mask), "neg")
     for i in range(1, CHUNK):
-        row = t.clone(t.slice(t.select(attn, -2), i))
+        attention_row = t.clone(t.slice(t.select(attn, -2), i))
         previous_rows = t.clone(t.slice(t.slice(attn, i, -2), i))
-        attn = t.write_into(attn, t.add(row, t.sum(t.mul(t.unsqueeze(row, -1), previous_rows), -2)))
+        attn = t.write_into(attn, t.add(attention_row, t.sum(t.mul(t.unsqueeze(attention_row, -1), previous_rows), -2)))
     attn = t.add(attn, t.new((CHUNK, CHUNK), FLOAT32))
     value = t.matmul(attn, v_beta)
     k_cumdecay = t.matmul(attn, t.mul(k_beta, t.unsqueeze(t.exp(g), -1)))

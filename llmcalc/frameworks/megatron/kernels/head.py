@@ -252,10 +252,10 @@ class HeadKernels(ElementwiseKernels):
         mask, target_indices = graph.new((rows, 1), BOOL), graph.new((rows, 1), INT64)
         index = graph.new((rows, 1), INT64)
         target_logits = self.statistics(rows)
-        total = self.statistics(rows)
+        exp_sums = self.statistics(rows)
         del row_max, index
         loss = self.statistics(rows)
-        del target_logits, total
+        del target_logits, exp_sums
 
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if fused:

@@ -379,5 +379,5 @@ class LinearKernels(RankKernels):
 def is_divided(axis: Axis | Beside) -> bool:
     """Whether tensor parallelism shards an axis, or all of several concatenated axes."""
     if isinstance(axis, Beside):
-        return all(is_divided(part[0]) for part in axis.parts)
+        return all(is_divided(axis_part[0]) for axis_part in axis.parts)
     return axis.name in COLUMNS

@@ -262,7 +262,7 @@ def scatter_selected_keys(t: Aten, mask: Tensor, selected_keys: Tensor) -> None:
 
 def masked_softmax(t: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
     """Runs masked_softmax. key_is_valid: mask of the logits' shape, which may be a broadcast view."""
-    graph, row = t.graph, (*logits.shape[:-1], 1)
+    graph, row_shape = t.graph, (*logits.shape[:-1], 1)
 
     def mask_invalid_keys(x: Tensor) -> Tensor:
         """Fills the elements of invalid keys."""
@@ -270,14 +270,16 @@ def masked_softmax(t: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
         return t.masked_fill(x, invalid_keys)
 
     masked_logits = mask_invalid_keys(logits)
-    _any = t.new(row, BOOL)
-    row_max, max_indices = t.new(row, FLOAT32), t.new(row, INT64)
+    _any = t.new(row_shape, BOOL)
+    row_max, max_indices = t.new(row_shape, FLOAT32), t.new(row_shape, INT64)
     shape = logits.shape
     row_max = record(
         graph, "max", (masked_logits,), row_max, lambda g, _, index: (graph.new(shape, g.dtype),), max_indices
     )
     del max_indices
-    row_max = record(graph, "where", (row_max,), t.new(row, FLOAT32), lambda g, _, c: (graph.new(row, g.dtype),), _any)
+    row_max = record(
+        graph, "where", (row_max,), t.new(row_shape, FLOAT32), lambda g, _, c: (graph.new(row_shape, g.dtype),), _any
+    )
     probs = t.exp(t.sub(masked_logits, row_max))
     probs = mask_invalid_keys(probs)
     probs = t.div(probs, t.clamp(t.sum(probs, keep=True)))
