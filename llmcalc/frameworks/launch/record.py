@@ -448,9 +448,9 @@ LARGEST = 2**40
 """A bound above all sizes in launch files."""
 
 
-def unknown_keys(reading: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, why: str) -> None:
-    """Records the keys of a table that are not in `known` and have a value, as unknown. why: the reason."""
+def unknown_keys(reading: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, reason: str) -> None:
+    """Records the keys of a table that are not in `known` and have a value, as unknown. reason: the reason."""
     names = set(known)
     for key, value in table.items():
         if key not in names and value is not None:
-            reading.unknown[f"{at}.{key}".strip(".")[:100]] = why
+            reading.unknown[f"{at}.{key}".strip(".")[:100]] = reason

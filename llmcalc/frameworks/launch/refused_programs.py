@@ -17,13 +17,13 @@ class RefusedProgram:
     commands: pattern of the programs of its commands.
     python: pattern of a line of its Python files; empty (default) if it has none.
     signs: an argument that its commands have; empty (default) if their program says enough.
-    why: what is not modelled, and what to do.
+    reason_and_advice: what is not modelled, and what to do.
     reads_configs: whether its configs are read, so that a command with one is not refused.
     """
 
     name: str
     commands: str
-    why: str
+    reason_and_advice: str
     python: str = ""
     signs: str = ""
     reads_configs: bool = False
@@ -39,7 +39,9 @@ class RefusedProgram:
 
     def read_command(self, command: CommandLine, source: Source) -> Launch:
         """Raises `InputError` for a command of the program."""
-        raise InputError(f"{source.where}: line {command.line}: {command.program} is {self.name}'s: {self.why}")
+        raise InputError(
+            f"{source.where}: line {command.line}: {command.program} is {self.name}'s: {self.reason_and_advice}"
+        )
 
     def is_python(self, text: str) -> bool:
         """Whether a Python file is written for the program."""
@@ -47,7 +49,7 @@ class RefusedProgram:
 
     def read_python(self, _: str, source: Source) -> Launch:
         """Raises `InputError` for a Python file of the program."""
-        raise InputError(f"{source.where}: a Python file of {self.name}: {self.why}")
+        raise InputError(f"{source.where}: a Python file of {self.name}: {self.reason_and_advice}")
 
 
 PROGRAMS = (

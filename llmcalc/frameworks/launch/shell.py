@@ -317,11 +317,11 @@ class _Reader:
         elif words[0] in ("while", "until"):
             result = self.evaluate_condition(words[1:]) if end not in ("&", "|") else None
             condition = result if result is None or words[0] == "while" else not result
-            branch = Branch(condition, taken=None, start=self.statement_start if condition else None)
+            branch = Branch(condition, earlier_branch_runs=None, start=self.statement_start if condition else None)
         elif words[0] in ("for", "select") and len(words) > 1:
             branch = self.loop_block(words[1][:80], words[3:] if words[2:3] == ["in"] else [unresolved("$@")])
         else:
-            branch = Branch(None, taken=None)
+            branch = Branch(None, earlier_branch_runs=None)
         self.branches.append(branch)
 
     def loop_block(self, variable: str, values: list[str]) -> Branch:
@@ -331,11 +331,11 @@ class _Reader:
         if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
             if variable not in self.script.typed:
                 self.script.variables[variable] = unresolved(variable)
-            return Branch(None, taken=None)
+            return Branch(None, earlier_branch_runs=None)
         if not values or not self.is_running():
-            return Branch(False, taken=None)
+            return Branch(False, earlier_branch_runs=None)
         self.script.variables[variable] = self.script.loops[variable] = values[0]
-        return Branch(True, taken=None, start=(self.at, self.line), variable=variable, values=values[1:])
+        return Branch(True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable, values=values[1:])
 
     def close_block(self) -> None:
         """Closes a block, or returns to the start of an unfinished loop."""

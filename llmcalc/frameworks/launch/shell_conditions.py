@@ -26,7 +26,7 @@ class Branch:
     """An open block of a shell script: a branch of `if` or `case`, or a loop.
 
     runs: whether its lines run; None if unresolved.
-    taken: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
+    earlier_branch_runs: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
     value: the value that a `case` compares; None in other blocks.
     patterns: patterns of the next branch of a `case`; None inside a branch.
     start: place and line to which a loop goes back; None in other blocks.
@@ -37,7 +37,7 @@ class Branch:
     """
 
     runs: bool | None
-    taken: bool | None = False
+    earlier_branch_runs: bool | None = False
     value: str | None = None
     patterns: list[str] | None = None
     start: tuple[int, int] | None = None
@@ -48,8 +48,12 @@ class Branch:
 
     def turn(self, fits: bool | None) -> None:
         """Enters the next branch of the block. fits: whether its condition is true; None if unresolved."""
-        self.runs = False if self.taken else (None if self.taken is None else fits)
-        self.taken = self.taken or (None if fits is None else fits) or (None if self.taken is None else False)
+        self.runs = False if self.earlier_branch_runs else (None if self.earlier_branch_runs is None else fits)
+        self.earlier_branch_runs = (
+            self.earlier_branch_runs
+            or (None if fits is None else fits)
+            or (None if self.earlier_branch_runs is None else False)
+        )
 
 
 def holds(words: list[str]) -> bool | None:

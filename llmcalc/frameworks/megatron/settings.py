@@ -300,7 +300,7 @@ class MegatronSettings(MegatronArguments):
         count, layers_with_ends = self.pp * self.chunks, self.layers + embedding + loss
         if layers_with_ends % count:
             raise InputError(
-                f"--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: "
+                "--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: "
                 f"{layers_with_ends} parts; expected a multiple of {count} stages"
             )
         layers = [layers_with_ends // count] * count
@@ -414,27 +414,29 @@ class MegatronSettings(MegatronArguments):
         assert self.hidden_size is not None
         assert self.num_attention_heads is not None
         if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
-            self._value_error("num_attention_heads", f"a divisor of --hidden-size {self.hidden_size}, or --kv-channels")
+            self._reject_value(
+                "num_attention_heads", f"a divisor of --hidden-size {self.hidden_size}, or --kv-channels"
+            )
         if self.num_attention_heads % self.query_groups:
-            self._value_error("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
+            self._reject_value("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
 
     def _check_batch(self) -> None:
         """Raises `InputError` for a batch that replicas and micro-batches do not divide evenly."""
         sequences_at_once = (self.micro_batch_size or 1) * self.dp
         if self.batch is not None and self.batch % sequences_at_once:
             name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
-            self._value_error(name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
+            self._reject_value(name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
 
     def _check_experts(self) -> None:
         """Raises `InputError` for experts that ranks do not divide, and for a pattern with a different number of
         layers."""
         if self.num_experts is not None:
             if self.num_experts % self.expert_model_parallel_size:
-                self._value_error(
+                self._reject_value(
                     "num_experts", f"a multiple of {self.expert_model_parallel_size}, the expert-parallel size"
                 )
             if self.moe_router_topk > self.num_experts:
-                self._value_error("moe_router_topk", f"at most --num-experts {self.num_experts}")
+                self._reject_value("moe_router_topk", f"at most --num-experts {self.num_experts}")
             if len(self.expert_layers) != self.layers and self.hybrid_layer_pattern is None:
                 raise InputError(
                     f"--moe-layer-freq: a pattern of {len(self.expert_layers)} layers; expected one of {self.layers}"
@@ -448,7 +450,7 @@ class MegatronSettings(MegatronArguments):
         """Raises `InputError` for sequences that are longer than the positions or that tensor ranks do not divide."""
         longest_sequence = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest_sequence:
-            self._value_error("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")
+            self._reject_value("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")
         for tokens in (self.tokens, self.decoder_seq_length or 0) if self.uses_sequence_parallelism else ():
             if tokens // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
                 raise InputError(
@@ -461,7 +463,7 @@ class MegatronSettings(MegatronArguments):
         sequence_parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
         for name, tokens in (("seq_length", self.tokens), ("decoder_seq_length", self.decoder_seq_length or 0)):
             if self.cp > 1 and tokens % sequence_parts:
-                self._value_error(name, f"a multiple of 2 · context-parallel size = {sequence_parts}")
+                self._reject_value(name, f"a multiple of 2 · context-parallel size = {sequence_parts}")
         heads = self.num_attention_heads or 1, self.num_attention_heads if self.latent else self.query_groups
         if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
             rank_heads = [max(1, (count or 1) // self.tp) for count in heads]
@@ -477,7 +479,7 @@ class MegatronSettings(MegatronArguments):
         if value < 1:
             raise InputError(f"{flag_of(name)}: {shown(value)}; expected a positive whole number")
 
-    def _value_error(self, name: str, expected: str) -> None:
+    def _reject_value(self, name: str, expected: str) -> None:
         raise InputError(f"{flag_of(name)}: {shown(getattr(self, name))}; expected {expected}")
 
 
