@@ -94,11 +94,11 @@ class EstimateErrors(NamedTuple):
     under: float
     over: float = 1.0
 
-    def fewest_bytes(self, bytes: int) -> int:
+    def least(self, bytes: int) -> int:
         """Returns the fewest bytes that a layout may need whose estimated peak is `bytes`."""
         return bytes - int(self.under * bytes)
 
-    def most_bytes(self, bytes: int) -> int:
+    def most(self, bytes: int) -> int:
         """Returns the most bytes that a layout may need whose estimated peak is `bytes`."""
         return bytes + int(self.over * bytes)
 

@@ -361,7 +361,7 @@ class _Candidates:
     def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
         """Whether a run surely does not fit."""
         try:
-            return self.errors.fewest_bytes(self.least(layout, micro_batches, recompute)) > self.capacity
+            return self.errors.least(self.least(layout, micro_batches, recompute)) > self.capacity
         except InputError:
             return False
 
@@ -392,7 +392,7 @@ class _Candidates:
                 continue
             try:
                 bytes = self.needed(*run)
-                may_fit = self.errors.fewest_bytes(bytes) <= self.capacity
+                may_fit = self.errors.least(bytes) <= self.capacity
                 sent_bytes = self.sent(*run) if may_fit else None
                 step_seconds = self.seconds(*run) if may_fit and self.seconds is not None else None
             except InputError:
@@ -404,9 +404,7 @@ class _Candidates:
             self._measured.add(_kernels(layout))
             bubble_share = bubble(layout, micro_batches) if may_fit else None
             sizes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
-            last = Candidate(
-                layout, micro_batches, *sizes, upper_bound=self.errors.most_bytes(bytes), recompute=recompute
-            )
+            last = Candidate(layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute)
             if may_fit:
                 return last
         return None if skipped else last
@@ -548,7 +546,7 @@ def _smallest_replay(
     replays = 0
     for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
         if smallest is not None and (
-            smallest.device_bytes <= errors.fewest_bytes(candidate.device_bytes) or replays == NEAREST_REPLAYS
+            smallest.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
         ):
             break
         replayed, replays = replay(candidate, None if smallest is None else smallest.device_bytes), replays + 1
