@@ -105,14 +105,14 @@ def cast_adapters(training: Training) -> Training:
 
 def _check_training(training: Training, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
-    for applies, option in (
+    for is_modelled, option in (
         (training.autocast, "--precision autocast"),
         (training.keeps_gradients, "--zero-grad zeros"),
         (training.optimizer_in_backward, "--optimizer-in-backward"),
         (optimizer(training.optimizer).by_matrix, f"--optimizer {training.optimizer}"),
         (training.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
     ):
-        if applies:
+        if is_modelled:
             raise InputError(f"{option}: with DeepSpeed it is not modelled")
     accumulation_dtype = number_format(settings.grad_accum_dtype, DTYPES[training.dtype])
     if settings.stage == 0 and accumulation_dtype is not DTYPES[training.dtype]:

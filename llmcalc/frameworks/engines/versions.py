@@ -150,10 +150,12 @@ def engine_version(title: str, version_text: str, starts: Iterable[str], newest:
     """
     version = version_text.removeprefix("v") or newest
     numbers = numbers_of(version)
-    ordered = sorted(starts, key=numbers_of)
-    earlier_starts = [start for start in ordered if numbers_of(start) <= numbers]
+    ordered_starts = sorted(starts, key=numbers_of)
+    earlier_starts = [start for start in ordered_starts if numbers_of(start) <= numbers]
     if not earlier_starts:
-        raise InputError(f"--engine: {title} {version} is older than what was read; expected {ordered[0]} or newer")
+        raise InputError(
+            f"--engine: {title} {version} is older than what was read; expected {ordered_starts[0]} or newer"
+        )
     note = ""
     if not version_text:
         note = f"no version is named: {title} {newest}, the newest that was read"

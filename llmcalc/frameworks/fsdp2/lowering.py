@@ -105,8 +105,8 @@ class FsdpProfile(RingAttention):
         if not template.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(key))
         layer = self.parameter_layer(key)
-        is_narrow = template.dtype is UINT8 or self.gathers_float8(key, template)
-        width = FLOAT8.bytes if is_narrow else sharding.gathered_dtype.bytes
+        is_eight_bits = template.dtype is UINT8 or self.gathers_float8(key, template)
+        width = FLOAT8.bytes if is_eight_bits else sharding.gathered_dtype.bytes
         parameter = self.sharded[key] = Parameter(
             self.graph.meter, key, template, sharding, width, self.has_partial_gradient(key)
         )

@@ -124,11 +124,11 @@ class Parameter:
         has_partial_gradient: bool = False,
     ) -> None:
         self.has_partial_gradient: bool = has_partial_gradient
-        rows, *other_sides = template.shape
+        rows, *row_shape = template.shape
         part_rows = ceil_div(rows, sharding.shards)
         shard_rows = max(0, min(part_rows, rows - sharding.index * part_rows))
         self.path: Path = path
-        self.shard_elements: int = part_rows * count(tuple(other_sides))
+        self.shard_elements: int = part_rows * count(tuple(row_shape))
         self.width: int = width
         dtype = sharding.dtype if template.leaf else sharding.frozen_dtype or sharding.dtype
         gathered_dtype = sharding.gathered_dtype
@@ -136,7 +136,7 @@ class Parameter:
             dtype = gathered_dtype = UINT8
         with counted_as(meter, "weights"):
             shard_storage = Storage(meter, 0 if sharding.offloads else self.shard_elements * dtype.bytes)
-        self.shard: Tensor = Tensor((shard_rows, *other_sides), dtype, shard_storage, leaf=template.leaf)
+        self.shard: Tensor = Tensor((shard_rows, *row_shape), dtype, shard_storage, leaf=template.leaf)
         storage = GatheredStorage(meter, self.shard_elements * sharding.shards * width)
         self.unsharded_param: Tensor = Tensor(template.shape, gathered_dtype, storage, leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None

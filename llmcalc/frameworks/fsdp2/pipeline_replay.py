@@ -115,9 +115,9 @@ class PassRecorder(SchedulePasses):
         self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None, run: Callable[[], Tensor]
     ) -> Tensor:
         """Runs and records a pass with one output and newly gathered parameters."""
-        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        out = run()
-        outputs = [without_storage(0, out)]
+        start, start_path, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        output = run()
+        outputs = [without_storage(0, output)]
         for i, parameter in enumerate(self.parameters[chunk], 1):
             if (
                 isinstance(parameter.unsharded_param.storage, GatheredStorage)
@@ -126,21 +126,21 @@ class PassRecorder(SchedulePasses):
                 outputs.append(without_storage(i, parameter.unsharded_param))
         input_handle = None if stage_input is None else stage_input.storage.block.handle
         self.passes.append(
-            RecordedPass(pass_case, pass_id, start, len(self.meter.events), start_place, input_handle, outputs)
+            RecordedPass(pass_case, pass_id, start, len(self.meter.events), start_path, input_handle, outputs)
         )
-        return out
+        return output
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], run: Callable[[], None]) -> None:
         """Runs and records a backward pass. leaves: tensors that may have a gradient after it."""
         pass_case, pass_id = self.next_backward(chunk)
-        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        start, start_path, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()
         outputs = [
             without_storage(i, gradient_leaf.grad)
             for i, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        self.passes.append(RecordedPass(pass_case, pass_id, start, len(self.meter.events), start_place, None, outputs))
+        self.passes.append(RecordedPass(pass_case, pass_id, start, len(self.meter.events), start_path, None, outputs))
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):

@@ -265,7 +265,7 @@ def _run_of_few_layers(spec: ModelSpec, training: Training, layout: Layout, rank
 def _represented_layers(layer: Layer, stacks: list[LayerStack]) -> int:
     """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
     for loop in stacks:
-        is_represented = loop.before + loop.period <= layer.layer_index < loop.before + 2 * loop.period
-        if layer.path == loop.path and is_represented and loop.repeats > RECORDED_REPEATS:
+        is_in_loop = loop.before + loop.period <= layer.layer_index < loop.before + 2 * loop.period
+        if layer.path == loop.path and is_in_loop and loop.repeats > RECORDED_REPEATS:
             return 1 + loop.repeats - RECORDED_REPEATS
     return 1

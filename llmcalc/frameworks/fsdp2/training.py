@@ -160,7 +160,7 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
     for name in (fsdp.dtype, fsdp.reduced):
         if name not in DTYPES:
             raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
-    for applies, description in (
+    for is_modelled, description in (
         (training.adapters is not None and training.adapters.base == "int8", "adapters over weights in 8 bits"),
         (training.adapters is not None and bool(training.adapters.copies), "--modules-to-save"),
         (training.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
@@ -173,7 +173,7 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
         (fsdp.offloads and layout.pp > 1, "shards on the host in a pipeline"),
         (fsdp.offloads and fsdp.float8 is not None, "shards on the host beside products in 8 bits"),
     ):
-        if applies:
+        if is_modelled:
             raise InputError(f"FSDP2 with {description} is not modelled")
     formats = DTYPES[fsdp.dtype], DTYPES[training.dtype], DTYPES[fsdp.reduced]
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
@@ -237,12 +237,12 @@ class FsdpRun(TrainingRun):
 
     def micro_batches(self) -> None:
         """Runs the micro-batches of a step; of identical ones only one runs."""
-        reduces_every = self.fsdp.reduces_each
-        count = min(self.training.microbatches, 2 if reduces_every else 3)
+        reduces_each_micro_batch = self.fsdp.reduces_each
+        count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(count):
             if i:
                 self.next_batch()
-            self.traffic.reduces = reduces_every or i == count - 1
+            self.traffic.reduces = reduces_each_micro_batch or i == count - 1
             self.forward_and_backward()
 
     def update(self) -> None:

@@ -111,25 +111,25 @@ def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     They are tried with all layers on the GPUs, where the user does not say how many.
     """
     small_cache = {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
-    everywhere, words = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
+    layer_flags, typed_layer_flag = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
     has_room = _fewest_free_bytes(_without_fit(server)) >= 0
     if server.micro_batch > SMALL_BATCH and not has_room:
-        yield f"{words}-ub {SMALL_BATCH}", everywhere | {"ubatch_size": SMALL_BATCH}
+        yield f"{typed_layer_flag}-ub {SMALL_BATCH}", layer_flags | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
-        yield f"{words}-ctk {SMALL_CACHE} -ctv {SMALL_CACHE} -fa on", everywhere | small_cache
+        yield f"{typed_layer_flag}-ctk {SMALL_CACHE} -ctv {SMALL_CACHE} -fa on", layer_flags | small_cache
     if has_room or not server.devices:
         return
     context = longest_context(server)
     if context is not None and context < server.context:
-        yield f"{words}-c {context}", everywhere | {"ctx_size": context}
+        yield f"{typed_layer_flag}-c {context}", layer_flags | {"ctx_size": context}
     experts = fewest_host_experts(server)
     if experts:
-        yield f"{words}-ncmoe {experts}", everywhere | {"n_cpu_moe": experts}
+        yield f"{typed_layer_flag}-ncmoe {experts}", layer_flags | {"n_cpu_moe": experts}
     layers = most_layers(server)
     if layers is not None and layers <= len(server.model.layers):
         yield f"-ngl {layers}", {"n_gpu_layers": layers}
     shares = ",".join(["1"] * 2 * len(server.devices))
-    yield f"{words}-ts {shares}", everywhere | {"tensor_split": shares}
+    yield f"{typed_layer_flag}-ts {shares}", layer_flags | {"tensor_split": shares}
 
 
 def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:

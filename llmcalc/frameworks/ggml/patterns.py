@@ -41,13 +41,13 @@ ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 
 
 @dataclass(frozen=True)
-class _Start:
+class _Anchor:
     """An anchor of a regular expression: the start of the name (`^`), or its end (`$`)."""
 
     is_end: bool
 
 
-_Step: TypeAlias = Test | _Start | None
+_Step: TypeAlias = Test | _Anchor | None
 """How a state is left: by a character, at an end of the name, or freely."""
 
 
@@ -80,7 +80,7 @@ class Pattern:
             if i < len(name):
                 for state in states:
                     for step, next_state in self._edges[state]:
-                        if step is not None and not isinstance(step, _Start) and step(name[i]):
+                        if step is not None and not isinstance(step, _Anchor) and step(name[i]):
                             self._add_reachable_states(next_state, next_states, False, i + 1 == len(name))
             states = next_states
         return False
@@ -97,7 +97,7 @@ class Pattern:
                 raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
             states.add(current_state)
             for step, next_state in self._edges[current_state]:
-                if step is None or (isinstance(step, _Start) and (at_end if step.is_end else at_start)):
+                if step is None or (isinstance(step, _Anchor) and (at_end if step.is_end else at_start)):
                     pending_states.append(next_state)
 
     def _new_state(self) -> int:
@@ -162,12 +162,12 @@ class Pattern:
         self._at = text_position
         return state
 
-    def _copy_states(self, first_state: int, end_of_states: int, start: int) -> int:
+    def _copy_states(self, first_state: int, states_end: int, start: int) -> int:
         self._at = first_state
         new_state = self._new_state()
         self._edges[start].append((None, new_state))
         end = self._parse_atom(new_state)
-        assert self._at == end_of_states
+        assert self._at == states_end
         return end
 
     def _parse_counts(self) -> tuple[int, int | None]:
@@ -201,7 +201,7 @@ class Pattern:
         end = self._new_state()
         step: _Step
         if character in "^$":
-            step = _Start(character == "$")
+            step = _Anchor(character == "$")
         elif character == "[":
             step = self._parse_character_set()
         elif character == "\\":

@@ -110,7 +110,10 @@ def command_line(command: Command) -> CommandLine | None:
             return CommandLine(words[:i], next_word, _without_separator(words[i + 2 :]), *line_and_loops)
         if name == "tune" and next_word == "run":
             arguments = words[i + 2 :]
-            start = next((j for j, text in enumerate(arguments) if text.startswith("--config")), len(arguments))
+            start = next(
+                (program_index for program_index, text in enumerate(arguments) if text.startswith("--config")),
+                len(arguments),
+            )
             return CommandLine([*words[:i], *arguments[:start]], "tune run", arguments[start:], *line_and_loops)
         if name in CONSOLE_PROGRAMS and (next_word in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
             return CommandLine(words[:i], f"{name} {next_word}".strip(), words[i + 2 :], *line_and_loops)

@@ -27,7 +27,7 @@ LAYOUT_OPTIONS = frozenset(field.name for field in fields(LayoutRequest)) - {*NO
 
 def read_with_options(
     file: LaunchFile,
-    read: Callable[[Any, Source], Launch],
+    read_launch_data: Callable[[Any, Source], Launch],
     data: Any,
     source: Source,
     options: Mapping[str, Any] = NO_OPTIONS,
@@ -35,19 +35,19 @@ def read_with_options(
     """Returns the training run of a launch file, in which options typed beside the file replace its values.
 
     file: the kind of the file.
-    read: the function that reads its tables, its arguments, its command or its text.
+    read_launch_data: the function that reads its tables, its arguments, its command or its text.
     data: what that function reads.
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """
-    launch = _without_master_format(read(data, source))
+    launch = _without_master_format(read_launch_data(data, source))
     if not launch.program:
         launch = replace(launch, program=file.program or file.title, version=launch.version or file.version)
     if not options:
         return launch
     if file.with_options is None or not isinstance(data, Mapping):
         return _without_master_format(override(launch, options))
-    changed_launch = read(file.with_options(data, options, launch, source.where), source)
+    changed_launch = read_launch_data(file.with_options(data, options, launch, source.where), source)
     return replace(
         changed_launch,
         program=launch.program,

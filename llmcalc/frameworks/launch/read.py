@@ -245,12 +245,12 @@ def _read_training_command(script: Script, source: Source, batch: list[str], opt
         if world is None:
             world = processes_of(config_table(command.launcher, where, source.read_text))
         fetch = _reader_with_written_files(source.fetch, script.files, where)
-        left_out = {
+        skipped_variables = {
             printable(word)
             for previous_word, word in pairwise(command.words)
             if is_unset_variable(word) and not previous_word.startswith("--")
         }
-        unset_variables = sorted(script.unset | left_out)
+        unset_variables = sorted(script.unset | skipped_variables)
         return replace(
             source,
             world_size=world,

@@ -120,11 +120,11 @@ def expander(where: str, variables: Mapping[str, str]) -> Callable[[str], str]:
     """
     script = Script(where, variables=dict(variables))
 
-    def expanded(text: str) -> str:
+    def expand_variables(text: str) -> str:
         escaped_text = re.sub(r"[\\`]", r"\\\g<0>", text.replace(UNRESOLVED, ""))
         return _Reader(script, "").expand_here_document(escaped_text)
 
-    return expanded
+    return expand_variables
 
 
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
@@ -257,18 +257,18 @@ class _Reader:
 
     def matches_patterns(self, value: str, patterns: list[str]) -> bool | None:
         """Whether a text matches one of the patterns of a `case`; None if it is too long to be compared."""
-        unsure = False
+        has_uncomparable_pattern = False
         for pattern in patterns:
             if not set(pattern) & set("*?["):
                 if pattern == value:
                     return True
             elif max(len(value), len(pattern)) > LONGEST_PATTERN:
-                unsure = True
+                has_uncomparable_pattern = True
             else:
                 self.count_work(LONGEST_PATTERN)
                 if fnmatchcase(value, pattern):
                     return True
-        return None if unsure else False
+        return None if has_uncomparable_pattern else False
 
     def read_condition(self, words: list[str], end: str, branch: Branch) -> None:
         """Evaluates a condition of `if`, `elif`, && or ||, and opens the branch after the last condition.

@@ -174,7 +174,9 @@ class _ValueBuilder:
             raise self.error(node, "<< merges something that is no table; expected a table or a list of tables")
         return [self.build_value(table) for table in nodes]
 
-    def are_equal_scalars(self, first: Any, second: Any) -> bool:
+    def are_equal_scalars(self, first_node: Any, second_node: Any) -> bool:
         """Whether two YAML nodes are scalars of the same text."""
         scalar = self.yaml.ScalarNode
-        return isinstance(first, scalar) and isinstance(second, scalar) and first.value == second.value
+        return (
+            isinstance(first_node, scalar) and isinstance(second_node, scalar) and first_node.value == second_node.value
+        )

@@ -220,25 +220,25 @@ def _read_arguments(reading: Reading, arguments: Table, env: dict[str, str]) -> 
     )
 
 
-def smallest_world(s: MegatronSettings) -> int:
+def smallest_world(settings: MegatronSettings) -> int:
     """Returns the smallest number of devices that the layout can have.
 
     The ranks of a stage, tp · cp · dp, are a multiple of the ranks that divide the experts, so dp is a multiple of
     experts / gcd(tp · cp, experts), and the smallest dp is that.
     """
-    group_devices = s.tp * s.cp
-    experts = max(1, s.expert_model_parallel_size) * (s.expert_tensor_parallel_size or s.tp)
+    group_devices = settings.tp * settings.cp
+    experts = max(1, settings.expert_model_parallel_size) * (settings.expert_tensor_parallel_size or settings.tp)
     if group_devices <= 0 or experts <= 0:
-        return max(1, group_devices * s.pp)
-    return group_devices * (experts // math.gcd(group_devices, experts)) * max(1, s.pp)
+        return max(1, group_devices * settings.pp)
+    return group_devices * (experts // math.gcd(group_devices, experts)) * max(1, settings.pp)
 
 
-def _check_layers(s: MegatronSettings, layout: Layout) -> None:
+def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the pipeline stages cannot share the layers."""
-    sizes, count = s.stage_layers, layout.pp * layout.vpp
-    layers = s.layers + (s.decoder_layers if s.kind == "t5" else 0)
-    if sizes is not None and sum(sizes) != s.layers:
-        raise InputError(f"--pipeline-model-parallel-layout: {sum(sizes)} layers in all; expected {s.layers}")
+    sizes, count = settings.stage_layers, layout.pp * layout.vpp
+    layers = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
+    if sizes is not None and sum(sizes) != settings.layers:
+        raise InputError(f"--pipeline-model-parallel-layout: {sum(sizes)} layers in all; expected {settings.layers}")
     if sizes is None and layers % count:
         raise InputError(
             f"--pipeline-model-parallel-size: {count} stages do not divide {layers} layers; expected a divisor"
@@ -434,34 +434,34 @@ FORMATS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
 """Megatron-LM's name of a number format → the one of `llmcalc memory`."""
 
 
-def settings_of(s: MegatronSettings) -> dict[str, Any]:
+def settings_of(settings: MegatronSettings) -> dict[str, Any]:
     """Returns option of `llmcalc memory` → value, for Megatron-LM's arguments that have such an option."""
-    is_half_precision = s.bf16 or s.fp16
+    is_half_precision = settings.bf16 or settings.fp16
     command_settings: dict[str, Any] = {
         "phase": "training",
-        "batch": s.micro_batch_size,
-        "seq": s.decoder_seq_length if s.kind == "t5" else s.tokens,
-        "num_microbatches": s.microbatches,
-        "dtype": "bf16" if s.bf16 else "fp16" if s.fp16 else "fp32",
+        "batch": settings.micro_batch_size,
+        "seq": settings.decoder_seq_length if settings.kind == "t5" else settings.tokens,
+        "num_microbatches": settings.microbatches,
+        "dtype": "bf16" if settings.bf16 else "fp16" if settings.fp16 else "fp32",
         "master_weights": "fp32" if is_half_precision else "none",
-        "grad_dtype": "fp32" if s.reduces_in_fp32 else "bf16" if s.bf16 else "fp16",
-        "optimizer": {"adam": "adamw", "dist_muon": "muon"}.get(s.optimizer, s.optimizer),
-        "attn_implementation": "eager" if s.attention_backend in ("unfused", "local") else "flash",
+        "grad_dtype": "fp32" if settings.reduces_in_fp32 else "bf16" if settings.bf16 else "fp16",
+        "optimizer": {"adam": "adamw", "dist_muon": "muon"}.get(settings.optimizer, settings.optimizer),
+        "attn_implementation": "eager" if settings.attention_backend in ("unfused", "local") else "flash",
         "norm": "fused",
-        "cross_entropy": "fused" if s.cross_entropy_loss_fusion else "eager",
-        "allocator": allocator_of(s.env),
+        "cross_entropy": "fused" if settings.cross_entropy_loss_fusion else "eager",
+        "allocator": allocator_of(settings.env),
     }
-    if s.kind == "t5":
-        command_settings["source"] = s.tokens
-    if s.optimizer == "sgd":
-        command_settings["momentum"] = s.sgd_momentum != 0
-    if s.use_precision_aware_optimizer and s.exp_avg_dtype == s.exp_avg_sq_dtype:
-        command_settings["optimizer_dtype"] = FORMATS[s.exp_avg_dtype]
-    every_layer = s.recompute_method in (None, "uniform") and (s.recompute_num_layers or 1) == 1
-    if s.recompute_mode == "full" and every_layer:
+    if settings.kind == "t5":
+        command_settings["source"] = settings.tokens
+    if settings.optimizer == "sgd":
+        command_settings["momentum"] = settings.sgd_momentum != 0
+    if settings.use_precision_aware_optimizer and settings.exp_avg_dtype == settings.exp_avg_sq_dtype:
+        command_settings["optimizer_dtype"] = FORMATS[settings.exp_avg_dtype]
+    every_layer = settings.recompute_method in (None, "uniform") and (settings.recompute_num_layers or 1) == 1
+    if settings.recompute_mode == "full" and every_layer:
         command_settings["recompute"] = "full"
-    elif s.recompute_mode == "selective" and s.recomputed_modules == ("core_attn",):
+    elif settings.recompute_mode == "selective" and settings.recomputed_modules == ("core_attn",):
         command_settings["recompute"] = "attention"
-    if s.num_experts is not None and s.moe_expert_capacity_factor is not None:
-        command_settings["moe"] = f"capacity:{s.moe_expert_capacity_factor}"
+    if settings.num_experts is not None and settings.moe_expert_capacity_factor is not None:
+        command_settings["moe"] = f"capacity:{settings.moe_expert_capacity_factor}"
     return command_settings

@@ -76,11 +76,11 @@ def pack_buffer(
     shard_loads, largest = [0] * ranks, 0
     for parameter in reversed(parameters):
         if bucket is not None and pending_parameters:
-            fits_in_padding = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(max(shard_loads), shard)
+            padding_suffices = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(max(shard_loads), shard)
             is_bucket_full = sum(parameter.size for parameter in pending_parameters) >= max(
                 bucket, int(ranks * largest * FULL)
             )
-            if is_bucket_full and not fits_in_padding:
+            if is_bucket_full and not padding_suffices:
                 emit(pending_parameters)
                 pending_parameters, shard_loads, largest = [], [0] * ranks, 0
         emptiest_shard = min(range(ranks), key=lambda i: shard_loads[i])

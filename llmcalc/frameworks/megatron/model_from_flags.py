@@ -227,12 +227,12 @@ def _layer_table(settings: MegatronSettings, attention: Table, network: Table) -
     return {"attention": attention, "feed_forward": network, "norm": _norm_table(settings), "norm_placement": "pre"}
 
 
-def _mixer_table(settings: MegatronSettings, rotated: bool = True) -> Table:
-    """Returns the model-spec table of a layer's attention. rotated: whether the layer has rotary positions."""
+def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) -> Table:
+    """Returns the model-spec table of a layer's attention."""
     return (
         _latent_attention_table(settings)
         if settings.latent
-        else _attention_table(settings, _rope_table(settings) if rotated else None)
+        else _attention_table(settings, _rope_table(settings) if has_rotary_positions else None)
     )
 
 

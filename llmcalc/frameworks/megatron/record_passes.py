@@ -33,16 +33,16 @@ def record_passes(run: RankRun, recorder: Recorder, is_last_stage: bool, by_prev
 
 def _run_passes(run: RankRun, count: int, is_last_stage: bool) -> None:
     """Runs all forward passes, chunk by chunk, then all backward passes."""
-    flights = InFlight(run)
-    last = run.chunks[-1] if is_last_stage else None
+    in_flight = InFlight(run)
+    last_chunk = run.chunks[-1] if is_last_stage else None
     for chunk in run.chunks:
         for _ in range(count):
-            flights.forward(chunk)
-            if chunk is last:
-                flights.backward(chunk)
+            in_flight.forward(chunk)
+            if chunk is last_chunk:
+                in_flight.backward(chunk)
     for chunk in reversed(run.chunks):
-        while flights.outputs[chunk.number]:
-            flights.backward(chunk)
+        while in_flight.outputs[chunk.number]:
+            in_flight.backward(chunk)
 
 
 def _run_alternating_passes(run: RankRun) -> None:

@@ -147,8 +147,8 @@ def _operator_server(table: Mapping[str, Any], model: Mapping[str, Any]) -> Cont
 
 def _flags_of_keys(values: Mapping[str, Any]) -> Iterator[str]:
     """Yields the flags equivalent to keys such as `maxModelLen` (`--max-model-len`)."""
-    spelled = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values}
-    return words_of_arguments({name: values[key] for name, key in spelled.items()})
+    flag_name = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values}
+    return words_of_arguments({name: values[key] for name, key in flag_name.items()})
 
 
 def _engine_generation(config: Mapping[str, Any]) -> dict[str, str]:

@@ -122,11 +122,11 @@ def _is_worker(start: Start) -> bool:
 
 def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
     """Yields the servers that a launch file's text starts."""
-    where, user_shell = typed_path.path, Container("")
+    where, shell = typed_path.path, Container("")
     finder = ServerFinder(where)
     name = where.rpartition("/")[2].lower()
     if is_modelfile(text, name):
-        yield server_in_modelfile(text, where, user_shell)
+        yield server_in_modelfile(text, where, shell)
         return
     is_tables = name.endswith((".yaml", ".yml", ".json")) or (SIGNS.search(text) is not None and text[:2] != "#!")
     if not is_tables:
@@ -136,7 +136,7 @@ def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> It
             return
         if not starts_server(text) or name.endswith(".toml"):
             return
-        yield from finder.in_script(text, typed_path.variables, typed_path.arguments, user_shell)
+        yield from finder.in_script(text, typed_path.variables, typed_path.arguments, shell)
         return
     variables = {**_read_env_file(folder), **typed_path.variables}
     documents = []
@@ -293,11 +293,13 @@ def _named_reader(where: str, folder: Path | None, files: Mapping[str, str]) -> 
     """Returns a function that reads a file named in a command: written by its script, or beside the launch file."""
 
     def read(name: str) -> str:
-        base = name.rpartition("/")[2]
-        file_text = files.get(name) or next((text for path, text in files.items() if path.endswith(f"/{base}")), None)
+        base_name = name.rpartition("/")[2]
+        file_text = files.get(name) or next(
+            (text for path, text in files.items() if path.endswith(f"/{base_name}")), None
+        )
         if file_text is not None:
             return file_text
-        paths = () if folder is None else (folder / name, folder / base)
+        paths = () if folder is None else (folder / name, folder / base_name)
         path = next((path for path in paths if path.is_file()), None)
         if path is None:
             raise InputError(f"{one_line(name)[:200]}: no such file beside {where}; expected the configuration there")

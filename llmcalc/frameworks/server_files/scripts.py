@@ -117,7 +117,14 @@ def _quoted_script(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Returns script and arguments of `bash -c SCRIPT NAME ARGUMENT …`; empty for other commands."""
     for i, word in enumerate(words[:-1]):
         if word.rpartition("/")[2] in SHELLS:
-            option = next((j for j in range(i + 1, min(i + 5, len(words) - 1)) if not words[j].startswith("-")), None)
+            option = next(
+                (
+                    script_index
+                    for script_index in range(i + 1, min(i + 5, len(words) - 1))
+                    if not words[script_index].startswith("-")
+                ),
+                None,
+            )
             flags = words[i + 1 : option]
             if option is not None and any(re.fullmatch(r"-[a-z]*c", flag) for flag in flags):
                 return words[option], words[option + 2 :]

@@ -362,8 +362,8 @@ class Server(EngineServer):
         if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
             return 0
         whole_bytes, rank_bytes = (
-            place.weights - replace(place, with_towers=False).weights
-            for place in (replace(rank, layout=ONE_DEVICE, rank=0), rank)
+            placed_rank.weights - replace(placed_rank, with_towers=False).weights
+            for placed_rank in (replace(rank, layout=ONE_DEVICE, rank=0), rank)
         )
         return whole_bytes - rank_bytes
 
