@@ -99,16 +99,20 @@ class Script:
         return {name: value for name, value in values.items() if isinstance(value, str) and not is_unresolved(value)}
 
 
-def read_script(text: str, where: str, typed: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Script:
+def read_script(
+    text: str, where: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> Script:
     """Returns a shell script with its variables and commands, without running it.
 
-    typed: variables that are set before the script runs.
+    typed_variables: variables that are set before the script runs.
     arguments: arguments of the script.
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
-    typed = {name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed or {}).items()}
-    script = Script(where, typed, [word.replace(UNRESOLVED, "").replace(ITEM, " ") for word in arguments])
-    script.variables |= typed
+    typed_variables = {
+        name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed_variables or {}).items()
+    }
+    script = Script(where, typed_variables, [word.replace(UNRESOLVED, "").replace(ITEM, " ") for word in arguments])
+    script.variables |= typed_variables
     _Reader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
     return script
 

@@ -45,13 +45,13 @@ def read_arguments(
     at: str,
     read_named: ReadNamed,
     allow_unknown: bool,
-    typed: Sequence[str] = (),
+    typed_fields: Sequence[str] = (),
 ) -> Arguments:
     """Returns the parsed arguments of a server's command. record: the engine.
 
     at: the file and the place in messages.
     read_named: reads a configuration that the command names.
-    typed: fields of flags that are typed beside the file, whose values in it do not matter.
+    typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
     flags = flags_of(program, record)
@@ -85,7 +85,7 @@ def read_arguments(
             if flag.is_idle and not flag.words:
                 arguments.ignored.append(flag.names[0])
                 continue
-            if name not in typed:
+            if name not in typed_fields:
                 _require_known(flag, value)
             arguments.values[name] = value
     except InputError as error:

@@ -38,20 +38,20 @@ SIGNS = re.compile(r"^(services|apiVersion|kind|modelArtifacts|decode|model)[ \t
 
 
 def servers_of(
-    path: str | Path, allow_unknown: bool = False, typed: Mapping[str, Any] = NO_FLAGS, engine_typed: str = ""
+    path: str | Path, allow_unknown: bool = False, typed_flags: Mapping[str, Any] = NO_FLAGS, typed_engine: str = ""
 ) -> list[LaunchedServer]:
     """Returns the servers that a launch file starts; none for other files, such as training scripts.
 
     path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` as it is typed in a shell.
     allow_unknown: whether unknown flags are accepted.
-    typed: flags of the engine that are typed beside the file, by their fields; they replace the file's.
-    engine_typed: the engine that is typed beside the file; empty for the file's.
+    typed_flags: flags of the engine that are typed beside the file, by their fields; they replace the file's.
+    typed_engine: the engine that is typed beside the file; empty for the file's.
     Raises `InputError`, which names file, place, flag and fix.
     """
     typed_path = typed_launch(str(path))
     where = typed_path.path
     file = Path(where)
-    return servers_of_text(read_text(file, LARGEST), typed_path, allow_unknown, file.parent, typed, engine_typed)
+    return servers_of_text(read_text(file, LARGEST), typed_path, allow_unknown, file.parent, typed_flags, typed_engine)
 
 
 def starts_any(path: str | Path) -> bool:
@@ -78,8 +78,8 @@ def servers_of_text(
     typed_path: TypedLaunch,
     allow_unknown: bool = False,
     folder: Path | None = None,
-    typed: Mapping[str, Any] = NO_FLAGS,
-    engine_typed: str = "",
+    typed_flags: Mapping[str, Any] = NO_FLAGS,
+    typed_engine: str = "",
 ) -> list[LaunchedServer]:
     """Returns the servers that a launch file's text starts.
 
@@ -89,9 +89,9 @@ def servers_of_text(
     where = typed_path.path
     servers: list[LaunchedServer] = []
     for started in _find_servers(text, typed_path, folder):
-        if engine_typed and started.start.program.engine != engine_typed:
+        if typed_engine and started.start.program.engine != typed_engine:
             continue
-        server = _read_server(started, where, allow_unknown, folder, typed)
+        server = _read_server(started, where, allow_unknown, folder, typed_flags)
         if not _is_worker(started.start) and server not in servers:
             servers.append(server)
         if len(servers) > MOST_SERVERS:
@@ -194,7 +194,7 @@ def _bare_configuration(data: Any) -> Iterator[Started]:
 
 
 def _read_server(
-    started: Started, where: str, allow_unknown: bool, folder: Path | None, typed: Mapping[str, Any]
+    started: Started, where: str, allow_unknown: bool, folder: Path | None, typed_flags: Mapping[str, Any]
 ) -> LaunchedServer:
     """Returns a server with its parsed flags. Raises `InputError` for an engine that is not modelled."""
     start, container = started.start, started.container
@@ -215,7 +215,7 @@ def _read_server(
         at,
         _named_reader(where, folder, started.files),
         allow_unknown,
-        tuple(typed),
+        tuple(typed_flags),
     )
     fields = {flag.names[0]: flag.field for flag in record.known_flags() if not flag.names[0].startswith("-")}
     environment_flags = {field: container.env[name] for name, field in fields.items() if name in container.env}
