@@ -1,4 +1,4 @@
-"""The record of a framework: all that llmcalc knows about it. Neutral code reads the record and names no framework.
+"""The registry record of a training framework: all that llmcalc knows about it, read by code that names no framework.
 
 Each framework is a folder beside this file with a `record.py` that fills one `Framework`; `registry.py` finds it by its
 name. A record is read whenever options are listed, so it names functions by their files (`FromFile`), which are
@@ -48,14 +48,14 @@ class RunOnRanks:
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def recorded_ranks(self, runtime: Runtime) -> dict[Any, Any]:
-        """Returns the recorded passes of ranks on an accelerator with this runtime, for ranks with identical passes.
+        """Returns the recorded passes of ranks on an accelerator with this runtime; ranks with equal passes reuse them.
 
         Passes do not depend on the allocator, so runs with and without expandable segments share them.
         """
         return self._recorded_ranks.setdefault(replace(runtime, expandable=False), {})
 
     def settings_on(self, runtime: Runtime, make: Callable[[], Any]) -> Any:
-        """Returns the framework's settings on an accelerator with that runtime; `make` creates them once."""
+        """Returns the framework's settings on an accelerator with this runtime, which `make` creates once."""
         if runtime not in self._settings:
             self._settings[runtime] = make()
         return self._settings[runtime]
@@ -83,7 +83,7 @@ class FromFile:
 
 
 class EstimateErrors(NamedTuple):
-    """The largest relative errors of an estimate.
+    """The largest relative errors of a framework's estimate of a rank's peak memory.
 
     under: how much less a layout may need. over: how much more it may need.
 
@@ -95,11 +95,11 @@ class EstimateErrors(NamedTuple):
     over: float = 1.0
 
     def least(self, bytes: int) -> int:
-        """Returns the fewest bytes that a layout with this estimate may need."""
+        """Returns the fewest bytes that a layout may need whose estimated peak is `bytes`."""
         return bytes - int(self.under * bytes)
 
     def most(self, bytes: int) -> int:
-        """Returns the most bytes that a layout with this estimate may need."""
+        """Returns the most bytes that a layout may need whose estimated peak is `bytes`."""
         return bytes + int(self.over * bytes)
 
 
@@ -107,23 +107,23 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 """The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
 
 
-def _no_check(memory: Memory, version: str) -> None:
-    """Accepts every request: the framework's default for checks before a layout is known."""
+def _accept_every_run(memory: Memory, version: str) -> None:
+    """Accepts every training run; the default `Framework.check`."""
 
 
-def _no_changes(run: RunOnRanks) -> Mapping[str, Any]:
-    """Returns no entries: the default for a framework's entries in the document."""
+def _no_document_values(run: RunOnRanks) -> Mapping[str, Any]:
+    """Returns no values for the JSON document; the default `Framework.document`."""
     return {}
 
 
-def _no_stack(launch: Launch | None, compiled: bool) -> str:
-    """Returns the time stack of a framework that names none: eager PyTorch."""
+def _eager_stack(launch: Launch | None, compiled: bool) -> str:
+    """Returns the name of the software stack that times eager PyTorch; the default `Framework.stack`."""
     return "torch"
 
 
 @dataclass(frozen=True)
 class Framework:
-    """The record of one framework.
+    """The registry record of one training framework.
 
     name: the word of `--framework`. title: its name on screens.
     rank_memory: the memory of one rank in training, replayed.
@@ -163,8 +163,8 @@ class Framework:
     attention: AttentionImplementation | None = None
     world_communicators: bool = False
     nccl_is_known: bool = True
-    document: Callable[[RunOnRanks], Mapping[str, Any]] = _no_changes
-    check: Callable[[Memory, str], None] = _no_check
+    document: Callable[[RunOnRanks], Mapping[str, Any]] = _no_document_values
+    check: Callable[[Memory, str], None] = _accept_every_run
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
     implied_by: tuple[str, Callable[[LayoutRequest], bool]] | None = None
     launcher: str = ""
@@ -172,14 +172,14 @@ class Framework:
     plugin: Plugin | None = None
     serves: bool = False
     selective_recompute: str = "attention"
-    stack: Callable[[Launch | None, bool], str] = _no_stack
+    stack: Callable[[Launch | None, bool], str] = _eager_stack
     product_format: Callable[[Any], str] | None = None
     narrow_precisions: frozenset[str] = frozenset()
 
     def evidence_for(self, layout: Layout, trains: bool) -> FrameworkEvidence:
-        """Returns the witnesses of runs in a layout. trains: whether the run is training."""
+        """Returns the tests and measurements that support results for a layout. trains: whether the run is training."""
         return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, trains)
 
     def is_implied(self, request: LayoutRequest) -> bool:
-        """Whether the options of a layout that names no framework imply this framework."""
+        """Whether the layout options that a user gave imply this framework, though they do not name it."""
         return self.implied_by is not None and self.implied_by[1](request)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """A frozen copy of the trained model.
+    """A frozen copy of the trained model, such as the reference model of DPO.
 
     source: the file that loads it.
     dtype: number format of its weights; empty (default) for that of the trained weights.
@@ -34,21 +34,21 @@ class FrozenModel:
     kind = "weights"
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:
-        """Returns its bytes per device. parameters: of the model. trained_dtype: format of the trained weights."""
+        """Returns the frozen weights' bytes per device. parameters: their number. trained_dtype: trained format."""
         return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
 
     def bytes_beside(self, memory: Memory) -> int:
-        """Returns its bytes per device beside a run of the model."""
+        """Returns the frozen weights' bytes per device, in addition to the memory of the training run."""
         return self.bytes(memory.states.count.total, memory.states.dtype)
 
     def data(self) -> dict[str, object]:
-        """The model in a JSON document."""
+        """Returns the frozen model as values of a JSON document."""
         return {"name": self.name, "dtype": self.dtype or None, "ranks": self.ranks, "source": self.source}
 
 
 @dataclass(frozen=True)
 class SecondLoss:
-    """Logits that another loss over the same ones keeps beside the trainer's own.
+    """A second loss over the same logits, which saves a copy of the logits in addition to the trainer's loss.
 
     source: the file that computes it. width: bytes per logit. name: its name in reports.
     """
@@ -59,10 +59,10 @@ class SecondLoss:
     kind = "temporary"
 
     def bytes_beside(self, memory: Memory) -> int:
-        """Returns the bytes per device of the second loss's logits, as if they stayed alive: an upper bound."""
+        """Returns the bytes per device of the second loss's logits, as if they were never freed: an upper bound."""
         workload = memory.states.workload
         return self.width * int(workload.batch) * int(workload.seq) * memory.spec.vocab_size
 
     def data(self) -> dict[str, object]:
-        """The loss in a JSON document."""
+        """Returns the second loss as values of a JSON document."""
         return {"name": self.name, "bytes_per_logit": self.width, "source": self.source}

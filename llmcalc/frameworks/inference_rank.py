@@ -28,19 +28,19 @@ WITHOUT_PLAN = "divided experts or copied key heads, which torch has no plan for
 
 
 def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runtime) -> Memory:
-    """Returns the memory of one rank. whole_model: the undivided model and its run.
+    """Returns the memory of one inference rank. whole_model: the undivided model and its workload.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
     """
     check_layout(layout)
     model = rank_model(whole_model.spec, layout, rank)
     include = whole_model.states.count.include
-    divided = memory(model, whole_model.settings, whole_model.published, include, whole_model.config, runtime)
-    return replace(divided, _recordings=whole_model._recordings)
+    divided_memory = memory(model, whole_model.settings, whole_model.published, include, whole_model.config, runtime)
+    return replace(divided_memory, _recordings=whole_model._recordings)
 
 
 def rank_memory(memory: Memory) -> DeviceMemory:
-    """Returns the device memory of a rank, whose layers are numbered as in the model. memory: from `inference_rank`."""
+    """Returns a rank's device memory, with layers numbered as in the whole model. memory: from `inference_rank`."""
     model = memory.spec
     assert isinstance(model, RankModel)
     device, start = memory.device, min(model.chunks.layers, default=0)
@@ -52,7 +52,7 @@ def rank_memory(memory: Memory) -> DeviceMemory:
     tensors, *other_terms = device.terms
     if tensors.status == "untested":
         pass
-    elif not has_plan(model):
+    elif not has_tensor_parallel_plan(model):
         tensors = replace(tensors, status="estimate", witness=WITHOUT_PLAN)
     elif model.layout.tp > 1 and tensors.status == "exact":
         tensors = replace(tensors, witness="torch's DTensor on a fake process group", versions=TORCH)
@@ -66,8 +66,8 @@ def rank_memory(memory: Memory) -> DeviceMemory:
     )
 
 
-def has_plan(model: RankModel) -> bool:
-    """Whether torch has a parallel plan for everything that the layout divides."""
+def has_tensor_parallel_plan(model: RankModel) -> bool:
+    """Whether PyTorch has a tensor-parallel plan for every module that the layout divides."""
     program, layout = model.program(), model.layout
     assert isinstance(program, RankFlow)
     if layout.tp == layout.ep == layout.expert_tp == 1:
@@ -90,7 +90,9 @@ def check_layout(layout: Layout) -> None:
     """Raises `InputError` for a layout that only training supports."""
     for name, size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
         if size > 1:
-            typed = f"--{name} {size - (name == 'zero')}"
-            raise InputError(f"{typed}: is of training; expected --tp, --pp, --ep, --etp or --dp, or --phase training")
+            typed_option = f"--{name} {size - (name == 'zero')}"
+            raise InputError(
+                f"{typed_option}: is of training; expected --tp, --pp, --ep, --etp or --dp, or --phase training"
+            )
     if layout.sequence_parallel:
         raise InputError("--sequence-parallel: is of training; expected --tp alone, or --phase training")

@@ -1,4 +1,4 @@
-"""Estimates a rank's peak without an allocator, from a micro-batch's saved bytes and the peaks of its passes.
+"""Estimates a rank's peak memory without an allocator, from a micro-batch's saved activations and its passes' peaks.
 
 A stage of many equal layers is measured with a few, since bytes are linear in their number. Stages that differ only in
 this number share a measurement, and so do layouts that divide experts or replicas in other ways.
@@ -38,13 +38,13 @@ STACKS = "encoder", "decoder"
 """The parts of an encoder-decoder that have layers."""
 
 
-def in_layers(path: str) -> bool:
-    """Whether a module is a layer or inside a layer. path: its path."""
+def is_layer_path(path: str) -> bool:
+    """Whether a module is a layer of the model or inside a layer. path: the module's path."""
     return "layers" in path.split(".")
 
 
 class PeakByPath(NamedTuple):
-    """The peak of a pass while each module runs, by the module's path.
+    """The peak bytes of a forward or backward pass while each module runs, by the module's path.
 
     With more layers each peak grows by itself: the highest peak of a short run need not be that of a long one.
     """
@@ -53,26 +53,26 @@ class PeakByPath(NamedTuple):
 
     @staticmethod
     def since_restart(meter: Meter, bytes_before: int) -> PeakByPath:
-        """Returns the peaks since the meter's last restart, less `bytes_before`, the bytes at that restart."""
+        """Returns the peak bytes since the meter's last restart, less `bytes_before`, the allocated bytes then."""
         peaks: dict[str, int] = {}
-        for place, peak in meter.peaks.items():
-            peaks[place.path] = max(peaks.get(place.path, 0), peak.bytes - bytes_before)
+        for module_path, peak in meter.peaks.items():
+            peaks[module_path.path] = max(peaks.get(module_path.path, 0), peak.bytes - bytes_before)
         return PeakByPath(peaks)
 
     def with_more_layers(self, next_longer: PeakByPath, count: int) -> PeakByPath:
-        """Returns the peaks with `count` more layers. next_longer: the peaks with one more layer."""
+        """Returns the peak bytes with `count` more layers. next_longer: the peaks with one more layer."""
         bytes_by_path = next_longer.by_path
         return PeakByPath(
             {path: peak + count * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
         )
 
     def plus(self, bytes: int) -> PeakByPath:
-        """Returns the peaks with a constant added to each."""
+        """Returns the peak bytes with a constant added to each module's peak."""
         return PeakByPath({path: peak + bytes for path, peak in self.by_path.items()})
 
 
 class MicroBatchBytes(NamedTuple):
-    """The bytes of one micro-batch in a stage.
+    """The saved and peak bytes of one micro-batch's passes through a pipeline stage.
 
     saved: what it saves between its forward and its backward pass.
     forward: peaks of the forward pass.
@@ -88,21 +88,25 @@ class MicroBatchBytes(NamedTuple):
     extra_gradients: int = 0
 
     @property
-    def peak(self) -> int:
-        """The peak of both passes."""
+    def pass_peak(self) -> int:
+        """The peak bytes of the forward and the backward pass."""
         return max(
-            self.layer_forward, self.loss, self.layer_backward, self.head_backward, self.backward_outside_modules
+            self.layer_forward_peak,
+            self.loss_peak,
+            self.layer_backward_peak,
+            self.head_backward_peak,
+            self.backward_outside_modules,
         )
 
     @property
-    def layer_forward(self) -> int:
-        """The peak of the layers' forward pass."""
-        return max((bytes for path, bytes in self.forward.by_path.items() if in_layers(path)), default=0)
+    def layer_forward_peak(self) -> int:
+        """The peak bytes of the layers' forward pass."""
+        return max((bytes for path, bytes in self.forward.by_path.items() if is_layer_path(path)), default=0)
 
     @property
-    def loss(self) -> int:
-        """The peak around the loss: of the forward pass outside the layers, and of the loss's backward pass."""
-        outside_layers = (bytes for path, bytes in self.forward.by_path.items() if not in_layers(path))
+    def loss_peak(self) -> int:
+        """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
+        outside_layers = (bytes for path, bytes in self.forward.by_path.items() if not is_layer_path(path))
         return max(self.backward.by_path.get("loss", 0), *outside_layers, 0)
 
     @property
@@ -111,23 +115,23 @@ class MicroBatchBytes(NamedTuple):
         return min(self.saved, self.forward.by_path.get("norm", self.saved))
 
     @property
-    def head_backward(self) -> int:
-        """The peak of the backward pass in modules outside the layers, without the loss."""
+    def head_backward_peak(self) -> int:
+        """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         items = self.backward.by_path.items()
-        return max((bytes for path, bytes in items if path not in ("", "loss") and not in_layers(path)), default=0)
+        return max((bytes for path, bytes in items if path not in ("", "loss") and not is_layer_path(path)), default=0)
 
     @property
     def backward_outside_modules(self) -> int:
-        """The peak of the backward pass outside of modules, where the embedding gets its gradient."""
+        """The peak bytes of the backward pass while no module runs, when the embedding gets its gradient."""
         return self.backward.by_path.get("", 0)
 
     @property
-    def layer_backward(self) -> int:
-        """The peak of the layers' backward pass."""
-        return max((bytes for path, bytes in self.backward.by_path.items() if in_layers(path)), default=0)
+    def layer_backward_peak(self) -> int:
+        """The peak bytes of the layers' backward pass."""
+        return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
 
     def with_more_layers(self, next_longer: MicroBatchBytes, count: int) -> MicroBatchBytes:
-        """Returns the bytes with `count` more layers. next_longer: the bytes with one more layer."""
+        """Returns a micro-batch's bytes with `count` more layers. next_longer: its bytes with one more layer."""
         return MicroBatchBytes(
             self.saved + count * (next_longer.saved - self.saved),
             self.forward.with_more_layers(next_longer.forward, count),
@@ -138,7 +142,7 @@ class MicroBatchBytes(NamedTuple):
 
 
 class BytesPerParameter(NamedTuple):
-    """Bytes per parameter.
+    """Bytes per parameter of weights, gradients and optimizer states.
 
     weights: of the weights.
     gradients: of the gradients.
@@ -154,7 +158,7 @@ class BytesPerParameter(NamedTuple):
 
 
 def parameters_in_padded_rows(shards: int, use: Use) -> Number:
-    """Returns the parameters of a tree's use if each tensor's rows are padded to a multiple of the shards."""
+    """Returns the number of parameters if every tensor's rows are padded to a multiple of the shards."""
     count = use.params()
     if not count:
         return 0
@@ -166,8 +170,8 @@ def parameters_in_padded_rows(shards: int, use: Use) -> Number:
 
 def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
     """Returns the number of micro-batches after which the schedule repeats, plus those of an incomplete round."""
-    repeating = 2 * layout.pp * layout.vpp
-    return micro_batches if micro_batches <= repeating else repeating + micro_batches % layout.pp
+    period = 2 * layout.pp * layout.vpp
+    return micro_batches if micro_batches <= period else period + micro_batches % layout.pp
 
 
 MeasurePasses: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[MicroBatchBytes]]
@@ -179,7 +183,7 @@ The largest number comes first; None stands for all layers of the stage.
 
 @dataclass
 class PeakEstimate:
-    """Estimates the peaks of ranks in layouts of one model.
+    """Estimates the peak bytes of ranks in parallel layouts of one model.
 
     spec: the model.
     per_parameter: bytes per parameter.
@@ -201,9 +205,9 @@ class PeakEstimate:
     pads: bool = False
     _measured: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
     _parameters: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
-    _of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
+    _bytes_of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
     _saved_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
+    _kind_runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> int:
@@ -211,8 +215,8 @@ class PeakEstimate:
         return sum(stack.num_hidden_layers for _, stack in self.spec.stacks())
 
     @cached_property
-    def kinds(self) -> list[Scope]:
-        """The kind of each layer, the encoder's layers first."""
+    def layer_kinds(self) -> list[Scope]:
+        """The type of each layer of the model, the encoder's layers first."""
         root = self.spec.shared_program.root
         parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
         stacks = [
@@ -226,7 +230,7 @@ class PeakEstimate:
         return routed_experts(self.spec)
 
     def least_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
-        """Returns bytes that the rank that needs most has at least: weights, gradients and optimizer.
+        """Returns a lower bound of the largest rank's bytes: its weights, gradients and optimizer states.
 
         micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
             0 (default) for bytes of any run.
@@ -238,48 +242,48 @@ class PeakEstimate:
             if stage.rank == 0:
                 first_rank.append(stage)
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
-            saved = [self._least_saved(layout, stage) for stage in first_rank]
-            if any(saved):
-                order = pipeline(layout, distinct_micro_batches(layout, micro_batches))
-                by_rank[0] += order.peak_in_flight(0, saved)[0]
+            saved_bytes = [self._least_saved(layout, stage) for stage in first_rank]
+            if any(saved_bytes):
+                schedule = pipeline(layout, distinct_micro_batches(layout, micro_batches))
+                by_rank[0] += schedule.peak_in_flight(0, saved_bytes)[0]
         return self.fixed_bytes + max(by_rank)
 
     def _least_saved(self, layout: Layout, stage: Stage) -> int:
-        """Returns bytes that a micro-batch saves at least in a stage: those of layers that were measured elsewhere."""
-        shape = _shape(layout)
-        return sum(self._saved_by_layer.get((*shape, id(self.kinds[i])), 0) for i in stage.layers)
+        """Returns a lower bound of a micro-batch's saved bytes in a stage, from layers measured in other stages."""
+        shape = _activation_shape(layout)
+        return sum(self._saved_by_layer.get((*shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
 
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
-        """Returns the peak bytes of the rank that needs most, and its pipeline stage."""
+        """Returns the peak bytes of the rank that needs the most memory, and its pipeline stage."""
         peaks = self.peaks_by_stage(layout, micro_batches)
         largest = max(range(layout.pp), key=lambda stage: (peaks[stage], -stage))
         return peaks[largest], largest
 
     def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
         """Returns the peak bytes of the first rank of each pipeline stage."""
-        order = pipeline(layout, distinct_micro_batches(layout, micro_batches))
+        schedule = pipeline(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
             stages_by_rank[stage.rank].append(stage)
-        if order.two_way:  # the second half of the micro-batches enters at the last rank
+        if schedule.two_way:  # the second half of the micro-batches enters at the last rank
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
             ]
         return [
-            self._rank_peak(layout, order, rank, rank_stages, micro_batches)
+            self._rank_peak(layout, schedule, rank, rank_stages, micro_batches)
             for rank, rank_stages in enumerate(stages_by_rank)
         ]
 
     def _rank_peak(
-        self, layout: Layout, order: Pipeline, rank: int, rank_stages: list[Stage], micro_batches: int
+        self, layout: Layout, schedule: Pipeline, rank: int, rank_stages: list[Stage], micro_batches: int
     ) -> int:
-        """Returns the peak bytes of a rank: the largest of four moments.
+        """Returns the peak bytes of a rank, the largest over four moments of a training step.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
         """
         measured = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
-        saved, in_flight = order.peak_in_flight(rank, [batch.saved for batch in measured])
+        saved_bytes, in_flight = schedule.peak_in_flight(rank, [batch.saved for batch in measured])
         parameters = [
             self.stage_parameters(layout, stage)._replace(extra_gradients=batch.extra_gradients)
             for stage, batch in zip(rank_stages, measured, strict=True)
@@ -298,20 +302,20 @@ class PeakEstimate:
                 for stage_peaks, batch, count in zip(peaks, measured, in_flight.awaiting_backward, strict=True)
                 if count
             )
-        static = sum(self.static_bytes(layout, stage) for stage in rank_stages)
-        received = micro_batches * sum(batch.received for batch in measured)
-        moments = (
-            saved + pass_peak + transient.in_passes,
-            saved - min(batch.saved for batch in measured) + max(transient.backward_end, transient.forward_start),
+        static_bytes = sum(self.static_bytes(layout, stage) for stage in rank_stages)
+        received_bytes = micro_batches * sum(batch.received for batch in measured)
+        moment_bytes = (
+            saved_bytes + pass_peak + transient.in_passes,
+            saved_bytes - min(batch.saved for batch in measured) + max(transient.backward_end, transient.forward_start),
             transient.gradient_reduction,
             transient.optimizer_step,
         )
-        return self.fixed_bytes + static + received + transient.always + max(moments)
+        return self.fixed_bytes + static_bytes + received_bytes + transient.always + max(moment_bytes)
 
     def _first_backward_peak(
         self, layout: Layout, stage: Stage, measured: MicroBatchBytes, peaks: tuple[int, int, int]
     ) -> int:
-        """Returns the peak of the first backward pass, which starts without gradients.
+        """Returns the peak bytes of the first backward pass, which starts without gradients.
 
         The gradients of the head come first, those of the first layer last.
         """
@@ -329,15 +333,15 @@ class PeakEstimate:
         weights, gradients, optimizer, adamw_extra = self.per_parameter
         if gradients_only:
             weights = optimizer = adamw_extra = 0
-        total = adamw_extra * (parameters.outside_layers + parameters.experts)
+        bytes = adamw_extra * (parameters.outside_layers + parameters.experts)
         for count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
-            total += count * weights / (shards if layout.zero == 3 else 1)
-            total += count * gradients / (shards if layout.zero >= 2 else 1)
-            total += count * optimizer / (shards if layout.zero >= 1 else 1)
-        return round(total)
+            bytes += count * weights / (shards if layout.zero == 3 else 1)
+            bytes += count * gradients / (shards if layout.zero >= 2 else 1)
+            bytes += count * optimizer / (shards if layout.zero >= 1 else 1)
+        return round(bytes)
 
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
-        """Returns the parameters of a stage on one rank."""
+        """Returns the parameter counts of a pipeline stage on one rank."""
         etp = layout.expert_tp
         shards = layout.shards if self.pads and layout.zero == 3 else 1
         key = (layout.tp, etp, shards, self._runs_of_kinds(stage), stage.first, stage.last)
@@ -348,72 +352,82 @@ class PeakEstimate:
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
     def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
-        """Counts the parameters of a stage. The `dense` parameters include those of experts here."""
+        """Counts the parameters of a pipeline stage; `dense` includes the routed experts here."""
         tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
-        places = [place for place in tree.walk() if not place.optional or place.optional in self.include]
-        layers = [place for place in places if place.node.name == "layers"]
-        inner = [place for place in places if is_in_layer(place)]
-        total = tree.total(size, include=self.include)
+        tree_nodes = [
+            tree_node for tree_node in tree.walk() if not tree_node.optional or tree_node.optional in self.include
+        ]
+        layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
+        layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
+        parameter_count = tree.total(size, include=self.include)
         return StageParameters(
-            dense=total,
-            experts=sum(times(place.own_cost(size), place.times) for place in places if _is_of_experts(place)),
-            outside_layers=total - sum(place.total(size, self.include) for place in layers),
-            largest_layer=max((place.cost_per_repeat(size, self.include) for place in layers), default=0),
-            largest_tensor=max(place.own_cost(size) for place in places),
-            largest_in_layers=max((place.own_cost(size) for place in inner), default=0),
-            largest_matrix=max((place.own_cost(size) for place in inner if not _is_of_experts(place)), default=0),
+            dense=parameter_count,
+            experts=sum(
+                times(tree_node.own_cost(size), tree_node.times)
+                for tree_node in tree_nodes
+                if _has_routed_experts(tree_node)
+            ),
+            outside_layers=parameter_count - sum(tree_node.total(size, self.include) for tree_node in layers),
+            largest_layer=max((tree_node.cost_per_repeat(size, self.include) for tree_node in layers), default=0),
+            largest_tensor=max(tree_node.own_cost(size) for tree_node in tree_nodes),
+            largest_in_layers=max((tree_node.own_cost(size) for tree_node in layer_nodes), default=0),
+            largest_matrix=max(
+                (tree_node.own_cost(size) for tree_node in layer_nodes if not _has_routed_experts(tree_node)), default=0
+            ),
         )
 
     def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
-        """Returns the kinds of a stage's layers, as runs of equal kinds."""
-        if stage.layers in self._runs:
-            return self._runs[stage.layers]
-        runs: list[list[int]] = []
+        """Returns the layer types of a pipeline stage, as (type, number of consecutive layers)."""
+        if stage.layers in self._kind_runs:
+            return self._kind_runs[stage.layers]
+        kind_runs: list[list[int]] = []
         for i in stage.layers:
-            kind = id(self.kinds[i])
-            if runs and runs[-1][0] == kind:
-                runs[-1][1] += 1
+            kind = id(self.layer_kinds[i])
+            if kind_runs and kind_runs[-1][0] == kind:
+                kind_runs[-1][1] += 1
             else:
-                runs.append([kind, 1])
-        return self._runs.setdefault(stage.layers, tuple(map(tuple, runs)))
+                kind_runs.append([kind, 1])
+        return self._kind_runs.setdefault(stage.layers, tuple(map(tuple, kind_runs)))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
-        """Returns the bytes that the passes of a micro-batch allocate in a stage."""
-        shape = _shape(layout)
+        """Returns the saved and peak bytes of a micro-batch's passes through a pipeline stage."""
+        shape = _activation_shape(layout)
         key = (*shape, stage.layers, stage.first, stage.last)
-        if key not in self._of_stages:
-            self._of_stages[key] = self._micro_batch_bytes(layout, stage, shape)
-        return self._of_stages[key]
+        if key not in self._bytes_of_stages:
+            self._bytes_of_stages[key] = self._micro_batch_bytes(layout, stage, shape)
+        return self._bytes_of_stages[key]
 
     def _micro_batch_bytes(self, layout: Layout, stage: Stage, shape: tuple[object, ...]) -> MicroBatchBytes:
-        start, end, repeats = self._window(stage)
-        key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
+        start, end, repeats = self._measured_layers(stage)
+        key = (*shape, tuple(map(id, self.layer_kinds[start:end])), stage.first, stage.last)
         if key not in self._measured:
             measured_layout, measured_stage = self._layout_of_layers(layout, start, end, stage)
             counts = [None] if repeats is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
             # A shorter run numbers its layers anew: with several kinds of layers it has parameters of its own.
-            runs = [counts] if len(set(map(id, self.kinds[start:end]))) == 1 else [[count] for count in counts]
+            repeat_counts = (
+                [counts] if len(set(map(id, self.layer_kinds[start:end]))) == 1 else [[count] for count in counts]
+            )
             self._measured[key] = tuple(
-                batch for run in runs for batch in self.measure(measured_layout, measured_stage, run)
+                batch for run in repeat_counts for batch in self.measure(measured_layout, measured_stage, run)
             )
         measured = self._measured[key]
         if repeats is None:
             return measured[0]
-        longer, shorter = measured
-        if len(set(map(id, self.kinds[start:end]))) == 1:
-            self._saved_by_layer[(*shape, id(self.kinds[start]))] = longer.saved - shorter.saved
-        return shorter.with_more_layers(longer, repeats - SHORT_RUN_REPEATS)
+        longer_run, shorter_run = measured
+        if len(set(map(id, self.layer_kinds[start:end]))) == 1:
+            self._saved_by_layer[(*shape, id(self.layer_kinds[start]))] = longer_run.saved - shorter_run.saved
+        return shorter_run.with_more_layers(longer_run, repeats - SHORT_RUN_REPEATS)
 
-    def _window(self, stage: Stage) -> tuple[int, int, int | None]:
-        """Returns start and end of the layers that are measured for a stage, and the repeats that they represent.
+    def _measured_layers(self, stage: Stage) -> tuple[int, int, int | None]:
+        """Returns start and end of the layers measured for a stage, and the number of repeats that they represent.
 
         The repeats are None where all layers of the stage are measured.
 
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
         start, end = stage.layers.start, stage.layers.stop
-        window, kinds = SHORT_RUN_REPEATS + 2, self.kinds
+        window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
             repeats = find_pattern([kinds[i] for i in range(start, end)]).repeats
             return start, end, repeats if repeats > 2 * SHORT_RUN_REPEATS + 1 else None  # two numbers are measured
@@ -427,7 +441,7 @@ class PeakEstimate:
         return start, end, count if end - start == window else None
 
     def _layout_of_layers(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
-        """Returns a layout with a stage of these layers. Its ranks have two experts, which changes no pass."""
+        """Returns a layout with one stage of the layers from `start` to `end`, and with two experts per rank."""
         count, ep = self.layers, max(1, self.experts // 2)
         sizes: tuple[int, ...]
         if stage.first and stage.last:
@@ -456,33 +470,33 @@ class PeakEstimate:
 def _pass_peaks(
     measured: MicroBatchBytes, stage: Stage, transient: TransientBytes, micro_batches: int
 ) -> tuple[int, int, int]:
-    """Returns a stage's peaks before its first gradient, in the head's and in the layers' backward pass."""
+    """Returns a stage's peak bytes before its first gradient, in the head's and in the layers' backward pass."""
     forward = max(
-        measured.layer_forward,
-        measured.loss + transient.at_loss,
+        measured.layer_forward_peak,
+        measured.loss_peak + transient.at_loss,
         measured.between_layers_and_head + transient.before_head,
     )
     if micro_batches > 1:
         forward += transient.later_micro_batches
     head = max(
-        measured.head_backward + transient.outside_layers,
+        measured.head_backward_peak + transient.outside_layers,
         measured.backward_outside_modules + transient.outside_layers + transient.outside_modules,
         measured.between_layers_and_head + transient.after_head,
     )
     saved_per_layer = measured.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
     from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
-    layer = measured.layer_backward + transient.in_layer_backward + from_other_module
+    layer = measured.layer_backward_peak + transient.in_layer_backward + from_other_module
     return forward, head + transient.from_first_gradient, layer + transient.from_first_gradient
 
 
-def _shape(layout: Layout) -> tuple[object, ...]:
-    """Returns what of a layout decides the sizes of a rank's activations."""
+def _activation_shape(layout: Layout) -> tuple[object, ...]:
+    """Returns the settings of a layout that determine the sizes of a rank's activations."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
 
 
-def _is_of_experts(place: Place) -> bool:
-    """Whether a node has weights of routed experts."""
-    return isinstance(place.node.op, ExpertLinear)
+def _has_routed_experts(tree_node: Place) -> bool:
+    """Whether a module has weights of routed experts."""
+    return isinstance(tree_node.node.op, ExpertLinear)
 
 
 class DividedInRing(Divided, RingAttention):
@@ -490,7 +504,7 @@ class DividedInRing(Divided, RingAttention):
 
 
 class RingChunk(Chunk):
-    """The layers of one stage, with a ring rank's part of each sequence."""
+    """The layers of one pipeline stage under ring attention, where a rank has a part of each sequence."""
 
     profiles = RingAttention, DividedInRing
     lowering: RingAttention
@@ -505,7 +519,7 @@ class RingChunk(Chunk):
 
 
 def torch_passes(spec: ModelSpec, training: Training) -> MeasurePasses:
-    """Returns a function that measures the passes of torch's kernels. Raises `Unsupported` for kernels without a
+    """Returns a function that measures bytes of passes of torch's kernels. Raises `Unsupported` for kernels without a
     ring."""
 
     def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
@@ -520,21 +534,23 @@ def torch_passes(spec: ModelSpec, training: Training) -> MeasurePasses:
             bytes_before = meter.now
             meter.restart()
             flight = chunk.forward_of()
-            saved, forward = meter.now - bytes_before, PeakByPath.since_restart(meter, bytes_before)
+            saved_bytes, forward = meter.now - bytes_before, PeakByPath.since_restart(meter, bytes_before)
             meter.restart()
             chunk.backward_of(flight)
             backward = PeakByPath.since_restart(meter, bytes_before)
             del flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not measured:  # tables, and tensors that live until the next micro-batch
-                remaining = meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
+                remaining_bytes = meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
             extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
             if extra_bytes and len(repeats) > 1:  # each number of layers has other gradients
                 return [batch for count in repeats for batch in measure(layout, stage, [count])]
             extra = sum(gradient.count - weight.count for gradient, weight in gradients)
-            constant = extra_bytes + remaining
+            constant_bytes = extra_bytes + remaining_bytes
             measured.append(
-                MicroBatchBytes(saved, forward.plus(constant), backward.plus(constant), extra_gradients=extra)
+                MicroBatchBytes(
+                    saved_bytes, forward.plus(constant_bytes), backward.plus(constant_bytes), extra_gradients=extra
+                )
             )
         return measured[1:]
 
@@ -546,7 +562,7 @@ THREADS = 2
 
 
 def bytes_per_parameter(memory: Memory, flat: bool = False) -> BytesPerParameter:
-    """Returns the bytes per parameter if weights, gradients and states are stored as on one device.
+    """Returns the bytes per parameter of weights, gradients and optimizer states, stored as on one device.
 
     flat: whether a rank's part of all parameters is one tensor without rows, so that Adafactor keeps it whole.
     """
@@ -555,8 +571,8 @@ def bytes_per_parameter(memory: Memory, flat: bool = False) -> BytesPerParameter
         states_per_parameter = optimizer(use.optimizer.name).per_element(flat)
         if states_per_parameter is not None:
             per_matrix, adamw_extra = (count * bytes_of(1, use.optimizer.dtype) for count in states_per_parameter)
-            master = use.master_weights / n
-            return BytesPerParameter(use.weights / n, use.gradients / n, per_matrix + master, adamw_extra)
+            master_bytes = use.master_weights / n
+            return BytesPerParameter(use.weights / n, use.gradients / n, per_matrix + master_bytes, adamw_extra)
     states = 0 if use.optimizer is None else use.optimizer.bytes
     return BytesPerParameter(use.weights / n, use.gradients / n, (states + use.master_weights) / n)
 
@@ -568,7 +584,7 @@ def estimate_with_torch_kernels(
     transient: TransientBytesOfRank,
     pads: bool = False,
 ) -> PeakEstimate:
-    """Returns the estimate of a framework whose modules run torch's kernels.
+    """Returns the memory estimate of a framework whose modules run torch's kernels.
 
     per_parameter: bytes per parameter.
     computing: the training that its modules compute.

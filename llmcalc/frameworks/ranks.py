@@ -31,7 +31,7 @@ from .with_frozen_model import with_frozen_model
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The memory of one rank.
+    """The device memory of one rank of a layout.
 
     rank: its number in the layout. stage: its stage in the pipeline. device: the memory of its accelerator.
     """
@@ -99,7 +99,7 @@ class Cluster:
 
     @cached_property
     def ranks_that_may_need_most(self) -> tuple[int, ...]:
-        """The `ranks` that may need the most device memory.
+        """The numbers of the ranks that may need the most device memory.
 
         A rank that comes later in the pipeline has no more micro-batches in flight than an earlier one. So apart from
         the first and the last of all, it needs no more than an earlier one with the same layers in each of its chunks,
@@ -107,19 +107,19 @@ class Cluster:
         """
         if self.layout.schedule == "dualpipe":
             return self.ranks
-        kinds = [name for _, stack in self.spec.stacks() for name in stack.layer_names()]
+        layer_names = [name for _, stack in self.spec.stacks() for name in stack.layer_names()]
         chunks: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
-        for stage in stages(self.layout, len(kinds)):
-            chunks[stage.rank].append(Counter(kinds[layer] for layer in stage.layers))
-        middle: list[int] = []
+        for stage in stages(self.layout, len(layer_names)):
+            chunks[stage.rank].append(Counter(layer_names[layer] for layer in stage.layers))
+        middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
-            if not any(_contains(chunks[earlier], chunks[pp]) for earlier in middle):
-                middle.append(pp)
-        ranks = {self.layout.rank(pp=pp) for pp in (0, *middle, self.layout.pp - 1)}
+            if not any(_has_all_layers(chunks[earlier_stage], chunks[pp]) for earlier_stage in middle_stages):
+                middle_stages.append(pp)
+        ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.ranks[-1]}))
 
     def on(self, runtime: Runtime) -> tuple[RankMemory, ...]:
-        """Returns the memory of each of `ranks` on an accelerator with this runtime.
+        """Returns the memory of each rank in `ranks` on an accelerator with this runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """
@@ -128,10 +128,10 @@ class Cluster:
     def rank_memory(self, rank: int, runtime: Runtime) -> RankMemory:
         """Returns the memory of one rank; its replay is cached."""
         if (rank, runtime) not in self._replayed:
-            self._replayed[rank, runtime] = self._replay(rank, runtime)
+            self._replayed[rank, runtime] = self._replayed_rank(rank, runtime)
         return self._replayed[rank, runtime]
 
-    def _replay(self, rank: int, runtime: Runtime) -> RankMemory:
+    def _replayed_rank(self, rank: int, runtime: Runtime) -> RankMemory:
         if self.trains:
             memory = self.framework.rank_memory(self.run, rank, runtime)
         else:
@@ -139,14 +139,14 @@ class Cluster:
             memory = rank_memory(inference_rank(self.memory, self.layout, rank, runtime))
         memory = with_nccl(memory, self.layout, self.framework, runtime, self.settings.torch or "")
         memory = memory_with_evidence(memory, self.evidence)
-        frozen = self.run.frozen
-        if frozen is not None:
-            memory = with_frozen_model(memory, frozen, frozen.bytes_beside(self.memory))
+        frozen_model = self.run.frozen
+        if frozen_model is not None:
+            memory = with_frozen_model(memory, frozen_model, frozen_model.bytes_beside(self.memory))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """The evidence for the parts, kernels and settings of the run, alone and under the framework."""
+        """The evidence for the results: tests and measurements of the run's parts, kernels, settings and framework."""
         use = self.memory.states
         record = self.framework.evidence_for(self.layout, self.trains)
         optimizer = None if use.optimizer is None else use.optimizer.name
@@ -155,7 +155,7 @@ class Cluster:
 
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
-        """The memory of each of `ranks` on the run's accelerator."""
+        """The memory of each rank in `ranks` on the run's accelerator."""
         return self.on(self.memory.runtime)
 
     @property
@@ -165,19 +165,19 @@ class Cluster:
 
     @property
     def peak_rank(self) -> RankMemory:
-        """The rank with the largest peak of blocks; another rank may reserve more, with more free blocks."""
+        """The rank with the largest peak of allocated bytes; another rank may reserve more, with more free blocks."""
         return max(self.by_rank, key=lambda rank: (rank.device.peak_bytes, -rank.rank))
 
     @cached_property
     def reserved_band(self) -> tuple[int, int] | None:
-        """Reserved bytes of the largest rank: with fixed segments, and with expandable ones.
+        """The reserved bytes of the largest rank, without and with expandable segments of the allocator.
 
         None where the allocator's setting is given.
         """
         if self.settings.allocator is not None:
             return None
-        grown = self.rank_memory(self.device_rank.rank, replace(self.memory.runtime, expandable=True))
-        return self.device_rank.device.reserved_bytes, grown.device.reserved_bytes
+        expandable_rank = self.rank_memory(self.device_rank.rank, replace(self.memory.runtime, expandable=True))
+        return self.device_rank.device.reserved_bytes, expandable_rank.device.reserved_bytes
 
     @property
     def attention(self) -> AttentionImplementation:
@@ -194,7 +194,7 @@ class Cluster:
 
     @cached_property
     def messages(self) -> list[Message] | None:
-        """The messages of the largest rank in a training step; None if they are not modelled."""
+        """The collective messages of the largest rank in a training step; None if they are not modelled."""
         if not self.trains:
             return None
         try:
@@ -203,7 +203,7 @@ class Cluster:
             return None
 
     def messages_of_rank(self, rank: int) -> list[Message]:
-        """Returns the messages of a rank in a step. Raises `InputError` for a run that is not modelled."""
+        """Returns the collective messages of a rank in a step. Raises `InputError` for a run that is not modelled."""
         if self.framework.own_messages is not None:
             messages = self.framework.own_messages(self.run, rank)
             if messages is not None:
@@ -222,9 +222,9 @@ class Cluster:
         )
 
 
-def _contains(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
-    """Whether each chunk has the layers of the chunk in its place, or more."""
-    return all(layers >= smaller for layers, smaller in zip(chunks, smaller_chunks, strict=True))
+def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
+    """Whether each pipeline chunk has all layers of the chunk with the same index in `smaller_chunks`."""
+    return all(layers >= smaller_layers for layers, smaller_layers in zip(chunks, smaller_chunks, strict=True))
 
 
 def attention_of(memory: Memory, framework: Framework) -> AttentionImplementation:
@@ -234,5 +234,5 @@ def attention_of(memory: Memory, framework: Framework) -> AttentionImplementatio
 
 
 def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:
-    """Returns the rank that needs the most device memory; the first of equal ones."""
+    """Returns the memory of the rank that needs the most device memory; the first of several equal ranks."""
     return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))

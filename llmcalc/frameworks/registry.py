@@ -44,20 +44,20 @@ def framework_of(request: LayoutRequest) -> Framework:
     """Returns the framework that a layout names, or the one that its options imply."""
     if request.framework is not None:
         return framework(request.framework)
-    implied = (record for name in NAMES if (record := framework(name)).implied_by is not None)
-    return next((record for record in implied if record.is_implied(request)), framework(WITHOUT_A_NAME))
+    implied_frameworks = (record for name in NAMES if (record := framework(name)).implied_by is not None)
+    return next((record for record in implied_frameworks if record.is_implied(request)), framework(WITHOUT_A_NAME))
 
 
 def frameworks_for_plans(request: LayoutRequest) -> tuple[Framework, ...]:
     """Returns the frameworks whose layouts a plan tries: the named or implied one, else `FOR_PLANS`."""
-    implied = framework_of(request)
-    if request.framework is not None or implied.is_implied(request):
-        return (implied,)
+    implied_framework = framework_of(request)
+    if request.framework is not None or implied_framework.is_implied(request):
+        return (implied_framework,)
     return tuple(framework(name) for name in FOR_PLANS)
 
 
 def layout_of(request: LayoutRequest) -> Layout:
-    """Returns the layout of a request, with its framework's defaults.
+    """Returns the parallel layout of a request, completed with its framework's defaults.
 
     Raises `InputError` for options that contradict each other.
     """

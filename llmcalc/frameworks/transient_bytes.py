@@ -1,4 +1,4 @@
-"""Transient bytes of a rank at some moments of a step, for estimates: beyond its passes and its parameters.
+"""A rank's temporary bytes at moments of a training step, in addition to its passes and its parameters.
 
 They are buffers in which gradients are summed over replicas, parameters that are sharded and gathered, and temporary
 tensors of the optimizer's step. Each framework counts its own (`transient_bytes` of its `estimate.py`).
@@ -48,7 +48,7 @@ class StageParameters(NamedTuple):
 
 
 class TransientBytes(NamedTuple):
-    """Transient bytes of a rank, beyond its passes and its parameters, by moment. All are 0 by default.
+    """A rank's temporary bytes by moment of a step, in addition to its passes and parameters. All are 0 by default.
 
     Bytes of a moment inside of the passes are added to `in_passes`: they are negative where less exists then.
 
@@ -93,12 +93,12 @@ TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters]], 
 
 
 def no_transient_bytes(layout: Layout, stage_parameters: Sequence[StageParameters]) -> TransientBytes:
-    """Returns the transient bytes of a framework that has none."""
+    """Returns zero temporary bytes, for frameworks that allocate none."""
     return TransientBytes()
 
 
 class OptimizerStepBytes(NamedTuple):
-    """The temporary bytes of an optimizer's step. All are 0 by default.
+    """The temporary bytes of an optimizer step, per element of its tensors. All are 0 by default.
 
     per_parameter: bytes per parameter.
     per_largest: further bytes per element of the largest tensor.
@@ -117,21 +117,23 @@ class OptimizerStepBytes(NamedTuple):
     gradient_width: int = 0
 
     def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
-        """Returns the peak of temporary bytes on one rank. sharded: whether each rank updates only its shard."""
+        """Returns the step's largest temporary bytes on a rank. sharded: whether each rank updates only its shard."""
         dense = sum(stage.dense for stage in stage_parameters)
         experts = sum(stage.experts for stage in stage_parameters)
         shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
         all_parameters = self.per_parameter * (dense / shards + experts / expert_shards)
         if self.per_adamw_parameter is None:
-            current = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
-            current += self.per_next_largest * max(stage.largest_in_layers for stage in stage_parameters)
+            largest_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
+            largest_bytes += self.per_next_largest * max(stage.largest_in_layers for stage in stage_parameters)
         else:
             matrix = max(stage.largest_matrix for stage in stage_parameters)
             by_adamw = sum(stage.outside_layers for stage in stage_parameters) + experts
-            current = max((self.per_largest + self.per_next_largest) * matrix, self.per_adamw_parameter * by_adamw)
+            largest_bytes = max(
+                (self.per_largest + self.per_next_largest) * matrix, self.per_adamw_parameter * by_adamw
+            )
         extra_gradients = sum(stage.extra_gradients for stage in stage_parameters)
         extra = (self.gradient_copy + self.gradient_width) * extra_gradients
-        return round(all_parameters + current / shards + extra / shards)
+        return round(all_parameters + largest_bytes / shards + extra / shards)
 
 
 SIDE = 1024
@@ -156,10 +158,10 @@ def measure_optimizer_step(training: Training, flat: bool = False) -> OptimizerS
             gradient_copy=copy,
             gradient_width=width,
         )
-    first, second, third = (_step_peak(training, gradient_type, has_copies, n) / elements for n in (1, 2, 3))
-    per_parameter = max(0.0, third - second)
-    per_largest = max(0.0, first - per_parameter)
-    per_next_largest = max(0.0, second - 2 * per_parameter - per_largest)
+    peak_of_1, peak_of_2, peak_of_3 = (_step_peak(training, gradient_type, has_copies, n) / elements for n in (1, 2, 3))
+    per_parameter = max(0.0, peak_of_3 - peak_of_2)
+    per_largest = max(0.0, peak_of_1 - per_parameter)
+    per_next_largest = max(0.0, peak_of_2 - 2 * per_parameter - per_largest)
     per_adamw_parameter = None
     if optimizer(training.optimizer).by_matrix:
         by_adamw = _step_peak(training, gradient_type, has_copies, 1, is_matrix=False) / elements
@@ -183,23 +185,25 @@ def _step_peak(
     meter = Meter()
     graph, shape = Graph(meter), (SIDE * SIDE,) if flat else (SIDE, SIDE)
     weight_type = FLOAT32 if training.master else DTYPES[training.dtype]
-    trained = [OptimizedParameter(empty(meter, shape, weight_type), is_matrix and not flat) for _ in range(count)]
-    gradients = [empty(meter, shape, gradient_type) for _ in trained]
+    trained_parameters = [
+        OptimizedParameter(empty(meter, shape, weight_type), is_matrix and not flat) for _ in range(count)
+    ]
+    gradients = [empty(meter, shape, gradient_type) for _ in trained_parameters]
     bytes_before = 0
     for _ in range(2):  # the first step allocates the optimizer's states
         bytes_before = meter.now
         meter.restart()
-        for parameter, gradient in zip(trained, gradients, strict=True):
+        for parameter, gradient in zip(trained_parameters, gradients, strict=True):
             parameter.gradient = empty(meter, shape, FLOAT32) if has_copies else gradient
         run_step(
             graph,
             training.optimizer,
-            trained,
+            trained_parameters,
             training.implementation,
             training.momentum,
             training.state_dtype,
             training.torch,
         )
-        for parameter in trained:
+        for parameter in trained_parameters:
             parameter.gradient = None
     return meter.peak - bytes_before

@@ -1,4 +1,4 @@
-"""Adds a frozen model, or another loss, to the memory of a device on which a model is trained."""
+"""Adds the bytes of a frozen model, or of a second loss, to the memory of a training device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .frozen_model import FrozenModel, SecondLoss
 
 
 def with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, size: int) -> DeviceMemory:
-    """Returns the memory of a device with so many bytes beside the run, which stay all the time."""
+    """Returns a device's memory with `size` bytes of a frozen model or second loss added at every point in time."""
 
     def kinds(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen.kind: bytes_by_kind.get(frozen.kind, 0) + size}
 
-    tensors, *others = memory.terms
+    tensors, *other_terms = memory.terms
     return replace(
         memory,
         exact_bytes=memory.exact_bytes + size,
@@ -27,5 +27,5 @@ def with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, si
         by_kind=kinds(memory.by_kind),
         timeline=tuple(point._replace(bytes=point.bytes + size) for point in memory.timeline),
         moments={phase: kinds(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
-        terms=(tensors, Term(frozen.name, size, "estimate", frozen.source), *others),
+        terms=(tensors, Term(frozen.name, size, "estimate", frozen.source), *other_terms),
     )

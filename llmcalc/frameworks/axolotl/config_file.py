@@ -13,7 +13,15 @@ from typing import Any
 
 from ...errors import shown
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import attention_words, kto_words, lora_words, noise_words, optimizer_words, pair_words, trained
+from ..launch.trainer import (
+    attention_settings,
+    kto_settings,
+    lora_settings,
+    noise_words,
+    optimizer_settings,
+    pair_settings,
+    trained,
+)
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
 READ = frozenset(
@@ -141,55 +149,55 @@ CUT_CROSS_ENTROPY = "CutCrossEntropyPlugin"
 
 def is_axolotl(data: Table) -> bool:
     """Whether a table is a config of axolotl."""
-    signs = ("micro_batch_size", "sequence_len", "datasets", "pretraining_dataset", "adapter", "num_epochs")
-    return "base_model" in data and any(name in data for name in signs)
+    known_keys = ("micro_batch_size", "sequence_len", "datasets", "pretraining_dataset", "adapter", "num_epochs")
+    return "base_model" in data and any(name in data for name in known_keys)
 
 
 def read_axolotl(data: Table, source: Source) -> Launch:
-    """Reads an axolotl config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
         for name, reason in REFUSED.items():
             if data.get(name) not in (None, False, "", []):
                 reading.unknown[name] = reason
-        _check_frozen(reading, data)
+        _check_trained_patterns(reading, data)
         noise_words(reading, data)
         reading.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
         for name in PARALLEL_SIZES:
             if data.get(name) not in (None, 1, 0):
                 reading.unknown[name] = "it is modelled as 1"
-        words: dict[str, Any] = {
+        run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reading.size(data, "micro_batch_size", 1),
-            "num_microbatches": _accumulation(reading, data),
+            "num_microbatches": _accumulation_steps(reading, data),
             "seq": reading.size(data, "sequence_len", 512),
-            **optimizer_words(reading, "optimizer", reading.value(data, "optimizer", "adamw_torch_fused")),
+            **optimizer_settings(reading, "optimizer", reading.value(data, "optimizer", "adamw_torch_fused")),
         }
         half = _half_format(reading, data)
-        words |= {"precision": "fp32"} if half is None else {"dtype": half, "master_weights": "none"}
-        words |= _kernels(reading, data)
-        words |= _adapters(reading, data)
+        run_settings |= {"precision": "fp32"} if half is None else {"dtype": half, "master_weights": "none"}
+        run_settings |= _kernel_settings(reading, data)
+        run_settings |= _adapter_settings(reading, data)
         _check_overrides(reading, data)
         if data.get("rl"):
-            words |= _preferences(reading, str(data["rl"]), words)
+            run_settings |= _preference_settings(reading, str(data["rl"]), run_settings)
         if data.get("reward_model") or data.get("process_reward_model"):
             reading.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if data.get("reward_model"):
-            words |= pair_words(reading, "reward", words)
+            run_settings |= pair_settings(reading, "reward", run_settings)
         return trained(
             reading,
             "axolotl",
             _trainer_arguments(data, half),
-            words,
+            run_settings,
             source.world_size,
             target=str(data["base_model"] or ""),
             shipped=DEEPSPEED_CONFIGS,
         )
 
 
-def _check_frozen(reading: Reading, data: Table) -> None:
-    """Notes patterns of trained parameters that do not cover the whole language model (utils/freeze.py)."""
+def _check_trained_patterns(reading: Reading, data: Table) -> None:
+    """Records patterns of trained parameters that leave out parts of the model, as unknown (utils/freeze.py)."""
     patterns = data.get("unfrozen_parameters") or []
     if not isinstance(patterns, list):
         raise reading.wrong("unfrozen_parameters", f"{shown(patterns)}; expected a list of patterns")
@@ -204,11 +212,11 @@ LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
 """Names of modules that make up the language model beside encoders of images."""
 
 
-def _accumulation(reading: Reading, data: Table) -> int:
-    """Returns the micro-batches per step: the file's, or the batch of all devices divided by their micro-batches."""
+def _accumulation_steps(reading: Reading, data: Table) -> int:
+    """Returns the number of micro-batches per step, from the file or from the batch size of all devices."""
     if data.get("gradient_accumulation_steps") is None and data.get("batch_size") is not None:
-        total = size_of(reading, "batch_size", data["batch_size"])
-        return max(1, total // reading.size(data, "micro_batch_size", 1))
+        global_batch = size_of(reading, "batch_size", data["batch_size"])
+        return max(1, global_batch // reading.size(data, "micro_batch_size", 1))
     return reading.size(data, "gradient_accumulation_steps", 1)
 
 
@@ -230,12 +238,12 @@ def _half_format(reading: Reading, data: Table) -> str | None:
     return "fp16" if flags["fp16"] or flags["float16"] else None
 
 
-def _kernels(reading: Reading, data: Table) -> dict[str, Any]:
+def _kernel_settings(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the settings of recomputation, attention, compilation and the loss."""
-    words: dict[str, Any] = {}
+    kernel_settings: dict[str, Any] = {}
     checkpointing = data.get("gradient_checkpointing")
     if checkpointing in ("offload", "offload_disk", "unsloth"):
-        words |= {"recompute": "full", "offload_activations": True}
+        kernel_settings |= {"recompute": "full", "offload_activations": True}
     elif reading.flag(data, "gradient_checkpointing"):
         kwargs = data.get("gradient_checkpointing_kwargs")
         if kwargs is None:
@@ -243,47 +251,49 @@ def _kernels(reading: Reading, data: Table) -> dict[str, Any]:
             kwargs = {"use_reentrant": True}
         if not isinstance(kwargs, Mapping):
             raise reading.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
-        words["recompute"] = "full-reentrant" if kwargs.get("use_reentrant") is True else "full"
+        kernel_settings["recompute"] = "full-reentrant" if kwargs.get("use_reentrant") is True else "full"
     if data.get("activation_offloading"):
-        words["offload_activations"] = True
-        words["recompute"] = "full"  # the hidden states of checkpointed layers go to the host
+        kernel_settings["offload_activations"] = True
+        kernel_settings["recompute"] = "full"  # the hidden states of checkpointed layers go to the host
     flag = next((name for name in ATTENTION_FLAGS if data.get(name) is True), "")
     if data.get("attn_implementation") is not None:
-        words |= attention_words(reading, "attn_implementation", data["attn_implementation"])
+        kernel_settings |= attention_settings(reading, "attn_implementation", data["attn_implementation"])
     elif flag:
-        words |= attention_words(reading, flag, ATTENTION_FLAGS[flag])
+        kernel_settings |= attention_settings(reading, flag, ATTENTION_FLAGS[flag])
     else:
-        words |= attention_words(reading, "attn_implementation", reading.value(data, "attn_implementation", "sdpa"))
+        kernel_settings |= attention_settings(
+            reading, "attn_implementation", reading.value(data, "attn_implementation", "sdpa")
+        )
     if data.get("torch_compile") not in (None, False, "auto"):
-        words["compile"] = True
-    return words | _loss(reading, data)
+        kernel_settings["compile"] = True
+    return kernel_settings | _loss_settings(reading, data)
 
 
-def _loss(reading: Reading, data: Table) -> dict[str, Any]:
+def _loss_settings(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the settings of norms and of the loss, which Liger-Kernel and Cut Cross-Entropy replace."""
-    words: dict[str, Any] = {}
+    loss_settings: dict[str, Any] = {}
     plugins = data.get("plugins") or []
     if not isinstance(plugins, list):
         raise reading.wrong("plugins", f"{shown(plugins)}; expected a list of names")
     if data.get("liger_rms_norm") or data.get("liger_layer_norm"):
-        words["norm"] = "fused"
+        loss_settings["norm"] = "fused"
     if data.get("liger_rms_norm_gated"):
         reading.notes.append("liger_rms_norm_gated: the gated norm of linear attention is counted step by step")
     if data.get("liger_glu_activation"):
         reading.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
     if data.get("liger_fused_linear_cross_entropy"):
-        words["cross_entropy"] = "chunked"
+        loss_settings["cross_entropy"] = "chunked"
     elif data.get("liger_cross_entropy"):
-        words["cross_entropy"] = "fused"
+        loss_settings["cross_entropy"] = "fused"
     elif data.get("chunked_cross_entropy"):
-        words["cross_entropy"] = "split"
+        loss_settings["cross_entropy"] = "split"
     elif data.get("cut_cross_entropy") or any(str(plugin).endswith(CUT_CROSS_ENTROPY) for plugin in plugins):
-        words["cross_entropy"] = "chunked"
+        loss_settings["cross_entropy"] = "chunked"
         reading.notes.append("Cut Cross-Entropy is counted as Liger-Kernel's chunked loss, an upper bound")
-    return words
+    return loss_settings
 
 
-def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+def _adapter_settings(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the settings of adapters. QLoRA stores scales that are quantized too (loaders/model.py)."""
     adapter = data.get("adapter")
     if adapter in (None, "", False):
@@ -296,7 +306,7 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     if data.get("lora_r") is None:
         raise reading.wrong("lora_r", "missing; expected the rank of the adapters, or --lora-rank")
     targets = "all-linear" if data.get("lora_target_linear") else data.get("lora_target_modules")
-    words = lora_words(
+    adapter_settings = lora_settings(
         reading,
         rank=("lora_r", data["lora_r"]),
         targets=("lora_target_modules", targets),
@@ -304,20 +314,24 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
         dropout=data.get("lora_dropout"),
     )
     if adapter == "qlora" and data.get("load_in_4bit") is not False:
-        words["base"] = _four_bit_format(reading, data)
+        adapter_settings["base"] = _four_bit_format(reading, data)
         if reading.flag(data, "quantize_moe_experts"):
-            words["quantized_experts"] = True
+            adapter_settings["quantized_experts"] = True
     elif data.get("load_in_8bit"):
-        words["base"] = "int8"
-    if data.get("quantize_moe_experts") and "quantized_experts" not in words:
+        adapter_settings["base"] = "int8"
+    if data.get("quantize_moe_experts") and "quantized_experts" not in adapter_settings:
         reading.unknown["quantize_moe_experts"] = "experts in 4 bits alone are modelled, with adapter: qlora"
-    if not words.get("lora_dropout") and not data.get("trust_remote_code") and data.get("lora_mlp_kernel") is not False:
+    if (
+        not adapter_settings.get("lora_dropout")
+        and not data.get("trust_remote_code")
+        and data.get("lora_mlp_kernel") is not False
+    ):
         reading.notes.append("axolotl's fused kernels of adapters keep less than PEFT's layers, which are counted")
-    return words
+    return adapter_settings
 
 
 def _four_bit_format(reading: Reading, data: Table) -> str:
-    """Returns the format of weights in 4 bits: nf4 whose scales are quantized too by default."""
+    """Returns the number format of 4-bit weights, by default nf4 with quantized scales."""
     options = data.get("bnb_config_kwargs") or {}
     if not isinstance(options, Mapping):
         raise reading.wrong("bnb_config_kwargs", f"{shown(options)}; expected a table")
@@ -332,7 +346,7 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 
 
 def _check_overrides(reading: Reading, data: Table) -> None:
-    """Notes the fields of the model's config that the file replaces and that are not read."""
+    """Records fields of the model's config that the file overrides and that are not modelled, as unknown."""
     for key in ("model_config", "overrides_of_model_config"):
         fields = data.get(key) or {}
         if not isinstance(fields, Mapping):
@@ -348,14 +362,14 @@ PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 """`rl` → the loss on pairs."""
 
 
-def _preferences(reading: Reading, name: str, words: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the batch of training on preference pairs."""
+def _preference_settings(reading: Reading, name: str, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the batch settings of training on preference pairs."""
     if name == "kto":
-        return kto_words(reading, words)
+        return kto_settings(reading, run_settings)
     if name not in PREFERENCES:
         reading.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
         return {}
-    return pair_words(reading, PREFERENCES[name], words)
+    return pair_settings(reading, PREFERENCES[name], run_settings)
 
 
 def _trainer_arguments(data: Table, half: str | None) -> dict[str, Any]:

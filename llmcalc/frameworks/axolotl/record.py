@@ -1,4 +1,4 @@
-"""axolotl: the record of its config files."""
+"""The registry record of axolotl's config files."""
 
 from __future__ import annotations
 

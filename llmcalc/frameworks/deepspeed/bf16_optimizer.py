@@ -29,9 +29,9 @@ class Bf16OptimizerRun(ReplicatedRun):
         size, width = flat_size(sum(map(elements, self.parameters)), self.ranks), self.dtype.bytes
         self.partition_size = size // self.ranks
         with counted_as(self.meter, "weights"):
-            flat = Storage(self.meter, size * width)
+            flat_weights = Storage(self.meter, size * width)
         for weight in self.parameters:
-            weight.storage = flat
+            weight.storage = flat_weights
         clone = Storage(self.meter, self.partition_size * width)
         with counted_as(self.meter, "optimizer"):
             self.trained = [OptimizedParameter(empty(self.meter, (self.partition_size,), FLOAT32))]
@@ -40,13 +40,13 @@ class Bf16OptimizerRun(ReplicatedRun):
             self.flat_sums = Storage(self.meter, size * self.accumulation_dtype.bytes)
 
     def backward(self, loss: Tensor) -> None:
-        """Runs the backward pass, adds each gradient to its sum (`update_hp_grads`) and reduces the sums."""
+        """Runs the backward pass, adds gradients to float32 sums (`update_hp_grads`) and reduces the sums."""
         super(ReplicatedRun, self).backward(loss)
         self.meter.place = Place("backward")
         for weight in self.parameters:
             if weight.grad is not None and self.accumulation_dtype is not self.dtype:
-                cast = Storage(self.meter, elements(weight) * self.accumulation_dtype.bytes)
-                del cast
+                cast_gradient = Storage(self.meter, elements(weight) * self.accumulation_dtype.bytes)
+                del cast_gradient
         if self.is_last_microbatch and self.communication_dtype is not self.accumulation_dtype:
             with counted_as(self.meter, "communication"):  # the sums are one tensor already, which is cast
                 message = Storage(self.meter, self.partition_size * self.ranks * self.communication_dtype.bytes)

@@ -95,7 +95,7 @@ def is_deepspeed(config: Table) -> bool:
 
 
 def read_deepspeed(config: Table, source: Source, trainer: Table | None = None) -> Launch:
-    """Reads a DeepSpeed config into a launch.
+    """Returns the training run of a DeepSpeed config.
 
     trainer: the Trainer's settings for "auto" values: batch, num_microbatches, bf16, fp16; its defaults by default.
     Raises `InputError`, which names file and key.
@@ -109,16 +109,16 @@ def read_deepspeed(config: Table, source: Source, trainer: Table | None = None) 
 
 
 def read_into(reading: Reading, config: Table, world_size: int | None, trainer: Table) -> RunUnder:
-    """Reads a DeepSpeed config that is part of another launch file."""
+    """Returns the training run of a DeepSpeed config that is part of another launch file."""
     for key in config:
         if key in IGNORED or str(key).startswith("_"):
             reading.ignored.append(key)
     unknown_keys(reading, config, (*READ, *reading.ignored), "", "no key that is known")
     world = reading.devices(world_size)
-    zero = _settings(reading, config)
-    command_settings: dict[str, Any] = {"phase": "training", **_batches(reading, config, world, trainer)}
-    command_settings |= _precision(reading, config, trainer)
-    command_settings |= _optimizer(reading, config)
+    zero = _zero_settings(reading, config)
+    command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reading, config, world, trainer)}
+    command_settings |= _number_formats(reading, config, trainer)
+    command_settings |= _optimizer_settings(reading, config)
     for key, value in reading.table(config, "activation_checkpointing").items():
         if key in ("partition_activations", "cpu_checkpointing") and value not in (False, None):
             reading.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
@@ -136,13 +136,13 @@ def read_into(reading: Reading, config: Table, world_size: int | None, trainer: 
 
 
 def run_of_program(reading: Reading, config: Table, world: int | None, settings: Mapping[str, Any]) -> RunUnder:
-    """Returns the run of a program that creates its own config. settings: those that the config does not have."""
+    """Returns the run of a program that creates its own DeepSpeed config. settings: settings not in the config."""
     run = read_into(reading, config, world, {})
     return without_chunked_loss(reading, run._replace(settings={**run.settings, **settings}))
 
 
 def without_chunked_loss(reading: Reading, run: RunUnder) -> RunUnder:
-    """Returns the run with a loss over whole logits in stage 3, whose gathered head is not modelled in chunks."""
+    """Returns the training run with an unchunked loss in stage 3, since a gathered head is not modelled with chunks."""
     if run.layout.zero != 3 or run.settings.get("cross_entropy") not in ("chunked", "split"):
         return run
     reading.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
@@ -150,19 +150,21 @@ def without_chunked_loss(reading: Reading, run: RunUnder) -> RunUnder:
     return run._replace(settings={**settings, "cross_entropy": "fused"})
 
 
-def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
-    """Returns the settings that affect memory, with DeepSpeed's defaults."""
+def _zero_settings(reading: Reading, config: Table) -> DeepSpeedSettings:
+    """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
     values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
     for key, value in reading.table(config, "zero_optimization").items():
         name, path = RENAMED.get(key, key), f"zero_optimization.{key}"[:80]
         if name in ("offload_optimizer", "offload_param"):
             device = value.get("device", "cpu") if isinstance(value, Mapping) else value
-            values[name] = "none" if device in (None, False) else _convert(reading, path, field_types[name], device)
+            values[name] = (
+                "none" if device in (None, False) else _convert_value(reading, path, field_types[name], device)
+            )
             values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
         elif name in field_types:
             if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
-                values[name] = _convert(reading, path, field_types[name], value)
+                values[name] = _convert_value(reading, path, field_types[name], value)
         elif name in ZERO_IGNORED:
             reading.ignored.append(path)
         elif name not in ZERO_OFF:
@@ -180,10 +182,10 @@ def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
     for name, (section, key) in sections.items():
         value = reading.table(config, section).get(key)
         if value not in (None, AUTO):
-            values[name] = _convert(reading, f"{section}.{key}", field_types[name], value)
+            values[name] = _convert_value(reading, f"{section}.{key}", field_types[name], value)
     for name in ("communication_data_type", "gradient_clipping"):
         if config.get(name) not in (None, AUTO):
-            values[name] = _convert(reading, name, field_types[name], config[name])
+            values[name] = _convert_value(reading, name, field_types[name], config[name])
     table = reading.table(config, "optimizer")
     values["optimizer"] = str(table.get("type") or "")[:40]
     values["torch_adam"] = reading.table(table, "params").get("torch_adam") is True
@@ -202,7 +204,7 @@ def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
 AUTO_TEXT = "'auto'"
 
 
-def _convert(reading: Reading, path: str, field_type: Any, value: Any) -> Any:
+def _convert_value(reading: Reading, path: str, field_type: Any, value: Any) -> Any:
     """Converts a value to its field's type. Raises `InputError` that names the key."""
     args = (
         [field_type]
@@ -223,11 +225,11 @@ def _convert(reading: Reading, path: str, field_type: Any, value: Any) -> Any:
             return float(value)
         if type_ is str and isinstance(value, str):
             return value[:40]
-    raise reading.wrong(path, f"{shown(value)}; expected {' or '.join(map(_type_text, args))}")
+    raise reading.wrong(path, f"{shown(value)}; expected {' or '.join(map(_type_description, args))}")
 
 
-def _type_text(field_type: Any) -> str:
-    """Describes a field's type for an error message."""
+def _type_description(field_type: Any) -> str:
+    """Returns a description of a field's type for an error message."""
     if get_origin(field_type) is Literal:
         return " or ".join(map(str, get_args(field_type)))
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(
@@ -235,50 +237,56 @@ def _type_text(field_type: Any) -> str:
     )
 
 
-def _batches(reading: Reading, config: Table, world: int, trainer: Table) -> dict[str, int]:
-    """Returns the sequences per micro-batch and the number of micro-batches. One of three keys is derived."""
+def _batch_sizes(reading: Reading, config: Table, world: int, trainer: Table) -> dict[str, int]:
+    """Returns the sequences per micro-batch and the number of micro-batches; one of three keys is derived."""
 
     def read_size(key: str) -> int | None:
-        """Returns a whole number of the config; None if it is missing or `auto`."""
+        """Returns the value of a key as a whole number; None if it is missing or `auto`."""
         value = config.get(key)
         return None if value in (None, AUTO) else size_of(reading, key, value)
 
-    micro, steps = read_size("train_micro_batch_size_per_gpu"), read_size("gradient_accumulation_steps")
-    total = read_size("train_batch_size")
+    micro_batch_size, accumulation_steps = (
+        read_size("train_micro_batch_size_per_gpu"),
+        read_size("gradient_accumulation_steps"),
+    )
+    batch_size = read_size("train_batch_size")
     if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer:
-        if micro is None and "batch" not in trainer:
+        if micro_batch_size is None and "batch" not in trainer:
             reading.filled_in["per_device_train_batch_size"] = TRAINER_BATCH
-        micro = micro or trainer.get("batch", TRAINER_BATCH)
-        if steps is None and "num_microbatches" not in trainer:
+        micro_batch_size = micro_batch_size or trainer.get("batch", TRAINER_BATCH)
+        if accumulation_steps is None and "num_microbatches" not in trainer:
             reading.filled_in["gradient_accumulation_steps"] = 1
-        steps = steps or trainer.get("num_microbatches", 1)
-    if micro is None and total is None:
+        accumulation_steps = accumulation_steps or trainer.get("num_microbatches", 1)
+    if micro_batch_size is None and batch_size is None:
         raise reading.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
-    if total is not None:
-        if micro is None:
-            divisor = world * (steps or 1)
-            if total % divisor:
-                raise reading.wrong("train_batch_size", f"{total}; expected a multiple of {divisor}, --devices · steps")
-            micro = total // divisor
-        elif steps is None:
-            if total % (micro * world):
-                raise reading.wrong("train_batch_size", f"{total}; expected a multiple of micro-batch · --devices")
-            steps = total // (micro * world)
-        if total != micro * world * (steps or 1):
+    if batch_size is not None:
+        if micro_batch_size is None:
+            divisor = world * (accumulation_steps or 1)
+            if batch_size % divisor:
+                raise reading.wrong(
+                    "train_batch_size", f"{batch_size}; expected a multiple of {divisor}, --devices · steps"
+                )
+            micro_batch_size = batch_size // divisor
+        elif accumulation_steps is None:
+            if batch_size % (micro_batch_size * world):
+                raise reading.wrong("train_batch_size", f"{batch_size}; expected a multiple of micro-batch · --devices")
+            accumulation_steps = batch_size // (micro_batch_size * world)
+        if batch_size != micro_batch_size * world * (accumulation_steps or 1):
             raise reading.wrong(
                 "train_batch_size",
-                f"{total}; expected micro-batch · steps · devices = {micro} · {steps or 1} · {world} (--devices)",
+                f"{batch_size}; expected micro-batch · steps · devices = {micro_batch_size} · "
+                f"{accumulation_steps or 1} · {world} (--devices)",
             )
-    assert micro is not None
-    return {"batch": micro, "num_microbatches": steps or 1}
+    assert micro_batch_size is not None
+    return {"batch": micro_batch_size, "num_microbatches": accumulation_steps or 1}
 
 
 TRAINER_BATCH = 8
 """The Trainer's default of `per_device_train_batch_size`."""
 
 
-def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any]:
-    """Returns the number formats. bf16 and fp16 have 16-bit weights and fp32 master weights."""
+def _number_formats(reading: Reading, config: Table, trainer: Table) -> dict[str, Any]:
+    """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
     formats = {}
     if not trainer and any(reading.table(config, name).get("enabled") == AUTO for name in ("bf16", "fp16")):
         reading.filled_in["bf16"] = False
@@ -294,10 +302,12 @@ def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any
     if reading.table(config, "amp").get("enabled"):
         reading.unknown["amp"] = "Apex is not modelled"
     format_names = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", None: None, AUTO: None}
-    accumulated = reading.table(config, "data_types").get("grad_accum_dtype")
-    if not isinstance(accumulated, str | None) or accumulated not in format_names:
-        raise reading.wrong("data_types.grad_accum_dtype", f"{shown(accumulated)}; expected fp32, bf16 or fp16")
-    gradient_format = {} if format_names[accumulated] is None else {"grad_dtype": format_names[accumulated]}
+    accumulation_format = reading.table(config, "data_types").get("grad_accum_dtype")
+    if not isinstance(accumulation_format, str | None) or accumulation_format not in format_names:
+        raise reading.wrong("data_types.grad_accum_dtype", f"{shown(accumulation_format)}; expected fp32, bf16 or fp16")
+    gradient_format = (
+        {} if format_names[accumulation_format] is None else {"grad_dtype": format_names[accumulation_format]}
+    )
     if formats["bf16"] or formats["fp16"]:
         return {"dtype": "bf16" if formats["bf16"] else "fp16", "master_weights": "fp32", **gradient_format}
     return {"dtype": "fp32", "master_weights": "none", **gradient_format}
@@ -309,7 +319,7 @@ STAGE_0_ALONE = (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB)
 """Optimizers that are modelled in stage 0 with 16-bit weights alone."""
 
 
-def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
+def _optimizer_settings(reading: Reading, config: Table) -> dict[str, Any]:
     """Returns the optimizer's settings."""
     table = reading.table(config, "optimizer")
     name = table.get("type")

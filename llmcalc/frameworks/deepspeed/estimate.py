@@ -1,4 +1,4 @@
-"""Estimates the memory of ranks under DeepSpeed ZeRO without an allocator, for plans."""
+"""Estimates the memory of ranks under DeepSpeed ZeRO without an allocator, for the search over layouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .settings import DeepSpeedSettings
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """Estimates the memory of every rank of a model."""
+    """Returns the estimate of the memory of every rank of a model."""
     training = memory.training()
     transient = partial(transient_bytes, measure_optimizer_step(training, flat=True), DTYPES[training.dtype].bytes)
     return estimate_with_torch_kernels(
@@ -27,7 +27,7 @@ def estimate(memory: Memory) -> PeakEstimate:
 def transient_bytes(
     step: OptimizerStepBytes, width: int, layout: Layout, stage_parameters: Sequence[StageParameters]
 ) -> TransientBytes:
-    """Returns the transient bytes of a rank. width: bytes per element of weights and gradients.
+    """Returns the temporary bytes of a rank. width: bytes per element of weights and gradients.
 
     In stage 0 copies of the gradients are reduced; in the others they are reduced in a buffer. In stages 1 and 2 it
     exists from the first gradient to the reduction, which in stage 2 follows each micro-batch. The reduced gradients
@@ -41,7 +41,7 @@ def transient_bytes(
     if layout.zero == 0:
         copies = width * min(REDUCED_AT_ONCE, parameters)
         return TransientBytes(gradient_reduction=copies, optimizer_step=step_bytes)
-    bucket, shard = settings.elements("reduce_bucket_size"), parameters // layout.shards
+    bucket, shard = settings.size_in_elements("reduce_bucket_size"), parameters // layout.shards
     buffer = width * bucket
     if layout.zero == 3:
         group_share = min(1, settings.sub_group_size / max(1, shard))

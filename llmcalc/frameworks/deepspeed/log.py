@@ -1,4 +1,4 @@
-"""Logs of DeepSpeed: its estimates of model states (runtime/zero/stage3.py, stage_1_and_2.py) and see_memory_usage."""
+"""Reads DeepSpeed's logs: estimates of model states (runtime/zero/stage3.py, stage_1_and_2.py), see_memory_usage."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MILLION = 10**6
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads DeepSpeed's estimates and measurements; None for a log without any."""
+    """Returns DeepSpeed's memory estimates and measurements in a log; None for a log without any."""
     facts = Facts(log, PATTERNS)
     names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
-    terms = [*_estimates(log, facts), *facts.largest(*names)]
+    terms = [*_model_state_estimates(log, facts), *facts.largest(*names)]
     if not terms:
         return None
     return LogReading(
@@ -38,7 +38,7 @@ def read_log(log: LogText) -> LogReading | None:
     )
 
 
-def _estimates(log: LogText, facts: Facts) -> list[LogTerm]:
+def _model_state_estimates(log: LogText, facts: Facts) -> list[LogTerm]:
     """Returns the estimate without offloading: 18 bytes per parameter over the ranks, and the largest gathered
     layer."""
     if "params" not in facts:

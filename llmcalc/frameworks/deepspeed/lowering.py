@@ -26,7 +26,7 @@ class UnpackHook:
 
 
 class GatheringProfile(Eager):
-    """Runs a program whose parameters are gathered module by module.
+    """Runs a model's program, whose parameters are gathered module by module.
 
     coordinator: gathers and releases parameters; None in a run that only lists them.
     opened: modules that the current step gathered.
@@ -36,7 +36,7 @@ class GatheringProfile(Eager):
     coordinator: Coordinator | None = None
 
     def gather_with(self, coordinator: Coordinator) -> None:
-        """Makes all further parameters partitioned, gathered by `coordinator`."""
+        """Partitions all parameters created from now on; `coordinator` gathers them."""
         self.coordinator = coordinator
         self.opened: list[Path] = []
         self.of_frames: list[list[Path]] = []
@@ -47,11 +47,11 @@ class GatheringProfile(Eager):
         """Creates a partitioned parameter, and returns its full tensor."""
         if self.coordinator is None or key in self.buffers:
             return super().create_parameter(key, template)
-        return self.coordinator.add(key, template).full_param
+        return self.coordinator.add_parameter(key, template).full_param
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
-        """Returns the path and full tensor of every trained parameter."""
+        """The path and full tensor of every trained parameter."""
         if self.coordinator is None:
             return super().parameters
         return [
@@ -61,13 +61,13 @@ class GatheringProfile(Eager):
         ]
 
     def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
-        """Returns the parameters of a node that no pass reads."""
+        """Returns the parameters of a module that no pass reads."""
         weights = super().unread_parameters(name, parameter_use)
         if self.coordinator is None:
             return weights
         unread_count = len(self.unused_modules)
         return [
-            self.coordinator.add(("unread", unread_count, i, name), weight).full_param
+            self.coordinator.add_parameter(("unread", unread_count, i, name), weight).full_param
             for i, weight in enumerate(weights)
         ]
 
@@ -80,20 +80,20 @@ class GatheringProfile(Eager):
         return self.gather_for_use(super()._shared_weight(weight, name, shape))
 
     def gather_for_use(self, weight: Tensor) -> Tensor:
-        """Gathers the module of a parameter if necessary. Returns the parameter."""
+        """Returns a parameter, after gathering its module if necessary."""
         if self.coordinator is not None and not self.prepares:
             parameter = self.coordinator.by_tensor.get(id(weight))
             if parameter is not None and not any(
                 parameter.module in modules for modules in (self.opened, *self.of_frames)
             ):
                 self.opened.append(parameter.module)
-                self.coordinator.fetch(parameter.module)
+                self.coordinator.fetch_module(parameter.module)
         return weight
 
     # --- running ----------------------------------------------------------------------------------------------------
 
     def step(self, step: Step) -> None:
-        """Runs a step, and releases its parameters afterwards."""
+        """Runs a step of the program, and releases the step's parameters afterwards."""
         if self.coordinator is None:
             super().step(step)
             return
@@ -114,19 +114,19 @@ class GatheringProfile(Eager):
             elif needs_no_gradient and not any(
                 parameter.full_param.leaf for parameter in self.coordinator.modules[module]
             ):
-                self.coordinator.release(module)  # no gradient passes a frozen layer whose input needs none
+                self.coordinator.release_module(module)  # no gradient passes a frozen layer whose input needs none
             else:
                 self._add_release_hooks(module, step.outs[0] if step.outs else None)
 
     def _save_input(self, x: Tensor, out: Value) -> None:
         """Saves a linear layer's input even for a frozen weight (`LinearFunctionForZeroStage3`)."""
-        bound = self._bound(out)
-        node = None if bound is None else self.values[id(bound)].node
+        bound_tensor = self._bound(out)
+        node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if node is not None:
             node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _module(self, frame: Frame) -> None:
-        """Runs a module between gathering and release of its parameters."""
+        """Runs a module of the program between gathering and release of the module's parameters."""
         if self.coordinator is None:
             super()._module(frame)
             return
@@ -141,8 +141,8 @@ class GatheringProfile(Eager):
     def _add_release_hooks(self, module: Path, out: Value | None) -> None:
         """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
         assert self.coordinator is not None
-        bound = self._bound(out)
-        node = None if bound is None else self.values[id(bound)].node
+        bound_tensor = self._bound(out)
+        node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if node is not None:
             node.hooks.append(self.coordinator.before_backward(module))
-        self.coordinator.release(module)
+        self.coordinator.release_module(module)

@@ -1,4 +1,4 @@
-"""Messages of DeepSpeed for the gradients and weights of replicas.
+"""The collective messages with which DeepSpeed reduces gradients and gathers weights.
 
 Gradients are reduced in the format of the weights, in buckets of 500 million elements, in stages 2 and 3 per
 micro-batch. Weights are gathered once per step, in stage 3 module by module in both passes (deepspeed/runtime/zero).
@@ -16,25 +16,25 @@ BUCKET = 5 * 10**8
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """Yields the messages for the weights of a replica group."""
+    """Yields the collective messages for the weights of a replica group."""
     stage, ranks, width = group.layout.zero, group.ranks, group.width
     if not stage:
-        for size in _buckets(group.elements):
+        for size in _bucket_sizes(group.elements):
             yield ranks.message("all_reduce", size * width, 1)
         return
-    times = group.chunk.batches if stage >= 2 else 1
-    for size in _buckets(group.elements):
-        yield ranks.message("reduce_scatter", size * width, times)
-        yield ranks.replica_all_reduce(size * width // ranks.shards, times)
+    reductions = group.chunk.batches if stage >= 2 else 1
+    for size in _bucket_sizes(group.elements):
+        yield ranks.message("reduce_scatter", size * width, reductions)
+        yield ranks.replica_all_reduce(size * width // ranks.shards, reductions)
     if stage < 3:
         yield ranks.message("all_gather", group.elements * width, 1)
         return
-    for weights in _by_module(group.weights):
+    for weights in _group_by_module(group.weights):
         size = sum(weight.tensor.size for weight in weights)
         yield ranks.message("all_gather", size * width, 2 * group.chunk.batches * weights[0].count)
 
 
-def _by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
+def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
     """Groups weights by module."""
     modules: dict[object, list[WeightShard]] = {}
     for weight in weights:
@@ -42,8 +42,8 @@ def _by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
     return list(modules.values())
 
 
-def _buckets(elements: int) -> list[int]:
-    """Returns the elements of each bucket."""
+def _bucket_sizes(elements: int) -> list[int]:
+    """Returns the number of elements of each gradient bucket."""
     full_buckets, remaining_elements = divmod(elements, BUCKET)
     return [BUCKET] * full_buckets + [remaining_elements] * (remaining_elements > 0)
 

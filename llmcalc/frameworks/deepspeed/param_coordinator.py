@@ -38,7 +38,7 @@ class ParameterStorage(Storage):
         self.inner: Storage | None = None
 
     def __del__(self) -> None:
-        """Does nothing: the inner storage frees itself."""
+        """Does nothing, since the inner storage frees itself."""
 
 
 class AllGatherHandle:
@@ -51,7 +51,7 @@ class AllGatherHandle:
 
 
 class Parameter:
-    """A partitioned parameter.
+    """A parameter partitioned over the ranks.
 
     path: its path in the model.
     module: the path of its module.
@@ -128,7 +128,7 @@ class Coordinator:
         self.to_release: dict[tuple[Path, int], list[Parameter]] = {}
         self.backward_modules: list[Path] = []
 
-    def add(self, path: Path, template: Tensor) -> Parameter:
+    def add_parameter(self, path: Path, template: Tensor) -> Parameter:
         """Adds a partitioned parameter. template: a tensor with its shape and format."""
         parameter = Parameter(self.meter, path, template, self.ranks)
         self.parameters.append(parameter)
@@ -142,7 +142,7 @@ class Coordinator:
         for parameter in self.parameters:
             if limit is not None and parameter.count + persistent_elements > limit:
                 continue
-            if parameter.count <= self.settings.elements("stage3_param_persistence_threshold"):
+            if parameter.count <= self.settings.size_in_elements("stage3_param_persistence_threshold"):
                 parameter.persists = True
                 persistent_elements += parameter.count
 
@@ -152,7 +152,7 @@ class Coordinator:
         """Starts a forward pass at the beginning of the recorded trace."""
         for parameter in self.parameters:
             if parameter.gathering is not None:
-                self._wait(parameter)
+                self._wait_for_all_gather(parameter)
                 self._release(parameter)
         self.is_recorded = self.is_recorded or self.is_recording
         self.is_recording = not self.is_recorded
@@ -164,17 +164,17 @@ class Coordinator:
             parameter.fetched = NEVER
         self.step = self.live_elements = 0
 
-    def fetch(self, module: Path) -> None:
+    def fetch_module(self, module: Path) -> None:
         """Gathers the parameters of a module, and prefetches the next ones (`fetch_sub_module`)."""
         if self.is_recording:
             self.order.append(module)
         module_parameters = self.modules[module]
-        self._gather(
+        self._start_all_gather(
             [parameter for parameter in module_parameters if not parameter.available and parameter.gathering is None]
         )
         for parameter in module_parameters:
             if parameter.gathering is not None:
-                self._wait(parameter)
+                self._wait_for_all_gather(parameter)
         if self.is_recorded and self.step < len(self.order) and self.order[self.step] == module:
             self._prefetch(module_parameters)
         self.step += 1
@@ -187,35 +187,35 @@ class Coordinator:
             parameter.fetched = step
         limit = min(
             self.settings.stage3_max_live_parameters - self.live_elements,
-            self.settings.elements("stage3_prefetch_bucket_size"),
+            self.settings.size_in_elements("stage3_prefetch_bucket_size"),
         )
-        ahead: list[Parameter] = []
+        prefetched_parameters: list[Parameter] = []
         elements = 0
         while self.queue and elements < limit:
             parameter, step = self.queue.popleft()
             parameter.fetched = max(parameter.fetched, step)
-            if not parameter.available and parameter.gathering is None and parameter not in ahead:
-                ahead.append(parameter)
+            if not parameter.available and parameter.gathering is None and parameter not in prefetched_parameters:
+                prefetched_parameters.append(parameter)
                 elements += parameter.count
-        self._gather(ahead)
+        self._start_all_gather(prefetched_parameters)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def gathering_stream(self) -> Iterator[None]:
-        """Allocates on the all-gather stream, or on the current stream without overlap."""
+        """Returns a context that allocates on the all-gather stream, or without overlap on the current stream."""
         stream = GATHERING if self.settings.overlaps else self.meter.stream
         with on_stream(self.meter, stream), counted_as(self.meter, "weights"):
             yield
 
-    def _gather(self, parameters: Sequence[Parameter]) -> None:
+    def _start_all_gather(self, parameters: Sequence[Parameter]) -> None:
         """Starts an all-gather; several parameters share a buffer (`all_gather_coalesced`)."""
         if not parameters:
             return
         self.live_elements += sum(parameter.count for parameter in parameters)
         width = parameters[0].full_param.dtype.bytes
         with self.gathering_stream():
-            from_host = self._from_host(parameters)
+            from_host = self._copy_shards_from_host(parameters)
         if self.ranks == 1:
             for parameter in parameters:
                 parameter.gathering = AllGatherHandle([parameter], None)
@@ -229,43 +229,43 @@ class Coordinator:
                 parameter.gathering = AllGatherHandle([parameter], None)
         else:
             with self.gathering_stream(), counted_as(self.meter, "communication"):
-                flat = Storage(
+                flat_buffer = Storage(
                     self.meter, sum(parameter.shard_elements for parameter in parameters) * self.ranks * width
                 )
             uses_all_reduce = self.settings.stage3_use_all_reduce_for_fetch_params
-            handle = AllGatherHandle(parameters, None if uses_all_reduce else flat)
+            handle = AllGatherHandle(parameters, None if uses_all_reduce else flat_buffer)
             for parameter in parameters:
                 parameter.gathering = handle
                 if uses_all_reduce:
-                    parameter.storage.inner = flat
-            del flat
+                    parameter.storage.inner = flat_buffer
+            del flat_buffer
         del from_host
 
-    def _wait(self, parameter: Parameter) -> None:
+    def _wait_for_all_gather(self, parameter: Parameter) -> None:
         """Copies the parameters of an all-gather out of its buffer, which is freed with its last reference."""
         handle = parameter.gathering
         assert handle is not None
         parameter.gathering = None
         if not handle.complete:
             handle.complete = True
-            for gathered in handle.parameters:
-                gathered.available = True
-                if gathered.storage.inner is None and self.ranks > 1:
+            for member in handle.parameters:
+                member.available = True
+                if member.storage.inner is None and self.ranks > 1:
                     with self.gathering_stream():
-                        gathered.storage.inner = Storage(self.meter, gathered.count * gathered.full_param.dtype.bytes)
+                        member.storage.inner = Storage(self.meter, member.count * member.full_param.dtype.bytes)
 
-    def release(self, module: Path) -> None:
+    def release_module(self, module: Path) -> None:
         """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""
-        for parameter in self._to_release(module) if self.is_recorded else self.modules[module]:
+        for parameter in self._parameters_to_release(module) if self.is_recorded else self.modules[module]:
             self._release(parameter)
 
     def _release(self, parameter: Parameter) -> None:
-        """Releases a parameter."""
+        """Frees a gathered parameter."""
         if parameter.available and parameter.gathering is None:
             parameter.storage.inner, parameter.available = None, False
             self.live_elements -= parameter.count
 
-    def _to_release(self, module: Path) -> list[Parameter]:
+    def _parameters_to_release(self, module: Path) -> list[Parameter]:
         """Returns the parameters to release after a module (`__params_to_release`), cached per step of the trace."""
         key = (module, self.step)
         if key not in self.to_release:
@@ -289,16 +289,16 @@ class Coordinator:
         """Releases all parameters (`release_and_reset_all`)."""
         for parameter in self.parameters:
             if parameter.gathering is not None:
-                self._wait(parameter)
+                self._wait_for_all_gather(parameter)
             self._release(parameter)
         self.backward_modules = []
 
     def gather_persistent(self) -> None:
         """Gathers all persistent parameters at the end of a step, each into its own buffer."""
-        persistent = [parameter for parameter in self.parameters if parameter.persists]
+        persistent_parameters = [parameter for parameter in self.parameters if parameter.persists]
         with counted_as(self.meter, "weights"):
-            from_host = self._from_host(persistent)
-            for parameter in persistent:
+            from_host = self._copy_shards_from_host(persistent_parameters)
+            for parameter in persistent_parameters:
                 parameter.available = True
                 if self.ranks > 1 or self.settings.offload_param != "none":
                     parameter.storage.inner = Storage(
@@ -306,8 +306,8 @@ class Coordinator:
                     )
         del from_host
 
-    def _from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
-        """Copies the rank's shards from the host; returns nothing without offloading."""
+    def _copy_shards_from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
+        """Copies the rank's shards from the host, and returns their storages; none without offloading."""
         if self.settings.offload_param == "none" or self.ranks == 1:
             return []
         return [
@@ -328,7 +328,7 @@ class Coordinator:
             ]:
                 self.after_backward(open_module)
             self.backward_modules.append(module)
-            self.fetch(module)
+            self.fetch_module(module)
 
         return fetch
 
@@ -336,4 +336,4 @@ class Coordinator:
         """Releases a module after its backward pass (`PostBackwardFunctionModule`)."""
         if module in self.backward_modules:
             self.backward_modules.remove(module)
-            self.release(module)
+            self.release_module(module)

@@ -35,7 +35,7 @@ def elements(weight: Tensor) -> int:
 
 
 def round_robin_order(items: Sequence[Item], ranks: int) -> list[Item]:
-    """Assigns parameters to ranks in turn, and lists them rank by rank (`_round_robin_reorder`)."""
+    """Returns parameters in the order in which round-robin assignment gives them to ranks (`_round_robin_reorder`)."""
     return [item for rank in range(ranks) for item in items[rank::ranks]]
 
 
@@ -56,12 +56,12 @@ def offsets(counts: Sequence[int], width: int, aligned: bool) -> tuple[list[int]
 
 
 def flat_size(elements: int, ranks: int) -> int:
-    """Returns the elements of the flat tensor with padding."""
+    """Returns the number of elements of the flat tensor with padding."""
     return -(-elements // (ALIGNMENT * ranks)) * ALIGNMENT * ranks
 
 
 def pieces(start: int, count: int, partition_size: int) -> list[PartitionPiece]:
-    """Splits a parameter at partition boundaries. start: its start in the flat tensor."""
+    """Returns the pieces of a parameter between partition boundaries. start: its start in the flat tensor."""
     results, position = [], start
     while position < start + count:
         piece_end = min(start + count, (position // partition_size + 1) * partition_size)
@@ -71,7 +71,7 @@ def pieces(start: int, count: int, partition_size: int) -> list[PartitionPiece]:
 
 
 def in_module_order(paths: Sequence[Path]) -> list[Path]:
-    """Sorts the paths of parameters in the order of `nn.Module.named_parameters`.
+    """Returns the paths of parameters in the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A layer has its sublayers before its norms (as in transformers
     and the reference), and a module its weight before its bias.

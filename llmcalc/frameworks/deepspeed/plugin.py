@@ -29,14 +29,14 @@ PLUGIN_IGNORED = frozenset(
 
 
 def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Reads DeepSpeed settings from accelerate's config."""
-    run = _plugin(reading, config, world)
+    """Returns the DeepSpeed run of an accelerate config."""
+    run = _plugin_run(reading, config, world)
     settings = {key: value for key, value in command_settings.items() if key != "precision"}
     return without_chunked_loss(reading, run._replace(settings={**settings, **run.settings}))
 
 
-def _plugin(reading: Reading, accelerate_config: Table, world: int) -> RunUnder:
-    """Builds the run from accelerate's config, with DeepSpeed's JSON file or the plugin's keys."""
+def _plugin_run(reading: Reading, accelerate_config: Table, world: int) -> RunUnder:
+    """Returns the run of an accelerate config with DeepSpeed's JSON file or the plugin's keys."""
     table = reading.table(accelerate_config, "deepspeed_config")
     section = "deepspeed_config"
     reading.ignored += [f"{section}.{key}"[:80] for key in table if key in PLUGIN_IGNORED]
@@ -45,7 +45,7 @@ def _plugin(reading: Reading, accelerate_config: Table, world: int) -> RunUnder:
     precision = {"bf16": name == "bf16", "fp16": name == "fp16", "batch": 1}
     if table.get("deepspeed_config_file") is not None:
         config = reading.fetched(f"{section}.deepspeed_config_file", table["deepspeed_config_file"], FILE)
-        return _without_batch(read_into(reading, config, world, precision), config)
+        return _without_batch_size(read_into(reading, config, world, precision), config)
     stage = size_of(reading, f"{section}.zero_stage", table.get("zero_stage", 2), least=0)
     zero: dict[str, Any] = {"stage": stage}
     for key in ("offload_optimizer_device", "offload_param_device"):
@@ -55,18 +55,18 @@ def _plugin(reading: Reading, accelerate_config: Table, world: int) -> RunUnder:
     deepspeed_config |= {key: {"enabled": precision[key]} for key in ("bf16", "fp16")}
     if table.get("gradient_accumulation_steps") is not None:
         deepspeed_config["gradient_accumulation_steps"] = table["gradient_accumulation_steps"]
-    return _without_batch(read_into(reading, deepspeed_config, world, precision), deepspeed_config)
+    return _without_batch_size(read_into(reading, deepspeed_config, world, precision), deepspeed_config)
 
 
-def _without_batch(run: RunUnder, config: Table) -> RunUnder:
-    """Removes the micro-batch size from a run if the config leaves it to the script."""
+def _without_batch_size(run: RunUnder, config: Table) -> RunUnder:
+    """Returns the run without a micro-batch size if the config leaves the size to the script."""
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return run
     return run._replace(settings={key: value for key, value in run.settings.items() if key != "batch"})
 
 
 def read_trainer(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Reads DeepSpeed settings from the Trainer's arguments."""
+    """Returns the DeepSpeed run of the Trainer's arguments."""
     argument = config["deepspeed"]
     table = argument if isinstance(argument, Mapping) else reading.fetched("deepspeed", argument, FILE)
     precision = {name: bool(config.get(name)) for name in ("bf16", "fp16")}

@@ -43,10 +43,10 @@ def zero_run(
     workspace: int = 0,
     meter: Meter | None = None,
 ) -> ZeroRun:
-    """Creates the run of one rank. ranks: number of partitions. Raises `InputError` for settings not modelled."""
+    """Returns the training run of a rank. ranks: number of partitions. Raises `InputError` for unmodelled settings."""
     settings = settings.resolved(spec.hidden_size)
     settings.check()
-    _check(training, settings)
+    _check_training(training, settings)
     training = cast_adapters(training)
     implementation = training.implementation
     if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
@@ -79,7 +79,7 @@ def replicated_run(
     workspace: int,
     meter: Meter | None,
 ) -> ReplicatedRun:
-    """Creates the run of a rank in stage 0. DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
+    """Returns a rank's training run in stage 0. DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
     if training.dtype == "float32":
         return ReplicatedRun(spec, training, settings, ranks, workspace, meter)
     if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE):
@@ -97,7 +97,7 @@ def updates_flat_copy(training: Training, settings: DeepSpeedSettings) -> bool:
 
 
 def cast_adapters(training: Training) -> Training:
-    """Returns the training with adapters in the weights' format: the engine casts all parameters."""
+    """Returns the training settings with adapters in the weights' number format: DeepSpeed casts all parameters."""
     return (
         training
         if training.adapters is None
@@ -105,19 +105,19 @@ def cast_adapters(training: Training) -> Training:
     )
 
 
-def _check(training: Training, settings: DeepSpeedSettings) -> None:
+def _check_training(training: Training, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
-    for applies, option in (
+    for is_modelled, option in (
         (training.autocast, "--precision autocast"),
         (training.keeps_gradients, "--zero-grad zeros"),
         (training.optimizer_in_backward, "--optimizer-in-backward"),
         (optimizer(training.optimizer).by_matrix, f"--optimizer {training.optimizer}"),
         (training.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
     ):
-        if applies:
+        if is_modelled:
             raise InputError(f"{option}: with DeepSpeed it is not modelled")
-    accumulated = number_format(settings.grad_accum_dtype, DTYPES[training.dtype])
-    if settings.stage == 0 and accumulated is not DTYPES[training.dtype]:
+    accumulation_dtype = number_format(settings.grad_accum_dtype, DTYPES[training.dtype])
+    if settings.stage == 0 and accumulation_dtype is not DTYPES[training.dtype]:
         raise InputError(
             f"grad_accum_dtype {settings.grad_accum_dtype}: DeepSpeed refuses it in stage 0 beside other weights; "
             f"expected {training.dtype}"
@@ -133,7 +133,7 @@ def replay_zero(
     rank: int,
     runtime: Runtime,
 ) -> tuple[ReplayResult, tuple[Term, ...]]:
-    """Replays set-up and two steps of one rank on the allocator. Later steps repeat the second.
+    """Replays the set-up and two training steps of one rank on the allocator. Later steps repeat the second.
 
     Returns also what the rank keeps on the host.
     """
@@ -143,21 +143,23 @@ def replay_zero(
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """Computes the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
+    """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory, layout = run.memory, run.layout
     settings = settings_of(layout, run.own_settings, run.version)
     training = memory.training(runtime)
     if not training.master and training.adapters is None and training.dtype != "float32":
         option = "--master-weights none" if memory.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
-    replayed, host = replay_zero(memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
+    replay_result, on_host = replay_zero(
+        memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime
+    )
     return replace(
-        summarize(replayed, runtime, layer_stacks(memory.spec), tensor_status(settings, training)), host=host
+        summarize(replay_result, runtime, layer_stacks(memory.spec), tensor_status(settings, training)), host=on_host
     )
 
 
 def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:
-    """Returns the settings of a layout. Raises `InputError` for a layout or version not modelled."""
+    """Returns DeepSpeed's settings in a layout. Raises `InputError` for a layout or version not modelled."""
     settings = own_settings if isinstance(own_settings, DeepSpeedSettings) else DeepSpeedSettings()
     for name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
         if getattr(layout, name) > 1:
@@ -175,7 +177,7 @@ def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSet
 
 
 def tensor_status(settings: DeepSpeedSettings, training: Training) -> Term:
-    """Returns the verification status of the tensors, which tests compare with real DeepSpeed processes.
+    """Returns the verification status of the run's tensors, which tests compare with real DeepSpeed processes.
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
     """

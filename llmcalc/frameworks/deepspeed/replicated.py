@@ -31,13 +31,13 @@ class ReplicatedRun(ZeroRun):
         if self.dtype is FLOAT32:
             return
         gradients = [empty(self.meter, weight.shape, self.dtype) for weight in self.parameters]
-        for trained in self.trained:
-            trained.gradient = empty(self.meter, trained.tensor.shape, FLOAT32)
+        for trained_weight in self.trained:
+            trained_weight.gradient = empty(self.meter, trained_weight.tensor.shape, FLOAT32)
         self.run_optimizer()
         del gradients
 
     def run_optimizer(self) -> None:
-        """Updates the tensors of `trained`, and frees their gradients."""
+        """Updates the tensors in `trained`, and frees their gradients."""
         training = self.training
         with self.graph.no_grad():
             run_step(
@@ -49,11 +49,11 @@ class ReplicatedRun(ZeroRun):
                 training.state_dtype,
                 training.torch,
             )
-        for trained in self.trained:
-            trained.gradient = None
+        for trained_weight in self.trained:
+            trained_weight.gradient = None
 
     def backward(self, loss: Tensor) -> None:
-        """Runs the backward pass, and reduces the gradients after the last one of a step."""
+        """Runs a backward pass, and reduces the gradients after the last backward pass of a step."""
         super().backward(loss)
         self.meter.place = Place("backward")
         if self.is_last_microbatch:
@@ -75,10 +75,10 @@ class ReplicatedRun(ZeroRun):
     def reduce_bucket(self, sizes: list[int]) -> None:
         """Copies gradients into one tensor, and casts it to the communication format (`allreduce_bucket`)."""
         with counted_as(self.meter, "communication"):
-            total = sum(sizes)
-            tensor = Storage(self.meter, total * self.dtype.bytes) if len(sizes) > 1 else None
-            cast = self.communication_dtype is not self.dtype and total
-            message = Storage(self.meter, total * self.communication_dtype.bytes) if cast else None
+            bucket_elements = sum(sizes)
+            tensor = Storage(self.meter, bucket_elements * self.dtype.bytes) if len(sizes) > 1 else None
+            cast_bucket = self.communication_dtype is not self.dtype and bucket_elements
+            message = Storage(self.meter, bucket_elements * self.communication_dtype.bytes) if cast_bucket else None
         del tensor, message
 
     def check_overflow(self) -> None:
@@ -89,14 +89,14 @@ class ReplicatedRun(ZeroRun):
                 del in_float
 
     def update(self) -> None:
-        """Runs the optimizer; of 16-bit weights on float32 copies of the gradients."""
+        """Runs the optimizer step; for 16-bit weights with float32 copies of the gradients."""
         self.meter.place = Place("step")
         if self.dtype is not FLOAT32:
             self.check_overflow()
         super().update()
 
     def host_terms(self) -> tuple[()]:
-        """Returns no terms: nothing is on the host."""
+        """Returns no parts of host memory, since stage 0 keeps nothing on the host."""
         return ()
 
 
@@ -107,15 +107,15 @@ class FlatCopyRun(ReplicatedRun):
     """
 
     def prepare_training(self) -> None:
-        """Creates the flat weights, their float32 copy and its states."""
+        """Creates the flat weights, their float32 copy and the optimizer states."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         size, width = sum(map(elements, self.parameters)), self.dtype.bytes
         with counted_as(self.meter, "weights"):
             clones = [Storage(self.meter, elements(weight) * width) for weight in self.parameters]
-            flat = Storage(self.meter, size * width)
+            flat_weights = Storage(self.meter, size * width)
         del clones
         for weight in self.parameters:
-            weight.storage = flat
+            weight.storage = flat_weights
         clone = Storage(self.meter, size * width)
         with counted_as(self.meter, "optimizer"):
             copy = empty(self.meter, (size,), FLOAT32)

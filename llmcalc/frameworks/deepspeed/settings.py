@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: the keys that decide memory, with DeepSpeed's own defaults.
+"""The keys of DeepSpeed's config that affect memory, with DeepSpeed's own defaults.
 
 Source: deepspeed 0.19.8, deepspeed/runtime/zero/config.py (`DeepSpeedZeroConfig`), runtime/config.py and
 runtime/precision_config.py. `auto` is for the integration in transformers (integrations/deepspeed.py,
@@ -99,21 +99,21 @@ class DeepSpeedSettings:
 
     def resolved(self, hidden_size: int) -> DeepSpeedSettings:
         """Returns the settings with `auto` replaced by numbers."""
-        auto: dict[str, Any] = {
+        auto_values: dict[str, Any] = {
             "reduce_bucket_size": hidden_size * hidden_size,
             "allgather_bucket_size": 500_000_000,
             "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
             "stage3_param_persistence_threshold": 10 * hidden_size,
         }
-        return replace(self, **{name: size for name, size in auto.items() if getattr(self, name) == "auto"})
+        return replace(self, **{name: size for name, size in auto_values.items() if getattr(self, name) == "auto"})
 
     @property
     def overlaps(self) -> bool:
         """Whether gradient reductions overlap the backward pass (`overlap_comm_valid`)."""
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
-    def elements(self, name: str) -> int:
-        """Returns a size that is not `auto`."""
+    def size_in_elements(self, name: str) -> int:
+        """Returns the value of a size setting that is not `auto`, in elements."""
         size = getattr(self, name)
         assert isinstance(size, int), name
         return size

@@ -1,4 +1,4 @@
-"""Shared parts of runs in all ZeRO stages: number formats, buckets, and the reduction stream."""
+"""The base class of training runs in all ZeRO stages: number formats, buckets, and the reduction stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DOUBLE = 8
 
 
 def number_format(name: str | None, default: Dtype) -> Dtype:
-    """Returns a number format by any of DeepSpeed's names for it (`DtypeEnum`)."""
+    """Returns a number format from any of DeepSpeed's names for it (`DtypeEnum`)."""
     names = {
         "fp32": "float32",
         "fp16": "float16",
@@ -40,7 +40,7 @@ def number_format(name: str | None, default: Dtype) -> Dtype:
 
 
 class ZeroRun(TrainingRun):
-    """Replays the training steps of one rank.
+    """The training steps of one rank under ZeRO, to be replayed.
 
     settings: DeepSpeed's settings.
     ranks: number of partitions.
@@ -67,12 +67,12 @@ class ZeroRun(TrainingRun):
         self.dtype: Dtype = DTYPES[training.dtype]
         self.accumulation_dtype: Dtype = number_format(settings.grad_accum_dtype, self.dtype)
         self.communication_dtype: Dtype = number_format(settings.communication_data_type, self.dtype)
-        self.bucket_elements: int = settings.elements("reduce_bucket_size")
+        self.bucket_elements: int = settings.size_in_elements("reduce_bucket_size")
         self.is_last_microbatch: bool = True
         self.host_norms: dict[int, Storage] = {}
 
     def micro_batches(self) -> None:
-        """Runs the first and the last micro-batch of a step; those between need as much memory as the last."""
+        """Runs the first and the last micro-batch of a step; other micro-batches need as much memory as the last."""
         recorded_microbatches = min(self.training.microbatches, 2)
         for i in range(recorded_microbatches):
             if i:
@@ -83,15 +83,15 @@ class ZeroRun(TrainingRun):
     def parameters_in_module_order(self) -> list[Tensor]:
         """Returns every trained parameter once, in the order of the model's modules."""
         by_path = dict(self.lowering.parameters)
-        unique = {id(weight): weight for weight in (by_path[path] for path in in_module_order(list(by_path)))}
-        return [*unique.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
+        weights_by_id = {id(weight): weight for weight in (by_path[path] for path in in_module_order(list(by_path)))}
+        return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
 
     def host_terms(self) -> tuple[Term, ...]:
-        """Returns the terms of the rank's host memory."""
+        """Returns the named parts of the rank's host memory, in bytes."""
         raise NotImplementedError
 
     def host_state_bytes(self, elements: int) -> int:
-        """Returns the bytes of the optimizer's fp32 states; step counts are Python numbers (`DeepSpeedCPUAdam`)."""
+        """Returns the host bytes of fp32 optimizer states; step counts are Python numbers (`DeepSpeedCPUAdam`)."""
         tensor = TrainedTensor(ParamTensor((elements,), "vector"), "optimizer", 1)
         record = optimizer(self.training.optimizer)
         states = record.state([tensor], FLOAT32.name, self.training.momentum).states
@@ -99,7 +99,7 @@ class ZeroRun(TrainingRun):
 
     @contextmanager
     def reduction_stream(self) -> Iterator[None]:
-        """Allocates on the reduction stream, or on the current stream without overlap."""
+        """Returns a context that allocates on the reduction stream, or without overlap on the current stream."""
         stream = REDUCTION if self.settings.overlaps else self.meter.stream
         with on_stream(self.meter, stream), counted_as(self.meter, "communication"):
             yield

@@ -45,7 +45,7 @@ class Bucket:
     elements: int = 0
 
     def clear(self) -> None:
-        """Empties the bucket."""
+        """Empties the bucket of gradients."""
         self.weights, self.elements = [], 0
 
 
@@ -98,14 +98,16 @@ class PartitionedRun(ZeroRun):
         """Creates the flat tensor of all parameters, and the rank's float32 partition (`__init__`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         settings, ranks = self.settings, self.ranks
-        order = round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
-        width, sizes = self.dtype.bytes, [elements(weight) for weight in order]
+        ordered_parameters = (
+            round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
+        )
+        width, sizes = self.dtype.bytes, [elements(weight) for weight in ordered_parameters]
         starts, flat_elements = offsets(sizes, width, settings.parameter_alignment)
         size = flat_size(flat_elements, ranks)
         self.partition_size: int = size // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
             id(weight): pieces(start, element_count, self.partition_size)
-            for weight, start, element_count in zip(order, starts, sizes, strict=True)
+            for weight, start, element_count in zip(ordered_parameters, starts, sizes, strict=True)
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
             key: piece
@@ -113,11 +115,11 @@ class PartitionedRun(ZeroRun):
             for piece in weight_pieces
             if piece.rank == self.rank
         }
-        self.rank_parameters: list[Tensor] = [weight for weight in order if id(weight) in self.rank_pieces]
+        self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
         with counted_as(self.meter, "weights"):
-            flat = Storage(self.meter, size * width)
-            for weight in order:
-                weight.storage = flat
+            flat_parameters = Storage(self.meter, size * width)
+            for weight in ordered_parameters:
+                weight.storage = flat_parameters
         self.largest_parameter: int = max(sizes)
         clone = Storage(self.meter, self.partition_size * width)
         if self.offloads:
@@ -127,9 +129,9 @@ class PartitionedRun(ZeroRun):
             self.trained = []
             return
         with counted_as(self.meter, "optimizer"):
-            updated = empty(self.meter, (self.partition_size,), FLOAT32)
+            fp32_partition = empty(self.meter, (self.partition_size,), FLOAT32)
         del clone
-        self.trained = [OptimizedParameter(updated)]
+        self.trained = [OptimizedParameter(fp32_partition)]
         single_grad_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)  # initialize_optimizer_states
         del single_grad_partition
 
@@ -141,7 +143,7 @@ class PartitionedRun(ZeroRun):
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[Term, ...]:
-        """Returns the partition, its gradients and states, and the buffers of ZeRO-Offload (`__init__`).
+        """Returns the host memory of the partition, its gradients and states, and ZeRO-Offload's buffers (`__init__`).
 
         Gradients of several micro-batches are accumulated for whole parameters (`buffer_to_accumulate_to_in_cpu`).
         """
@@ -160,7 +162,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def contiguous(self) -> bool:
-        """Whether gradients are copied into the bucket's buffer."""
+        """Whether gradients are copied into the bucket's contiguous buffer."""
         return self.settings.contiguous_gradients or self.offloads
 
     @property
@@ -184,7 +186,7 @@ class PartitionedRun(ZeroRun):
         return self.process_gradients
 
     def process_gradients(self, weight: Tensor) -> None:
-        """Accumulates or reduces a new gradient; the hook of a parameter."""
+        """Accumulates or reduces a new gradient, as the hook of a parameter."""
         if id(weight) not in self.pieces:  # an input of a part that runs again
             return
         self.setup_buckets()
@@ -205,7 +207,7 @@ class PartitionedRun(ZeroRun):
         self.has_buffers = True
 
     def _fill_param_grad_accum_attribute(self, weight: Tensor) -> None:
-        """Accumulates a gradient in its separate format."""
+        """Accumulates a gradient in the separate accumulation format."""
         if id(weight) not in self.accumulated:
             with counted_as(self.meter, "gradients"):
                 self.accumulated[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
@@ -218,7 +220,7 @@ class PartitionedRun(ZeroRun):
         """Returns the gradient that is reduced over ranks (`get_param_gradient_attribute`)."""
         return self.accumulated.get(id(weight)) if self.accumulates_separately else weight.grad
 
-    def _store(self, weight: Tensor, grad: Tensor | None) -> None:
+    def _store_gradient(self, weight: Tensor, grad: Tensor | None) -> None:
         """Stores or removes the accumulated gradient of a parameter."""
         if not self.accumulates_separately:
             weight.grad = grad
@@ -238,7 +240,7 @@ class PartitionedRun(ZeroRun):
             if element_count > self.bucket_elements:
                 self.oversized_gradient = weight
             else:
-                self._store(weight, Tensor(weight.shape, self.bucket_dtype, bucket.buffers[bucket.index]))
+                self._store_gradient(weight, Tensor(weight.shape, self.bucket_dtype, bucket.buffers[bucket.index]))
         bucket.elements += element_count
         bucket.weights.append(weight)
 
@@ -265,7 +267,7 @@ class PartitionedRun(ZeroRun):
                     if settings.overlaps and not self.contiguous:
                         self.pending_frees.append(weight)
                     else:
-                        self._store(weight, None)
+                        self._store_gradient(weight, None)
                 elif self.contiguous and belongs_to_rank:
                     self.copy_grads_in_partition(weight)
         bucket.clear()
@@ -273,58 +275,58 @@ class PartitionedRun(ZeroRun):
     def _clear_previous_reduced_grads(self) -> None:
         """Frees the gradients of the previously reduced bucket."""
         for weight in self.pending_frees:
-            self._store(weight, None)
+            self._store_gradient(weight, None)
         self.pending_frees = []
 
     def average_tensor(self) -> None:
-        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the pieces' ranks."""
+        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the ranks of the pieces."""
         settings, own_rank = self.settings, self.rank
-        to_reduce: list[PartitionPiece] = []
+        pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
             for piece in self.pieces[id(weight)]:
                 is_separate = self.accumulates_partition and piece.rank == own_rank
                 if is_separate and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                if to_reduce and not is_separate and settings.reduce_scatter and to_reduce[-1].rank == piece.rank:
-                    to_reduce[-1] = to_reduce[-1]._replace(elements=to_reduce[-1].elements + piece.elements)
+                if pieces and not is_separate and settings.reduce_scatter and pieces[-1].rank == piece.rank:
+                    pieces[-1] = pieces[-1]._replace(elements=pieces[-1].elements + piece.elements)
                 else:
-                    to_reduce.append(piece)
+                    pieces.append(piece)
         if not settings.reduce_scatter:
-            total = PartitionPiece(-1, self.bucket.elements)
-            self._allreduce([total], [piece for piece in to_reduce if piece.rank == own_rank])
+            whole_bucket = PartitionPiece(-1, self.bucket.elements)
+            self._allreduce([whole_bucket], [piece for piece in pieces if piece.rank == own_rank])
         elif settings.use_multi_rank_bucket_allreduce:
-            self._reduce_in_batches(to_reduce)
+            self._reduce_in_batches(pieces)
         else:
-            for rank in dict.fromkeys(piece.rank for piece in to_reduce):
-                self._reduce_in_batches([piece for piece in to_reduce if piece.rank == rank])
+            for rank in dict.fromkeys(piece.rank for piece in pieces):
+                self._reduce_in_batches([piece for piece in pieces if piece.rank == rank])
 
-    def _reduce_in_batches(self, to_reduce: Sequence[PartitionPiece]) -> None:
+    def _reduce_in_batches(self, pieces_to_reduce: Sequence[PartitionPiece]) -> None:
         """Reduces pieces in batches of a bucket's size (`allreduce_and_scatter`, `allreduce_no_retain`)."""
         batch: list[PartitionPiece] = []
-        for piece in to_reduce:
+        for piece in pieces_to_reduce:
             batch.append(piece)
-            if sum(queued.elements for queued in batch) > self.bucket_elements:
+            if sum(queued_piece.elements for queued_piece in batch) > self.bucket_elements:
                 self._allreduce(batch)
                 batch = []
         if batch:
             self._allreduce(batch)
 
     def _allreduce(
-        self, reduced: Sequence[PartitionPiece], accumulated: Sequence[PartitionPiece] | None = None
+        self, reduced_pieces: Sequence[PartitionPiece], accumulated_pieces: Sequence[PartitionPiece] | None = None
     ) -> None:
         """Copies pieces into one tensor, casts it to the communication format and reduces it (`allreduce_bucket`).
 
-        accumulated: pieces that this rank accumulates; by default all of its own among `reduced`.
+        accumulated_pieces: pieces that this rank accumulates; by default its own pieces among `reduced_pieces`.
         """
-        total = sum(piece.elements for piece in reduced)
-        tensor = Storage(self.meter, total * self.bucket_dtype.bytes) if len(reduced) > 1 else None
+        element_count = sum(piece.elements for piece in reduced_pieces)
+        tensor = Storage(self.meter, element_count * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
         message = (
-            Storage(self.meter, total * self.communication_dtype.bytes)
+            Storage(self.meter, element_count * self.communication_dtype.bytes)
             if self.communication_dtype is not self.bucket_dtype
             else None
         )
         if self.accumulates_partition and self.communication_dtype is not FLOAT32:
-            for piece in reduced if accumulated is None else accumulated:
+            for piece in reduced_pieces if accumulated_pieces is None else accumulated_pieces:
                 if piece.rank == self.rank:
                     source = Storage(self.meter, piece.elements * FLOAT32.bytes)
                     del source
@@ -342,16 +344,16 @@ class PartitionedRun(ZeroRun):
             return
         if self.accumulates_partition:
             if self.accumulates_separately:
-                self._store(weight, None)
+                self._store_gradient(weight, None)
             return
         if self.partition_buffer is None:
-            total = sum(elements(parameter) for parameter in self.rank_parameters)
+            element_count = sum(elements(parameter) for parameter in self.rank_parameters)
             with counted_as(self.meter, "gradients"):
-                self.partition_buffer = Storage(self.meter, total * self.dtype.bytes)
-        self._store(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
+                self.partition_buffer = Storage(self.meter, element_count * self.dtype.bytes)
+        self._store_gradient(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
 
     def _copy_to_host(self, weight: Tensor) -> None:
-        """Copies a gradient and its norm for the host.
+        """Copies a gradient and its norm into buffers that are sent to the host.
 
         Source: `set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`.
         """
@@ -363,7 +365,7 @@ class PartitionedRun(ZeroRun):
             if self.accumulation_dtype is not FLOAT32:
                 src_tensor = Storage(self.meter, size * FLOAT32.bytes)
                 del src_tensor
-            self._store(weight, None)
+            self._store_gradient(weight, None)
 
     def backward(self, loss: Tensor) -> None:
         """Runs the backward pass, and reduces the remaining gradients."""
@@ -375,7 +377,7 @@ class PartitionedRun(ZeroRun):
             self.reduce_gradients()
 
     def reduce_gradients(self) -> None:
-        """Reduces the gradients after the backward pass, in stage 1."""
+        """Reduces the gradients after the backward pass (stage 1)."""
         if not self.settings.overlaps:
             for weight in self.parameters:
                 if self.gradient(weight) is not None:
@@ -406,7 +408,7 @@ class PartitionedRun(ZeroRun):
             weight.grad = None
 
     def _get_flat_partition(self) -> None:
-        """Returns the gradients of the rank's partition, padded with zeros."""
+        """Collects the gradients of the rank's partition, padded with zeros."""
         assert self.accumulated_partition is not None
         self.averaged_gradients, self.accumulated_partition = self.accumulated_partition, None
         padding_elements = self.partition_size - sum(
@@ -450,9 +452,9 @@ class PartitionedRun(ZeroRun):
         if self.compact_partition is not None:
             return Tensor((self.partition_size,), FLOAT32, self.compact_partition)
         assert self.averaged_gradients is not None
-        flat = self.averaged_gradients[0].storage
+        flat_gradients = self.averaged_gradients[0].storage
         if len(self.averaged_gradients) > 1:
-            flat = Storage(self.meter, self.partition_size * self.accumulation_dtype.bytes)
+            flat_gradients = Storage(self.meter, self.partition_size * self.accumulation_dtype.bytes)
         if self.accumulation_dtype is FLOAT32:
-            return Tensor((self.partition_size,), FLOAT32, flat)
+            return Tensor((self.partition_size,), FLOAT32, flat_gradients)
         return empty(self.meter, (self.partition_size,), FLOAT32)

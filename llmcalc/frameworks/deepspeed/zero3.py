@@ -68,18 +68,19 @@ class Stage3Run(ZeroRun):
         by_path = {parameter.path: parameter for parameter in coordinator.parameters}
         coordinator.parameters = [by_path[path] for path in in_module_order(list(by_path))]
         coordinator.mark_persistent()
-        trained = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
-        frozen = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
-        self.groups: list[list[Parameter]] = self._sub_groups(trained)
-        self.parameters: list[Tensor] = [parameter.full_param for parameter in trained]
-        total = sum(parameter.shard_elements for parameter in trained)
+        trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
+        frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
+        self.groups: list[list[Parameter]] = self._sub_groups(trained_parameters)
+        self.parameters: list[Tensor] = [parameter.full_param for parameter in trained_parameters]
+        element_count = sum(parameter.shard_elements for parameter in trained_parameters)
         with counted_as(meter, "weights"):
             self.rank_shards: list[Storage] = []
             if self.settings.offload_param == "none":
                 self.rank_shards = [
-                    Storage(meter, parameter.shard_elements * parameter.full_param.dtype.bytes) for parameter in frozen
+                    Storage(meter, parameter.shard_elements * parameter.full_param.dtype.bytes)
+                    for parameter in frozen_parameters
                 ]
-                self.rank_shards.append(Storage(meter, total * width))  # lp_param_buffer
+                self.rank_shards.append(Storage(meter, element_count * width))  # lp_param_buffer
         self.trained = []
         if not self.offloads:
             self._create_fp32_partitions()
@@ -89,7 +90,7 @@ class Stage3Run(ZeroRun):
         self.grad_partitions_flat_buffer: Storage | None = None
         if not self.offloads:
             with counted_as(meter, "gradients"):
-                self.grad_partitions_flat_buffer = Storage(meter, total * self.accumulation_dtype.bytes)
+                self.grad_partitions_flat_buffer = Storage(meter, element_count * self.accumulation_dtype.bytes)
 
     @property
     def offloads(self) -> bool:
@@ -97,7 +98,7 @@ class Stage3Run(ZeroRun):
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[Term, ...]:
-        """Returns the fp32 partitions with their gradients and states, and the parts of parameters.
+        """Returns the host memory of the fp32 partitions, their gradients and states, and the parameter shards.
 
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
@@ -113,8 +114,10 @@ class Stage3Run(ZeroRun):
             ]
         if settings.offload_param != "none":
             host_bytes_of = pinned_bytes if settings.offload_param_pin_memory else int
-            frozen = [parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf]
-            shards = [parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen]
+            frozen_parameters = [
+                parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf
+            ]
+            shards = [parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters]
             size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(host_bytes_of, shards))
             terms.append(Term("parameters", size, "source", SOURCE))
         return tuple(terms)
@@ -132,10 +135,10 @@ class Stage3Run(ZeroRun):
         gradient_buffer = Storage(meter, largest * FLOAT32.bytes)  # initialize_optimizer_states
         del gradient_buffer
 
-    def _sub_groups(self, trained: list[Parameter]) -> list[list[Parameter]]:
+    def _sub_groups(self, trained_parameters: list[Parameter]) -> list[list[Parameter]]:
         """Returns the sub-groups of parameters that one optimizer step updates (`_create_fp16_sub_groups`)."""
         groups: list[list[Parameter]] = [[]]
-        for parameter in trained:
+        for parameter in trained_parameters:
             if groups[-1] and sum(member.shard_elements for member in groups[-1]) >= self.settings.sub_group_size:
                 groups.append([])
             groups[-1].append(parameter)
@@ -144,7 +147,7 @@ class Stage3Run(ZeroRun):
     # --- passes -----------------------------------------------------------------------------------------------------
 
     def forward(self) -> Tensor:
-        """Runs the forward pass from the start of the trace."""
+        """Runs the forward pass, from the start of the recorded module order."""
         self.coordinator.reset_step()
         return super().forward()
 
@@ -162,7 +165,7 @@ class Stage3Run(ZeroRun):
         return self.reduce_independent
 
     def reduce_independent(self, weight: Tensor) -> None:
-        """Adds a new gradient to the bucket, and reduces a full bucket; the hook of a parameter.
+        """Adds a new gradient to the bucket and reduces a full bucket, as the hook of a parameter.
 
         Source: `reduce_independent_p_g_buckets_and_remove_grads`.
         """
@@ -200,7 +203,7 @@ class Stage3Run(ZeroRun):
         self.bucket, self.elements = [], 0
 
     def _copy_to_host(self, parameter: Parameter) -> None:
-        """Accumulates a shard on the host; at the last micro-batch with its float32 norm (`partition_grads`)."""
+        """Accumulates a gradient shard on the host, at the last micro-batch with its fp32 norm (`partition_grads`)."""
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return
@@ -213,38 +216,40 @@ class Stage3Run(ZeroRun):
         del grad_buffer
 
     def _avg_scatter_contiguous_grads(self) -> list[Storage]:
-        """All-reduces the bucket's buffer, which `mul` copies. Returns the storages of this rank's shards."""
-        message = reduced = None
+        """All-reduces the bucket's buffer, which `mul` copies, and returns the storages of this rank's shards."""
+        message = reduced_buffer = None
         if self.communication_dtype is not self.dtype:
             message = Storage(self.meter, self.elements * self.communication_dtype.bytes)
         if self.ranks > 1:
-            reduced = Storage(self.meter, self.elements * self.communication_dtype.bytes)
+            reduced_buffer = Storage(self.meter, self.elements * self.communication_dtype.bytes)
         message = None
         if self.communication_dtype is not self.accumulation_dtype:
-            message, reduced = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
+            message, reduced_buffer = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
         padded = [
             Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
             for parameter in self.bucket
             if parameter.count % self.ranks
         ]
-        return [*padded, *(parameter for parameter in (message, reduced) if parameter is not None)]
+        return [*padded, *(parameter for parameter in (message, reduced_buffer) if parameter is not None)]
 
     def _avg_scatter_grads(self) -> list[Storage]:
-        """Concatenates the gradients, unless there is one without padding, and reduces them.
+        """Reduces the concatenated gradients, and returns the storages of this rank's shards.
 
         Source: `reduce_scatter_coalesced`.
-        Returns the storages of this rank's parts.
+        A single gradient without padding is not copied.
         """
-        casts: list[Storage] = []
+        cast_gradients: list[Storage] = []
         if self.communication_dtype is not self.dtype:
-            casts = [Storage(self.meter, parameter.count * self.communication_dtype.bytes) for parameter in self.bucket]
+            cast_gradients = [
+                Storage(self.meter, parameter.count * self.communication_dtype.bytes) for parameter in self.bucket
+            ]
         padded = sum(parameter.shard_elements for parameter in self.bucket) * self.ranks
-        flat: list[Storage] = []
+        concatenated_gradients: list[Storage] = []
         if len(self.bucket) > 1 or padded > self.elements:
-            flat = [Storage(self.meter, padded * self.communication_dtype.bytes)]
+            concatenated_gradients = [Storage(self.meter, padded * self.communication_dtype.bytes)]
         if self.communication_dtype is self.accumulation_dtype:
-            return flat or casts
-        casts = []
+            return concatenated_gradients or cast_gradients
+        cast_gradients = []
         return [
             Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes) for parameter in self.bucket
         ]
@@ -264,29 +269,29 @@ class Stage3Run(ZeroRun):
             for parameter in group:
                 double_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
                 del double_copy
-        for group, updated in zip(self.groups, self.trained, strict=True):
+        for group, fp32_partition in zip(self.groups, self.trained, strict=True):
             with counted_as(self.meter, "gradients"):
-                updated.gradient = self._single_grad_partition(group)
+                fp32_partition.gradient = self._single_grad_partition(group)
             with self.graph.no_grad():
                 run_step(
                     self.graph,
                     training.optimizer,
-                    [updated],
+                    [fp32_partition],
                     training.implementation,
                     training.momentum,
                     training.state_dtype,
                     training.torch,
                 )
-            updated.gradient = None
+            fp32_partition.gradient = None
         self.coordinator.gather_persistent()
 
     def _single_grad_partition(self, group: list[Parameter]) -> Tensor:
         """Returns the gradients of a sub-group as one float32 tensor (`_prepare_fp32_grad_for_sub_group`)."""
         size = sum(parameter.shard_elements for parameter in group)
-        flat = self.grad_partitions_flat_buffer
-        assert flat is not None
+        flat_gradients = self.grad_partitions_flat_buffer
+        assert flat_gradients is not None
         if len(group) > 1:
-            flat = Storage(self.meter, size * self.accumulation_dtype.bytes)
+            flat_gradients = Storage(self.meter, size * self.accumulation_dtype.bytes)
         if self.accumulation_dtype is FLOAT32:
-            return Tensor((size,), FLOAT32, flat)
+            return Tensor((size,), FLOAT32, flat_gradients)
         return empty(self.meter, (size,), FLOAT32)

@@ -16,7 +16,7 @@ from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import pair_words
+from ..launch.trainer import pair_settings
 
 READ = frozenset(
     """
@@ -40,17 +40,17 @@ STEPS = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "r
 
 def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a main.py with DeepSpeed-Chat's arguments."""
-    signs = ("--zero_stage", "--actor_zero_stage")
-    return command.program == "main.py" and any(word.partition("=")[0] in signs for word in command.words)
+    known_arguments = ("--zero_stage", "--actor_zero_stage")
+    return command.program == "main.py" and any(word.partition("=")[0] in known_arguments for word in command.words)
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a DeepSpeed-Chat command into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
         arguments = arguments_of(command.words, source.where)
-        loss = _loss(source.where, arguments)
+        loss = _loss_of_command(source.where, arguments)
         if loss == "rlhf":
             raise reading.wrong(
                 f"line {command.line}",
@@ -62,17 +62,17 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
         if not loss and "step1" not in source.where:
             reading.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
-        config, settings = _config(reading, data), _settings(reading, data)
+        config, settings = _deepspeed_config(reading, data), _other_settings(reading, data)
         if loss == "reward" and "modules_to_save" in settings:
             settings["modules_to_save"] = ("embed_tokens",)  # its model has no output head
         if loss:
-            settings |= _pairs(reading, data, loss, config)
+            settings |= _pair_settings(reading, data, loss, config)
         run = run_of_program(reading, config, source.world_size, settings)
         return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target)
 
 
-def _loss(where: str, arguments: Mapping[str, Any]) -> str:
-    """Returns the loss of the step that a command runs; empty for step 1. where: the file's name."""
+def _loss_of_command(where: str, arguments: Mapping[str, Any]) -> str:
+    """Returns the loss of the training step (1, 2) that a command runs; empty for step 1. where: the file's name."""
     if "--actor_model_name_or_path" in arguments:
         return "rlhf"
     if "--num_padding_at_beginning" in arguments:
@@ -81,18 +81,20 @@ def _loss(where: str, arguments: Mapping[str, Any]) -> str:
     return next((loss for pattern, loss in STEPS.items() if re.search(pattern, name)), "")
 
 
-def _pairs(reading: Reading, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
+def _pair_settings(reading: Reading, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
     """Doubles the micro-batch of a config for pairs, and returns the settings of their loss."""
     size = config["train_micro_batch_size_per_gpu"]
-    words = pair_words(reading, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16"))
+    batch_settings = pair_settings(
+        reading, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
+    )
     if reading.flag(data, "offload_reference_model"):
         reading.frozen = None
         reading.notes.append("--offload_reference_model: the reference model is on the host")
-    config["train_micro_batch_size_per_gpu"] = words.pop("batch")
-    return words
+    config["train_micro_batch_size_per_gpu"] = batch_settings.pop("batch")
+    return batch_settings
 
 
-def _config(reading: Reading, data: Table) -> dict[str, Any]:
+def _deepspeed_config(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that main.py creates."""
     dtype = reading.value(data, "dtype", "fp16")
     if dtype not in ("fp16", "bf16"):
@@ -143,8 +145,8 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     return settings
 
 
-def _settings(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the settings that the DeepSpeed config does not have."""
+def _other_settings(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the run's settings that are not in the DeepSpeed config."""
     settings: dict[str, Any] = {"seq": reading.size(data, "max_seq_len", 512), "optimizer": "adamw"}
     if reading.flag(data, "gradient_checkpointing"):
         settings["recompute"] = "full-reentrant"

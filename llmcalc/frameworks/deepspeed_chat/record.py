@@ -1,4 +1,4 @@
-"""DeepSpeed-Chat: the record of its launch commands."""
+"""The registry record of DeepSpeed-Chat's launch commands."""
 
 from __future__ import annotations
 

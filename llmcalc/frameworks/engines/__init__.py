@@ -1,4 +1,4 @@
-"""What serving engines share: the record that each fills, flags and versions, and the memory of one rank's model.
+"""Code that all serving engines share: their registry record, flags and versions, and the memory of one rank's model.
 
 The shape of the record (`engine`) is what the engines' folders rely on; whatever else is here may be changed without
 reading them.

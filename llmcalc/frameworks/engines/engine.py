@@ -1,4 +1,4 @@
-"""The record of a serving engine, and its answer. Each engine is a folder beside this one with a `record.py`.
+"""The registry record of a serving engine, and the device memory that it computes.
 
 A record names functions by their files, which are imported when they are called, so that help pages stay fast.
 """
@@ -23,7 +23,7 @@ TermStatus: TypeAlias = Literal["exact", "source", "estimate", "measured"]
 
 
 class Term(NamedTuple):
-    """A term of an engine's memory.
+    """A named part of an engine's device memory, such as the weights or the CUDA graphs.
 
     name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`; of engines that divide a model
         over GPUs and the host: `model_buffer`, `kv_buffer` or `compute_buffer`.
@@ -43,7 +43,7 @@ class Term(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A change of a flag, with the engine's memory under it. flag: the flag with its value, as users type it."""
+    """A changed flag, and the KV cache that it gives. flag: the flag with its value, as users type it."""
 
     flag: str
     kv_tokens: int
@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """What an engine does with the memory of each of its devices.
+    """The memory of each device of a serving engine, and the KV cache that remains.
 
     terms: the terms of the fullest rank, in the order in which they are taken.
     kv_tokens: tokens of the cache as the engine prints them. blocks: blocks of the cache.
@@ -86,12 +86,12 @@ class EngineMemory:
     most_sequences: int = 0
 
     def bytes_of(self, name: str, device: str | None = None) -> int:
-        """Bytes of a term, on one device or on all; 0 for a term that the engine does not have."""
+        """Bytes of a named part of the memory, on one device or on all; 0 for a part that the engine does not have."""
         return sum(term.bytes for term in self.terms if term.name == name and device in (None, term.device))
 
 
 class EngineVersion(NamedTuple):
-    """A version of an engine: the version that the user wrote or the newest, its record, and the range it is in.
+    """The version of an engine that is computed, and the range of versions whose rules it has.
 
     version: the version. record: the range of versions whose rules hold, such as `0.21`.
     note: a remark where the version is assumed or newer than the newest record; else empty.
@@ -104,7 +104,7 @@ class EngineVersion(NamedTuple):
 
 @dataclass(frozen=True)
 class Engine:
-    """What llmcalc knows of one serving engine.
+    """The registry record of one serving engine: all that llmcalc knows about it.
 
     name: the word of `--engine`. title: its name on screens.
     flags: () → its flags. version: (version or "") → the `EngineVersion`.
@@ -149,21 +149,21 @@ class Engine:
     step_sequences: str = ""
 
     def runs_on(self, hardware: Hardware) -> bool:
-        """Whether the engine runs on an accelerator: one of its vendors, or one without a vendor."""
+        """Whether the engine runs on an accelerator of this vendor, or on one without a stated vendor."""
         vendors = [vendor.upper() for vendor in self.vendors]
         return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in vendors
 
     def stack(self, version: tuple[int, ...]) -> str:
-        """Returns the name of the stack that times passes of a version (`presets/timing/stacks.toml`)."""
-        return [name for first, name in self.stacks if first <= version][-1]
+        """Returns the name of the software stack that times passes of a version (`presets/timing/stacks.toml`)."""
+        return [name for first_version, name in self.stacks if first_version <= version][-1]
 
     def known_flags(self) -> tuple[Flag, ...]:
-        """Returns the flags of the engine."""
-        known: tuple[Flag, ...] = self.flags()
-        return known
+        """Returns the command-line flags of the engine."""
+        flags: tuple[Flag, ...] = self.flags()
+        return flags
 
     def typed(self, field_name: str, shortest: bool = False) -> str:
-        """Returns a flag as users type it, by the name of its value: `--max-model-len` of `max_model_len`.
+        """Returns a flag as users type it, `--max-model-len`, from the name of its value, `max_model_len`.
 
         shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
         """
@@ -181,12 +181,12 @@ class Engine:
     def changes_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[Change]:
-        """Returns changes of one flag that may give more cache, the cheapest first, with the memory under each."""
+        """Returns changes of one flag that may give a larger KV cache, the cheapest first, each with its memory."""
         changes: list[Change] = []
-        for typed, values in self.candidates(preset, hardware, version, flags):
+        for typed_flag, values in self.candidates(preset, hardware, version, flags):
             try:
                 memory = self.memory_on(preset, hardware, version, {**flags, **values})
             except InputError:  # a layout that does not divide the model
                 continue
-            changes.append(Change(typed, memory.kv_tokens, memory.max_concurrency, memory.starts))
+            changes.append(Change(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts))
         return changes

@@ -23,7 +23,7 @@ _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, 
 
 
 class Flag(NamedTuple):
-    """A flag of an engine.
+    """A command-line flag of a serving engine.
 
     names: its spellings, the usual one first.
     kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), gib, switch (no value), word,
@@ -50,28 +50,28 @@ class Flag(NamedTuple):
 
     @property
     def field(self) -> str:
-        """The name of its value: `max_model_len` of `--max-model-len`."""
+        """The name of the flag's value, such as `max_model_len` of `--max-model-len`."""
         return self.names[0].lstrip("-").replace("-", "_")
 
     def read(self, value: Any) -> Any:
-        """Reads its value. Raises `InputError` with the flag's name."""
+        """Returns the flag's value from text. Raises `InputError` with the flag's name."""
         name = self.names[0]
         if self.refused:
             raise InputError(f"{name}: {self.refused}")
         if self.kind == "switch":
-            return _switch(name, value)
+            return _read_switch(name, value)
         if self.kind in ("tokens", "number") and str(value).lower() in self.words:
             return str(value).lower()
         if self.kind == "tokens":
-            return self._bounded(_tokens(name, value))
+            return self._check_bounds(_read_tokens(name, value))
         if self.kind == "number":
-            return self._bounded(_number(name, value))
+            return self._check_bounds(_read_number(name, value))
         if self.kind in ("share", "gib"):
-            return _amount(name, value, share=self.kind == "share")
+            return _read_amount(name, value, is_share=self.kind == "share")
         if self.kind == "numbers":
-            return tuple(self._bounded(_number(name, item)) for item in _items(name, value))
+            return tuple(self._check_bounds(_read_number(name, item)) for item in _read_list(name, value))
         if self.kind == "table":
-            return _table(name, value)
+            return _read_table(name, value)
         text = str(value).strip()
         if self.kind == "word" and text.lower() not in self.words:
             raise InputError(
@@ -80,13 +80,13 @@ class Flag(NamedTuple):
             )
         return text.lower() if self.kind == "word" else text
 
-    def _bounded(self, number: int) -> int:
+    def _check_bounds(self, number: int) -> int:
         if not self.least <= number <= self.most:
             raise InputError(f"{self.names[0]}: {number:,}; expected {self.least:,} to {self.most:,}")
         return number
 
 
-def _switch(name: str, value: Any) -> bool:
+def _read_switch(name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if str(value).lower() in ("true", "false"):
@@ -94,7 +94,7 @@ def _switch(name: str, value: Any) -> bool:
     raise InputError(f"{name} {shown(value)}: expected true or false, or no value")
 
 
-def _number(name: str, value: Any) -> int:
+def _read_number(name: str, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and re.fullmatch(r"-?[0-9][0-9_,]{0,19}", value):
@@ -102,8 +102,8 @@ def _number(name: str, value: Any) -> int:
     raise InputError(f"{name}: {shown(value)}; expected a whole number")
 
 
-def _tokens(name: str, value: Any) -> int:
-    """A number of tokens as vLLM and SGLang read it: 32k is 32,000 and 32K is 32,768."""
+def _read_tokens(name: str, value: Any) -> int:
+    """Returns a number of tokens as vLLM and SGLang read it: 32k is 32,000 and 32K is 32,768."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(value).strip())
@@ -113,19 +113,19 @@ def _tokens(name: str, value: Any) -> int:
     return int(tokens)
 
 
-def _amount(name: str, value: Any, share: bool) -> float:
+def _read_amount(name: str, value: Any, is_share: bool) -> float:
     try:
         number = float(str(value)[:40])
     except ValueError:
         number = -1.0
-    if not 0 <= number <= (1 if share else 10**6) or (share and number == 0):
-        expected = "a share above 0, at most 1" if share else "GiB, 0 or more"
-        raise InputError(f"{name}: {shown(value)}; expected {expected}")
+    if not 0 <= number <= (1 if is_share else 10**6) or (is_share and number == 0):
+        expected_value = "a share above 0, at most 1" if is_share else "GiB, 0 or more"
+        raise InputError(f"{name}: {shown(value)}; expected {expected_value}")
     return number
 
 
 def refused_flags(feature: str, *names: str, switches: Sequence[str] = ()) -> list[Flag]:
-    """Returns flags that are not modelled, each by its name. feature: the subject of the message."""
+    """Returns flags that llmcalc refuses, since it does not model them. feature: the subject of the error message."""
     reason = f"{feature}: not modelled; remove the flag"
     values = [Flag((name,), refused=reason) for name in names]
     return values + [Flag((name,), "switch", refused=reason) for name in switches]
@@ -135,8 +135,8 @@ MOST_ITEMS = 10_000
 """Largest number of items of a list."""
 
 
-def _items(name: str, value: Any) -> list[Any]:
-    """The items of a list: of a sequence, of JSON in brackets, or of words with spaces or commas between them."""
+def _read_list(name: str, value: Any) -> list[Any]:
+    """Returns the items of a list, from a sequence, JSON in brackets, or words between spaces or commas."""
     if isinstance(value, list | tuple):
         items = list(value)
     elif isinstance(value, int):
@@ -148,10 +148,10 @@ def _items(name: str, value: Any) -> list[Any]:
     return items
 
 
-def _table(name: str, value: Any) -> Mapping[str, Any]:
-    """A table: a mapping, JSON, `name=1,other=2`, or a whole number, which is the table's `level`."""
+def _read_table(name: str, value: Any) -> Mapping[str, Any]:
+    """Returns name → value, from a mapping, JSON, `name=1,other=2`, or a whole number, the value of `level`."""
     if isinstance(value, Mapping):
-        return {str(key): _scalar(item) for key, item in value.items()}
+        return {str(key): _read_scalar(item) for key, item in value.items()}
     text = str(value).strip()
     if text.startswith("{"):
         table: Mapping[str, Any] = parse_json(text, name)
@@ -159,13 +159,13 @@ def _table(name: str, value: Any) -> Mapping[str, Any]:
     if re.fullmatch(r"[0-9]{1,3}", text):
         return {"level": int(text)}
     pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(mark and re.fullmatch(r"\w{1,80}", key) for key, mark, _ in pairs):
+    if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in pairs):
         raise InputError(f"{name}: {shown(text)}; expected a JSON object")
-    return {key: _scalar(item) for key, _, item in pairs}
+    return {key: _read_scalar(item) for key, _, item in pairs}
 
 
-def _scalar(value: Any) -> Any:
-    """A number, a flag, or JSON that was written as text; any other value as it is."""
+def _read_scalar(value: Any) -> Any:
+    """Returns the number, boolean or JSON value that a text states; any other value unchanged."""
     if not isinstance(value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", value):
         return value
     try:
@@ -175,65 +175,65 @@ def _scalar(value: Any) -> Any:
 
 
 def by_name(flags: Iterable[Flag]) -> dict[str, Flag]:
-    """Returns spelling → flag. A long flag may have hyphens for its underscores, and the other way round."""
+    """Returns spelling → flag. A long flag may be spelled with hyphens or with underscores."""
     return {spelling: flag for flag in flags for name in flag.names for spelling in (name, spelled(name))}
 
 
 def spelled(argument: str) -> str:
-    """Returns a flag with hyphens for the underscores of its name: `--max_model_len` is `--max-model-len`."""
+    """Returns the spelling of a flag with hyphens for underscores: `--max-model-len` for `--max_model_len`."""
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
 def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads values that are given by the flags' names without hyphens, as in Python.
+    """Returns the values of flags from Python keyword names, such as `max_model_len`.
 
     Raises `InputError` for an unknown flag, with the nearest name.
     """
     flags_by_name = by_name(flags)
     fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in flags_by_name.items()}
-    read: dict[str, Any] = {}
+    field_values: dict[str, Any] = {}
     for name, value in values.items():
         if name not in fields:
             spellings = (spelling for flag in flags for spelling in flag.names)
             suggestion = suggest(name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in spellings})
-            typed = name if name.isupper() else f"--{name.replace('_', '-')}"
-            raise InputError(f"{typed}: {title} has no such flag.{suggestion}")
+            typed_flag = name if name.isupper() else f"--{name.replace('_', '-')}"
+            raise InputError(f"{typed_flag}: {title} has no such flag.{suggestion}")
         if value is not None and value is not False:
-            read[fields[name].field] = fields[name].read(value)
+            field_values[fields[name].field] = fields[name].read(value)
         elif value is False:
-            read[fields[name].field] = False
-    return {name: value for name, value in read.items() if not _is_idle(flags, name)}
+            field_values[fields[name].field] = False
+    return {name: value for name, value in field_values.items() if not _is_idle_field(flags, name)}
 
 
-def _is_idle(flags: Sequence[Flag], field: str) -> bool:
+def _is_idle_field(flags: Sequence[Flag], field: str) -> bool:
     return any(flag.field == field and flag.is_idle for flag in flags)
 
 
 class FlagOf(NamedTuple):
-    """The flag that a word of a command line names. keys: the keys behind it, of a table, as in `--flag.key`."""
+    """The flag that an argument names. keys: the keys of a table behind the flag, as in `--flag.key`."""
 
     flag: Flag
     keys: tuple[str, ...] = ()
 
 
 def flag_named(flags_by_name: Mapping[str, Flag], name: str) -> FlagOf | None:
-    """Returns the flag of a name: its spelling, a beginning that no other flag has, or one with keys of a table.
+    """Returns the flag that an argument names by its spelling, by an unambiguous prefix, or with keys of a table.
 
     flags_by_name: spelling → flag.
     """
     flag = flags_by_name.get(name) or flags_by_name.get(spelled(name))
     if flag is not None:
         return FlagOf(flag)
-    start, mark, keys = name.partition(".")
+    start, dot, keys = name.partition(".")
     table = flags_by_name.get(start) or flags_by_name.get(spelled(start))
-    if mark and table is not None and (table.kind == "table" or table.is_idle or table.refused):
+    if dot and table is not None and (table.kind == "table" or table.is_idle or table.refused):
         return FlagOf(table, tuple(keys.split(".")[:MOST_KEYS]))
     if name.startswith("--") and len(name) > MOST_KEYS:
-        begun = {
+        matching_flags = {
             candidate.field: candidate for key, candidate in flags_by_name.items() if key.startswith(spelled(name))
         }
-        if len(begun) == 1:
-            return FlagOf(next(iter(begun.values())))
+        if len(matching_flags) == 1:
+            return FlagOf(next(iter(matching_flags.values())))
     return None
 
 
@@ -249,7 +249,7 @@ def split_arguments(
     instead: Mapping[str, str],
     unknown: dict[str, str] | None = None,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Splits arguments of a command line into those of llmcalc, and the values of an engine's flags by their fields.
+    """Splits command-line arguments into llmcalc's arguments and the values of an engine's flags, by field name.
 
     other_arguments: options of llmcalc that stay → whether they take a value.
     instead: option of llmcalc that the engine replaces → the engine's flag.
@@ -265,9 +265,11 @@ def split_arguments(
         if argument == "--":
             kept_arguments += [argument, *queue]
             break
-        name, mark, value = argument.partition("=")
+        name, equals_sign, value = argument.partition("=")
         flag = flags_by_name.get(name) or flags_by_name.get(spelled(name))
-        if not argument.startswith("-") and flag is not None and mark:  # a variable of the environment: NAME=VALUE
+        if (
+            not argument.startswith("-") and flag is not None and equals_sign
+        ):  # a variable of the environment: NAME=VALUE
             values[flag.field] = value
             continue
         if not argument.startswith("-") or argument == "-":
@@ -275,11 +277,11 @@ def split_arguments(
             continue
         if name in other_arguments and name not in flags_by_name and spelled(name) not in flags_by_name:
             kept_arguments.append(argument)
-            if other_arguments[name] and not mark and queue:
+            if other_arguments[name] and not equals_sign and queue:
                 kept_arguments.append(queue.popleft())
             continue
         match = flag_named(flags_by_name, name)
-        turned_off = None if match is not None else _turned_off(flags_by_name, flags, name)
+        turned_off = None if match is not None else _switch_turned_off(flags_by_name, flags, name)
         if turned_off is not None:
             values[turned_off.field] = False
             continue
@@ -291,10 +293,10 @@ def split_arguments(
             if unknown is None:
                 raise InputError(f"{name}: {title} has no such flag.{suggestion}")
             unknown[name] = f"{title} has no such flag"
-            _values_of(queue)
+            _take_values(queue)
             continue
         flag = match.flag
-        flag_value = value if mark else _next_value(name, flag, queue)
+        flag_value = value if equals_sign else _take_value(name, flag, queue)
         if match.keys:
             _set_key(values, (flag.field, *match.keys), flag_value)
         else:
@@ -304,7 +306,7 @@ def split_arguments(
     return kept_arguments, values
 
 
-def _turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: str) -> Flag | None:
+def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: str) -> Flag | None:
     """Returns the switch that a spelling such as `--no-flag` turns off; None for none."""
     flag = flags_by_name.get("--" + spelled(name)[5:]) if spelled(name).startswith("--no-") else None
     if flag is not None and flag.kind == "switch":
@@ -312,22 +314,22 @@ def _turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: 
     return next((flag for flag in flags if name in flag.off), None)
 
 
-def _next_value(name: str, flag: Flag, queue: deque[str]) -> Any:
-    """Takes the value of a flag from the arguments after it. Raises `InputError` where it is missing."""
-    following = queue[0].lower() if queue else ""
+def _take_value(name: str, flag: Flag, queue: deque[str]) -> Any:
+    """Removes a flag's value from the queue of arguments and returns it. Raises `InputError` where it is missing."""
+    next_argument = queue[0].lower() if queue else ""
     if flag.kind == "switch":
-        return queue.popleft() if following in ("true", "false") else True
+        return queue.popleft() if next_argument in ("true", "false") else True
     if flag.kind in ("list", "numbers"):
-        return " ".join(_values_of(queue))
-    if flag.bare and following not in flag.words:
+        return " ".join(_take_values(queue))
+    if flag.bare and next_argument not in flag.words:
         return flag.bare
     if not queue:
         raise InputError(f"{name}: the value is missing")
     return queue.popleft()
 
 
-def _values_of(queue: deque[str]) -> list[str]:
-    """Takes the words before the next flag."""
+def _take_values(queue: deque[str]) -> list[str]:
+    """Removes the arguments before the next flag from the queue and returns them."""
     words = []
     while queue and not re.match(r"--?[A-Za-z]", queue[0]):
         words.append(queue.popleft())
@@ -335,10 +337,10 @@ def _values_of(queue: deque[str]) -> list[str]:
 
 
 def _set_key(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """Sets the value of a key of a table; the tables on its way are made."""
-    *outer, last = keys
-    for key in outer:
+    """Sets the value of a nested key in a table, and creates the tables on its path."""
+    *outer_table, last_key = keys
+    for key in outer_table:
         if not isinstance(values.get(key), dict):
             values[key] = {}
         values = values[key]
-    values[last] = value
+    values[last_key] = value

@@ -1,4 +1,4 @@
-"""The model of a rank as an engine has it: weights, caches per layer and token, and the widths of its matrices."""
+"""The shard of a model on one rank of a serving engine: weights, caches per layer and token, and matrix widths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMPRESSED = "compressed_attention"
 
 
 class TokenCache(NamedTuple):
-    """Caches of equal layers that grow with the tokens.
+    """The KV caches of layers of one attention type, whose bytes grow with the tokens.
 
     kind: kind of attention. layers: their number. window: tokens that each keeps at most; None for all.
     width: elements of one token in one layer.
@@ -47,7 +47,7 @@ class TokenCache(NamedTuple):
 
 
 class StateCache(NamedTuple):
-    """Recurrent states of equal layers. layers: their number. bytes: bytes of one sequence in one layer."""
+    """The recurrent states of layers of one type. layers: their number. bytes: bytes per sequence and layer."""
 
     kind: str
     layers: int
@@ -55,7 +55,7 @@ class StateCache(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The experts of a layer on a rank.
+    """The routed experts of a layer on one rank.
 
     top_k: experts of a token. width: width of an expert. number: their number.
     """
@@ -67,7 +67,7 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EngineRank:
-    """The model of one rank. layout, rank: its place. quantize: scheme of the weights, None for the checkpoint's.
+    """The model on one rank. layout, rank: the rank's place. quantize: the weights' scheme, None for the checkpoint's.
 
     dtype: number format of the weights; None for the published one. with_towers: whether encoders are loaded.
     with_mtp: whether the modules of multi-token prediction are loaded, which draft tokens.
@@ -83,7 +83,7 @@ class EngineRank:
 
     @cached_property
     def model(self) -> RankModel:
-        """The model with the rank's sizes."""
+        """The model with the rank's shard sizes."""
         return rank_model(self.preset.model, self.layout, self.rank)
 
     @property
@@ -96,38 +96,38 @@ class EngineRank:
 
     @cached_property
     def number_of_layers(self) -> int:
-        """The layers of the rank's stages."""
+        """The number of layers in the rank's pipeline stages."""
         return len(self.model.chunks.layers)
 
     @cached_property
     def scheme(self) -> str | None:
-        """The scheme of the weights; None for the scheme of the checkpoint's config, or none."""
+        """The quantization scheme of the weights; None for the checkpoint's scheme, or for no quantization."""
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
-        table, published = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
+        table, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
         is_mxfp4 = (
-            published == 4 and self.preset.config is None if table is None else table.get("quant_method") == "mxfp4"
+            stored_bits == 4 and self.preset.config is None if table is None else table.get("quant_method") == "mxfp4"
         )
         return "mxfp4" if is_mxfp4 else None
 
     @cached_property
     def weights(self) -> int:
-        """Bytes of the rank's weights and, where they are loaded, of the encoders."""
+        """Bytes of the rank's weights, and of the image and audio encoders where they are loaded."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
-            return self._with_divided_blocks()
+            return self._bytes_with_divided_blocks()
         return self._weights(self.model, self.scheme)
 
-    def _with_divided_blocks(self) -> int:
-        """Bytes where experts are MXFP4: ranks divide their bytes evenly, though not always into whole blocks."""
+    def _bytes_with_divided_blocks(self) -> int:
+        """Bytes of weights with MXFP4 experts, which ranks divide evenly, not always into whole quantization blocks."""
         full_model = self.preset.model
-        saved = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
-        return self._weights(self.model, "none") - saved // (self.layout.tp * self.layout.pp)
+        quantization_savings = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
+        return self._weights(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
 
     def _weights(self, model: ModelSpec, scheme: str | None) -> int:
-        """Returns bytes of a model's weights under a scheme. scheme: None for the checkpoint's own."""
-        return int(self._use(model, scheme).weights)
+        """Returns the bytes of a model's weights. scheme: the quantization scheme, None for the checkpoint's own."""
+        return int(self._memory_use(model, scheme).weights)
 
-    def _use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
+    def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.dtype is not None:
             scheme_fields["dtype"] = self.dtype
@@ -138,32 +138,34 @@ class EngineRank:
     @cached_property
     def weights_by_component(self) -> dict[str, int]:
         """Bytes of the rank's weights by component (`attention`, `experts`, …)."""
-        use = self._use(self.model, self.scheme)
+        use = self._memory_use(self.model, self.scheme)
         if use.quantized is not None:
-            return {component: int(parts.total) for component, parts in use.quantized.by_component.items()}
+            return {
+                component: int(stored_bytes.total) for component, stored_bytes in use.quantized.by_component.items()
+            }
         return {component: int(bytes_of(size, use.dtype)) for component, size in use.count.by_component.items()}
 
     @cached_property
-    def _groups(self) -> list[CacheGroup]:
+    def _cache_groups(self) -> list[CacheGroup]:
         return kv(self.model, 1, LONG, "bfloat16").groups
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The caches that grow with the tokens. A module that drafts has the kind of the last full layers."""
+        """The KV caches of the rank's layers, which grow with the tokens; drafting modules have full attention."""
         caches = [
             TokenCache(group.kind, group.layers, None if group.tokens == LONG else group.tokens, group.width)
-            for group in self._groups
+            for group in self._cache_groups
             if group.width is not None and group.tokens
         ]
-        full = [i for i, cache in enumerate(caches) if cache.window is None]
-        if self.drafting_layers and full:
-            cache = caches[full[-1]]
-            caches[full[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
+        full_attention_indices = [i for i, cache in enumerate(caches) if cache.window is None]
+        if self.drafting_layers and full_attention_indices:
+            cache = caches[full_attention_indices[-1]]
+            caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
         return caches
 
     @property
     def drafting_layers(self) -> int:
-        """The layers that draft tokens; 0 where they are not loaded."""
+        """The number of loaded layers that draft tokens (multi-token prediction)."""
         mtp = self.preset.model.mtp
         if mtp is None or not self.with_mtp:
             return 0
@@ -171,10 +173,10 @@ class EngineRank:
 
     @property
     def state_caches(self) -> list[StateCache]:
-        """The recurrent states."""
+        """The recurrent states of the rank's layers."""
         return [
             StateCache(group.kind, group.layers, -(-group.bytes // group.layers))
-            for group in self._groups
+            for group in self._cache_groups
             if group.width is None
         ]
 
@@ -188,51 +190,53 @@ class EngineRank:
 
     @cached_property
     def widths(self) -> tuple[int, bool, Experts | None]:
-        """The width of the widest dense feed-forward network of the rank, whether it is gated, and the experts."""
-        dense, gated, experts = 0, False, None
-        for place in self.model.tree().walk():
-            op = place.node.op
-            if place.optional or place.node.name not in ("up_proj", "gate_proj", "fc1"):
+        """The width of the rank's widest dense feed-forward network, whether the network is gated, and the experts."""
+        dense, is_gated, experts = 0, False, None
+        for tree_node in self.model.tree().walk():
+            op = tree_node.node.op
+            if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
                 continue
             if isinstance(op, ExpertLinear):
                 experts = Experts(int(op.top_k), int(op.n_out), int(op.num_experts))
-            elif isinstance(op, Linear) and place.kind == "feed_forward":
-                dense, gated = max((dense, gated), (int(op.n_out), place.node.name == "gate_proj" or gated))
-        return dense, gated, experts
+            elif isinstance(op, Linear) and tree_node.kind == "feed_forward":
+                dense, is_gated = max(
+                    (dense, is_gated), (int(op.n_out), tree_node.node.name == "gate_proj" or is_gated)
+                )
+        return dense, is_gated, experts
 
     @cached_property
     def rope_elements(self) -> int:
-        """Elements of the tables of cosines and sines: one table for each kind of rotation in the model."""
+        """The elements of RoPE's tables of cosines and sines, with a table for each base and dimension in the model."""
         positions = longest_sequence(self.preset.model) or 0
-        return sum(dim * positions for _, dim in {*_rotations(self.preset.model)})
+        return sum(dim * positions for _, dim in {*_rotary_tables(self.preset.model)})
 
     @cached_property
     def latent_projections(self) -> int:
-        """Elements of the up-projections of MLA's latents, which vLLM stores once more for its absorbed products."""
+        """The elements of MLA's up-projections, of which vLLM stores a second copy for absorbed matrix products."""
         elements = 0
-        for part, count in mixers(self.preset.model):
-            if isinstance(part, MLA):
-                heads = part.num_attention_heads // self.layout.tp
-                elements += count * heads * part.kv_lora_rank * (part.qk_nope_head_dim + part.v_head_dim)
+        for mixer, count in mixers(self.preset.model):
+            if isinstance(mixer, MLA):
+                heads = mixer.num_attention_heads // self.layout.tp
+                elements += count * heads * mixer.kv_lora_rank * (mixer.qk_nope_head_dim + mixer.v_head_dim)
         return elements // self.layout.pp
 
 
 def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
-    """Yields the mixers of the decoder, with the number of their layers."""
+    """Yields each attention or recurrence module of the decoder, with its number of layers."""
     for _, stack in spec.stacks():
         for _, layer, count, _ in stack.groups():
-            for part in _parts(layer):
-                yield part, count
+            for mixer in _walk_components(layer):
+                yield mixer, count
 
 
 def key_heads(spec: ModelSpec) -> list[int]:
-    """Returns the heads of keys and values of each kind of attention in the decoder."""
-    heads = (getattr(part, "num_key_value_heads", None) for part, _ in mixers(spec))
+    """Returns the number of key and value heads of each attention type in the decoder."""
+    heads = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in mixers(spec))
     return [int(number) for number in heads if number]
 
 
-def _parts(record: Record, depth: int = 0) -> Iterator[Record]:
-    """Yields a record and all records in it, but no encoders of images."""
+def _walk_components(record: Record, depth: int = 0) -> Iterator[Record]:
+    """Yields a component and all components inside it, except image encoders."""
     yield record
     if depth > 8:
         return
@@ -242,16 +246,16 @@ def _parts(record: Record, depth: int = 0) -> Iterator[Record]:
             value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
         ):
             if isinstance(item, Record):
-                yield from _parts(item, depth + 1)
+                yield from _walk_components(item, depth + 1)
 
 
-def _rotations(spec: ModelSpec) -> Iterator[tuple[float, int]]:
-    """Yields base and rotated dimensions of every rotation."""
-    for part, _ in mixers(spec):
-        if isinstance(part, MLA):
-            yield 0.0, int(part.qk_rope_head_dim)
-        position = getattr(part, "position", None)
+def _rotary_tables(spec: ModelSpec) -> Iterator[tuple[float, int]]:
+    """Yields the base and the number of rotated dimensions of each rotary embedding."""
+    for mixer, _ in mixers(spec):
+        if isinstance(mixer, MLA):
+            yield 0.0, int(mixer.qk_rope_head_dim)
+        position = getattr(mixer, "position", None)
         if isinstance(position, Rope):
-            head = int(getattr(part, "head_dim", None) or spec.hidden_size // part.num_attention_heads)
+            head = int(getattr(mixer, "head_dim", None) or spec.hidden_size // mixer.num_attention_heads)
             dim = position.rotary_dim or int(head * float(position.partial_rotary_factor or 1))
             yield float(position.rope_theta), int(dim)

@@ -1,4 +1,4 @@
-"""A receipt: terms that an engine measured and printed in a log, which stand in place of estimates."""
+"""A receipt: sizes that an engine measured and printed in its log, which replace llmcalc's estimates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIELD = "receipt"
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a log measured. file: the log. terms: name of a term → its bytes.
+    """The memory sizes measured in a log. file: the log. terms: name of a part of the memory → its bytes.
 
     settings: name of a flag → its value in the run of the log.
     """
@@ -22,5 +22,5 @@ class Receipt:
     settings: Mapping[str, Any]
 
     def differing(self, fields: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
-        """Returns the flags, out of `fields`, whose values in the log are not those of `settings`."""
+        """Returns the names in `fields` whose values in the log differ from `settings`."""
         return [name for name in fields if self.settings.get(name) != settings.get(name)]

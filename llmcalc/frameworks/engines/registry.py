@@ -1,4 +1,4 @@
-"""The serving engines, by name. One line an engine: its folder has a `record.py` with `ENGINE`."""
+"""Finds the registry record of a serving engine by name, in the `record.py` of the engine's folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDERS = {
 
 @cache
 def engine(name: str) -> Engine:
-    """Returns the record of an engine. Raises `InputError` for an unknown name."""
+    """Returns the registry record of an engine. Raises `InputError` for an unknown name."""
     if name not in FOLDERS:
         names = list(FOLDERS)
         raise InputError(f"--engine: '{name}' is not known; expected one of {', '.join(names)}.{suggest(name, names)}")
@@ -30,12 +30,12 @@ def engine(name: str) -> Engine:
 
 
 def engine_and_version(text: str) -> tuple[Engine, EngineVersion]:
-    """Returns the engine and the version of `NAME` or `NAME==VERSION`. Raises `InputError` for unknown ones."""
-    name, mark, version = text.partition("==")
-    if not mark and "=" in name and name.partition("=")[0].strip().lower() in FOLDERS:
+    """Returns the engine and its version from `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
+    name, equals_signs, version = text.partition("==")
+    if not equals_signs and "=" in name and name.partition("=")[0].strip().lower() in FOLDERS:
         raise InputError(f"--engine {text}: one sign of two; expected such as {name.replace('=', '==')}")
     record = engine(name.strip().lower())
-    if mark and not version.strip():
+    if equals_signs and not version.strip():
         raise InputError(f"--engine {text}: the version is missing; expected such as {name}==0.19, or {name}")
     engine_version: EngineVersion = record.version(version.strip())
     return record, engine_version

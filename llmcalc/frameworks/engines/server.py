@@ -1,4 +1,4 @@
-"""A server of an engine: a model on an accelerator, with the flags that engines have in common."""
+"""One server of a serving engine: a model, an accelerator, and the flags that all engines have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = {"half": "float16", "float": "float32"}
 
 @dataclass(frozen=True, eq=False)
 class EngineServer:
-    """A server. flags: values of the flags by their names; `quantize` is a scheme of llmcalc.
+    """A server that runs a model. flags: values of the flags by name; `quantize` is llmcalc's quantization scheme.
 
     name: the word of `--engine`. length_field: the name of the flag of the longest request.
     layout_fields: the names of the flags of the layout's sizes, each 1 by default: of tensor parallelism, of stages,
@@ -44,7 +44,7 @@ class EngineServer:
     flags: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for a model that is no decoder."""
+        """Raises `InputError` for a model that is not a decoder."""
         if self.preset.model.kind != "decoder":
             raise InputError(
                 f"--engine {self.name}: the model has an encoder, which is not modelled; expected a decoder"
@@ -52,12 +52,12 @@ class EngineServer:
 
     @property
     def numbers(self) -> Numbers:
-        """The numbers of the version."""
+        """The engine's version as numbers, such as (0, 9, 2)."""
         return numbers_of(self.version.version)
 
     @property
     def published_dtype(self) -> str:
-        """The number format of activations that the model was published for."""
+        """The number format in which the model was published, for activations."""
         return self.preset.dtype if DTYPE_BITS[self.preset.dtype] >= 16 else "bfloat16"
 
     @property
@@ -69,27 +69,27 @@ class EngineServer:
 
     @property
     def tp(self) -> int:
-        """Ranks of tensor parallelism."""
+        """The number of tensor-parallel ranks."""
         return int(self.flags.get(self.layout_fields[0], 1))
 
     @property
     def pp(self) -> int:
-        """Stages of the pipeline."""
+        """The number of pipeline stages."""
         return int(self.flags.get(self.layout_fields[1], 1))
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an activation."""
+        """The bytes of one activation element."""
         return 4 if self.dtype == "float32" else 2
 
     @property
     def reads_cache_scheme(self) -> bool:
-        """Whether the checkpoint's scheme for caches is the default of the flag."""
+        """Whether the KV cache has the number format of the checkpoint's cache scheme by default."""
         return True
 
     @property
     def cached_element_bytes(self) -> int:
-        """Bytes of a cached element: of the flag, or of the checkpoint's own scheme for caches."""
+        """The bytes of one element of the KV cache, by the flag or by the checkpoint's cache scheme."""
         word = str(self.flags.get("kv_cache_dtype", AUTO[0]))
         if word not in AUTO:
             return 1 if word.startswith("fp8") else 2
@@ -98,7 +98,7 @@ class EngineServer:
         return 1 if is_fp8 and self.reads_cache_scheme else self.element_bytes
 
     def scheme_of(self, word: str, schemes: Mapping[str, str]) -> str | None:
-        """The scheme of the weights by `--quantization`; None for the checkpoint's own scheme.
+        """Returns the quantization scheme of the weights by `--quantization`; None for the checkpoint's own scheme.
 
         word: the flag's value. schemes: value → scheme of a checkpoint that states none.
         Raises `InputError` for a scheme that only the checkpoint knows.
@@ -116,7 +116,7 @@ class EngineServer:
 
     @property
     def longest_request(self) -> int:
-        """Tokens of the longest request. Raises `InputError` where neither the flag nor the model says it."""
+        """The tokens of the longest request. Raises `InputError` where neither the flag nor the model states it."""
         flag_value = self.flags.get(self.length_field, AUTO[0])
         length = longest_sequence(self.preset.model) if flag_value in AUTO else flag_value
         if not length:
@@ -125,24 +125,24 @@ class EngineServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of a flag → its value in effect: the given one, or the default."""
+        """The name of each flag → its value in effect, typed by the user or the default."""
         raise NotImplementedError
 
     @property
     def assumed(self) -> dict[str, Any]:
-        """Returns the flags that were not given, as users type them → default."""
+        """Each flag that the user did not type → its default."""
         record = engine(self.name)
         return {record.typed(name): value for name, value in self.defaults.items() if name not in self.flags}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The name of a flag → its value in effect, with the layout's sizes and without the receipt."""
+        """The name of each flag → its value in effect, with the parallel sizes and without the receipt."""
         values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
         return {name: value for name, value in values.items() if name != FIELD}
 
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
-        """The terms of the receipt that were measured under these flags, by name, with their bytes."""
+        """The receipt's sizes in bytes that were measured under this server's flags, by name."""
         receipt: Receipt | None = self.flags.get(FIELD)
         if receipt is None:
             return {}
@@ -153,12 +153,12 @@ class EngineServer:
             and not receipt.differing((*self.layout_fields, *self.decided_by[name]), self.settings)
         }
 
-    def measured(self, name: str, computed: int) -> int:
-        """Returns the bytes of a term: the receipt's if it has the term, else the computed ones."""
+    def measured_or_computed(self, name: str, computed: int) -> int:
+        """Returns the measured bytes of a part of the memory where the receipt has them, otherwise `computed`."""
         return self.receipt_terms.get(name, computed)
 
     def with_receipt(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
-        """Returns the terms, with the receipt's values in place of computed ones."""
+        """Returns the parts of the memory, with the receipt's measured sizes in place of computed sizes."""
         if not self.receipt_terms:
             return terms
         file = self.flags[FIELD].file
@@ -171,6 +171,6 @@ class EngineServer:
 
 
 def _measured_origin(term: Term, file: str) -> str:
-    """The origin of a measured term: the file, and whether it is outside of the budget."""
+    """Returns the origin of a measured size in words: the log file, and whether it is outside of the memory budget."""
     prefix = "outside the budget, " if term.origin.startswith("outside") else ""
     return f"{prefix}measured in {file}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineUse:
-    """What an engine does on one kind of accelerator.
+    """A serving engine with a model on one type of accelerator, with its memory and better flags.
 
     preset: the model. engine, version: the engine. hardware: the accelerator. flags: values of the engine's flags.
     memory: its memory. changes: changes that leave more for the cache. launch: the file that starts it; None without.
@@ -34,7 +34,7 @@ class EngineUse:
 
 @dataclass(frozen=True)
 class EngineOption:
-    """A layout on one kind of accelerator. flags: flags of the layout. memory: the memory of the engine in it.
+    """A parallel layout on one type of accelerator. flags: its flags. memory: the engine's memory in this layout.
 
     serves: whether it starts and holds all users.
     """

@@ -1,4 +1,4 @@
-"""Versions of engines: compared by their numbers; a version has the rules of the newest range before it."""
+"""Versions of engines as numbers, and the range of versions whose memory rules a version has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Numbers = tuple[int, ...]
 
 
 def numbers_of(version: str) -> Numbers:
-    """Returns the numbers of a version: `0.9.2` → (0, 9, 2). Raises `InputError` for any other text."""
+    """Returns a version as numbers: `0.9.2` → (0, 9, 2). Raises `InputError` for any other text."""
     match = re.fullmatch(
         r"[vb]?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version.strip()
     )
@@ -29,24 +29,24 @@ def numbers_of(version: str) -> Numbers:
 
 
 class VersionRange(Record):
-    """A record that holds from the version `from` on, up to `to` where that is stated."""
+    """A range of versions, from the version `from` on, up to `to` where that is stated."""
 
     start: str = Field(alias="from")
     to: str | None = None
 
     @property
-    def first(self) -> Numbers:
-        """The numbers of its first version."""
+    def first_version(self) -> Numbers:
+        """The first version of the range, as numbers."""
         return numbers_of(self.start)
 
     @property
-    def end(self) -> Numbers | None:
-        """The numbers of the first version after it; None if it holds for all later ones."""
+    def end_version(self) -> Numbers | None:
+        """The first version after the range, as numbers; None for a range without an end."""
         return None if self.to is None else numbers_of(self.to)
 
 
 class MeasuredOverhead(Record):
-    """An overhead measured in logs. mib: its size. logs: number of logs. accelerators: the accelerators of the logs."""
+    """A memory overhead measured in logs. mib: its size in MiB. logs: their number. accelerators: those of the logs."""
 
     mib: int
     logs: int
@@ -54,7 +54,7 @@ class MeasuredOverhead(Record):
 
     @property
     def source(self) -> str:
-        """The logs behind the figure, in words."""
+        """The number of logs and the accelerators that the overhead was measured on, in words."""
         if not self.logs:
             return "an assumption"
         where = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
@@ -62,7 +62,7 @@ class MeasuredOverhead(Record):
 
 
 class Context(MeasuredOverhead):
-    """Memory that is in use before an engine measures: the process's CUDA context, and NCCL's of several ranks.
+    """Device memory in use before an engine measures: the CUDA context, and NCCL's buffers for several ranks.
 
     devices: ranks, at least. link: beginning of the name of the accelerators' link; empty for any link.
     """
@@ -72,14 +72,14 @@ class Context(MeasuredOverhead):
 
 
 def has_link(hardware: Hardware, link: str) -> bool:
-    """Whether the accelerator has a link whose name begins so; any accelerator has the empty one."""
+    """Whether the accelerator has a link whose name begins with `link`; true for an empty name."""
     return not link or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link))
 
 
 def context_on(rows: Iterable[Context], hardware: Hardware, devices: int) -> Context:
-    """Returns the row of an accelerator with that many ranks, measured on its own link if there is such a row."""
-    matching_rows = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
-    return max(matching_rows, key=lambda row: (row.devices, row.link))
+    """Returns the measured context of an accelerator with `devices` ranks, on its own link if that was measured."""
+    matching_rows = [context for context in rows if context.devices <= devices and has_link(hardware, context.link)]
+    return max(matching_rows, key=lambda context: (context.devices, context.link))
 
 
 class RuleRange(VersionRange):
@@ -90,7 +90,7 @@ class RuleRange(VersionRange):
 
     @property
     def place(self) -> str:
-        """The source file and function."""
+        """The engine's source file and function that state the rules."""
         return f"{self.source}, {self.function}"
 
 
@@ -99,16 +99,16 @@ RuleType = TypeVar("RuleType", bound=RuleRange)
 
 
 def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
-    """Returns the ranges that hold for a version, in their order."""
+    """Returns the ranges that contain a version, in their order."""
     return [
         candidate
         for candidate in ranges
-        if candidate.first <= version and (candidate.end is None or version < candidate.end)
+        if candidate.first_version <= version and (candidate.end_version is None or version < candidate.end_version)
     ]
 
 
 class EngineRecord(Record, Generic[RuleType]):
-    """What every file `presets/engines/NAME.toml` has."""
+    """The contents of `presets/engines/NAME.toml` that all engines share."""
 
     name: str
     title: str
@@ -117,18 +117,18 @@ class EngineRecord(Record, Generic[RuleType]):
     messages: dict[str, str]
 
     @model_validator(mode="after")
-    def _ascending(self) -> Self:
-        starts = [rules.first for rules in self.versions]
+    def _sort_versions(self) -> Self:
+        starts = [rules.first_version for rules in self.versions]
         if starts != sorted(set(starts)):
             raise ValueError("versions: expected each start once, ascending")
         return self
 
     def rules(self, version: Numbers) -> RuleType:
-        """Returns the rules of a version."""
+        """Returns the memory rules of a version."""
         return ranges_at(self.versions, version)[-1]
 
     def version_of(self, version_text: str) -> EngineVersion:
-        """Returns the version that a user wrote, or the newest, with the range that it is in."""
+        """Returns the version that a user wrote, or the newest, with its range of versions."""
         return engine_version(self.title, version_text, (rules.start for rules in self.versions), self.newest)
 
 
@@ -136,13 +136,13 @@ RecordType = TypeVar("RecordType", bound=Record)
 
 
 def read_engine_record(record: type[RecordType], name: str) -> RecordType:
-    """Reads the file of an engine."""
+    """Returns the contents of `presets/engines/NAME.toml`."""
     path = presets_dir() / "engines" / f"{name}.toml"
     return validate(record, parse_toml(read_text(path), path.name), path.name)
 
 
 def engine_version(title: str, version_text: str, starts: Iterable[str], newest: str) -> EngineVersion:
-    """Returns the version of an engine and the range that it is in.
+    """Returns an engine's version with its range of versions.
 
     version_text: the version that the user wrote; empty for the newest. starts: the versions at which ranges begin.
     newest: the newest version that was read.
@@ -150,13 +150,15 @@ def engine_version(title: str, version_text: str, starts: Iterable[str], newest:
     """
     version = version_text.removeprefix("v") or newest
     numbers = numbers_of(version)
-    ordered = sorted(starts, key=numbers_of)
-    holding = [start for start in ordered if numbers_of(start) <= numbers]
-    if not holding:
-        raise InputError(f"--engine: {title} {version} is older than what was read; expected {ordered[0]} or newer")
+    ordered_starts = sorted(starts, key=numbers_of)
+    earlier_starts = [start for start in ordered_starts if numbers_of(start) <= numbers]
+    if not earlier_starts:
+        raise InputError(
+            f"--engine: {title} {version} is older than what was read; expected {ordered_starts[0]} or newer"
+        )
     note = ""
     if not version_text:
         note = f"no version is named: {title} {newest}, the newest that was read"
     elif numbers > numbers_of(newest):
         note = f"{title} {version} was not read; these are the rules of {newest}, the newest that was"
-    return EngineVersion(version, holding[-1], note)
+    return EngineVersion(version, earlier_starts[-1], note)

@@ -16,7 +16,7 @@ from ..launch.trainer import keys_read
 
 
 class Script(NamedTuple):
-    """A training script.
+    """A training script of FastChat or Qwen, with its defaults.
 
     rank: default rank of adapters.
     targets: default layers with adapters.
@@ -74,29 +74,29 @@ LENGTHS = {"finetune": 8192}
 """Default lengths that are not 512."""
 
 
-def _name(command: CommandLine) -> str:
+def _script_name(command: CommandLine) -> str:
     return command.program.removesuffix(".py").rpartition(".")[2]
 
 
 def starts_program(command: CommandLine) -> bool:
-    """Whether a command starts one of the scripts with arguments that they add to the Trainer's."""
-    signs = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
-    return _name(command) in SCRIPTS and any(word.partition("=")[0] in signs for word in command.words)
+    """Whether a command starts a script of FastChat or Qwen with its arguments."""
+    known_arguments = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
+    return _script_name(command) in SCRIPTS and any(word.partition("=")[0] in known_arguments for word in command.words)
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a command of one of the scripts into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    name = _name(command)
+    name = _script_name(command)
     with reading_of(source) as reading:
         arguments = arguments_of(command.words, source.where)
         data = plain_arguments(arguments, reading, READ | (keys_read() - {"model_name_or_path"}))
         target = model_name(reading, "--model_name_or_path", arguments.get("--model_name_or_path"))
-        return launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, name, target), target)
+        return launch_as_trainer(reading, LAUNCH_FILE, _trainer_arguments(reading, data, name, target), target)
 
 
-def _trainer_table(reading: Reading, data: dict[str, Any], name: str, target: str) -> dict[str, Any]:
+def _trainer_arguments(reading: Reading, data: dict[str, Any], name: str, target: str) -> dict[str, Any]:
     script = SCRIPTS[name]
     reading.ignored += [key for key in data if key in IGNORED]
     table = {key: value for key, value in data.items() if key not in IGNORED and key not in READ}

@@ -1,4 +1,4 @@
-"""FastChat: the record of its launch commands."""
+"""The registry record of FastChat's launch commands."""
 
 from __future__ import annotations
 

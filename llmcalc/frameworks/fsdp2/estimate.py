@@ -1,4 +1,4 @@
-"""Estimates the memory of FSDP2 ranks without an allocator, for plans."""
+"""Estimates the memory of FSDP2 ranks without an allocator, for the search over layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .training import torchtitan_training
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """Estimates the memory of every rank. The shards are the master weights; gradients have the same width."""
+    """Returns the memory estimate of FSDP2 ranks. Shards are the master weights, and gradients have their width."""
     memory_use, parameter_count, training = memory.states, memory.states.count.total, memory.training()
     per_parameter = bytes_per_parameter(memory)
     if memory_use.has_master:
@@ -28,14 +28,14 @@ def estimate(memory: Memory) -> PeakEstimate:
             master_weight_bytes,
             (memory_use.weights + memory_use.gradients + states) / parameter_count - master_weight_bytes,
         )
-    computing, calls = torchtitan_training(memory.spec, training)
+    compute_training, calls = torchtitan_training(memory.spec, training)
     shards = FLOAT32.name if training.master else training.dtype
     step = measure_optimizer_step(replace(training, dtype=shards, master=False))
     widths = DTYPES[training.dtype].bytes, DTYPES[shards].bytes
     transient = partial(
         transient_bytes, step, *widths, memory_use.trained / parameter_count, calls.splits, calls.keeps_last
     )
-    return estimate_with_torch_kernels(memory, per_parameter, computing, transient, pads=True)
+    return estimate_with_torch_kernels(memory, per_parameter, compute_training, transient, pads=True)
 
 
 def transient_bytes(
@@ -48,7 +48,7 @@ def transient_bytes(
     layout: Layout,
     stage_parameters: Sequence[StageParameters],
 ) -> TransientBytes:
-    """Returns the transient bytes of a rank.
+    """Returns the temporary bytes of a rank: gathered parameters, gradient reductions and the optimizer step.
 
     width: bytes of an element of gathered parameters and of gradients.
     shard_width: bytes of an element of a shard.
@@ -68,33 +68,33 @@ def transient_bytes(
     layer = max(stage.largest_layer for stage in stage_parameters)
     fp32_bytes = FLOAT32.bytes
     if layout.pp == 1:
-        one_module = outside_layers // 2 if splits else outside_layers
-        gathered = width * (2 * layer + (0 if splits else outside_layers))
-        reduction = trained_share * (width + fp32_bytes) * one_module
-        reduced_head = trained_share * fp32_bytes * one_module if splits else 0
-        before_head = width * (layer * (1 + keeps_last) + 2 * one_module) - gathered if splits else 0
-        after_head = round(reduction + reduced_head / layout.shards) + width * layer - gathered if splits else 0
+        largest_group = outside_layers // 2 if splits else outside_layers
+        gathered_bytes = width * (2 * layer + (0 if splits else outside_layers))
+        reduction = trained_share * (width + fp32_bytes) * largest_group
+        reduced_head = trained_share * fp32_bytes * largest_group if splits else 0
+        before_head = width * (layer * (1 + keeps_last) + 2 * largest_group) - gathered_bytes if splits else 0
+        after_head = round(reduction + reduced_head / layout.shards) + width * layer - gathered_bytes if splits else 0
         return TransientBytes(
-            in_passes=gathered,
-            at_loss=width * (layer * keeps_last + one_module) - gathered,
-            outside_layers=width * (layer + one_module) - gathered,
+            in_passes=gathered_bytes,
+            at_loss=width * (layer * keeps_last + largest_group) - gathered_bytes,
+            outside_layers=width * (layer + largest_group) - gathered_bytes,
             before_head=max(width * layer, before_head),
             after_head=after_head,
-            forward_start=2 * width * (one_module if splits else outside_layers + layer),
+            forward_start=2 * width * (largest_group if splits else outside_layers + layer),
             in_layer_backward=round(trained_share * width * layer),
             from_previous_layer=round(trained_share * fp32_bytes * layer),
             from_head=round(reduced_head),
-            gradient_reduction=round(max(width * one_module * (1 + trained_share), reduction)),
+            gradient_reduction=round(max(width * largest_group * (1 + trained_share), reduction)),
             optimizer_step=step_bytes,
         )
     parameters = sum(stage.total for stage in stage_parameters)
-    gathered = width * (outside_layers + 2 * layer)
+    gathered_bytes = width * (outside_layers + 2 * layer)
     unsharded = round(width * parameters * min(1, ACTIVE / layout.vpp))
     gradients = round(trained_share * parameters * (fp32_bytes - shard_width / layout.shards))
-    reduced = round(trained_share * outside_layers * (fp32_bytes + shard_width / layout.shards))
+    reduced_gradients = round(trained_share * outside_layers * (fp32_bytes + shard_width / layout.shards))
     return TransientBytes(
-        in_passes=gradients + (gathered if layout.reshard else unsharded),
+        in_passes=gradients + (gathered_bytes if layout.reshard else unsharded),
         backward_end=gradients + unsharded,
-        gradient_reduction=gradients + unsharded - width * outside_layers + reduced,
+        gradient_reduction=gradients + unsharded - width * outside_layers + reduced_gradients,
         optimizer_step=step_bytes,
     )

@@ -19,10 +19,10 @@ LLAMA = (
 """The parts of a Llama."""
 
 
-def _compared(
+def _evidence_by_test(
     measurement: str, test: str, parts: Iterable[tuple[str, str]], optimizers: Iterable[str], source: str
 ) -> FrameworkEvidence:
-    """Returns the evidence of runs that a test compares with a measurement. source: torch's code, for other runs."""
+    """Returns evidence for runs that a test compares with a measurement. source: torch's code, for other runs."""
     witness = Witness("exact", measurement, test)
     return FrameworkEvidence(
         name="fsdp2",
@@ -33,7 +33,7 @@ def _compared(
     )
 
 
-SHARDED = _compared(
+SHARDED = _evidence_by_test(
     "torch's FSDPMemTracker on a fake process group",
     "tests/frameworks/fsdp2/test_fsdp2.py",
     (
@@ -91,7 +91,7 @@ SHARDED = _compared(
 )
 """Evidence for runs with sharded weights."""
 
-PIPED = _compared(
+PIPED = _evidence_by_test(
     "torch's PipelineStage under fully_shard on a fake process group",
     "tests/frameworks/fsdp2/test_fsdp2_pipeline.py",
     LLAMA,
@@ -100,7 +100,7 @@ PIPED = _compared(
 )
 """Evidence for ranks of a pipeline."""
 
-DIVIDED = _compared(
+DIVIDED = _evidence_by_test(
     "torch's FSDPMemTracker on a fake process group",
     "tests/frameworks/fsdp2/test_two_dimensions.py",
     (*LLAMA, ("part", "qk_norm")),
@@ -111,7 +111,7 @@ DIVIDED = _compared(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """Returns the evidence for a run in a layout."""
+    """Returns the tests and measurements that support results for a layout."""
     if layout.pp > 1:
         return PIPED
     return DIVIDED if layout.tp > 1 else SHARDED

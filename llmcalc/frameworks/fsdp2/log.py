@@ -17,7 +17,7 @@ PATTERNS = (
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads torchtitan's measurements; None for a log without any."""
+    """Returns torchtitan's memory measurements from a log; None for a log without any."""
     facts = Facts(log, PATTERNS)
     terms = facts.largest("after_model", "peak_reserved")
     if not terms:

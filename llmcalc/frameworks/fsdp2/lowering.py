@@ -56,7 +56,7 @@ SHARED_LAYERS = "FSDP2 of layers that share parameters is not modelled"
 
 
 class FsdpProfile(RingAttention):
-    """Runs a program whose parameters are sharded in groups.
+    """Runs a model's program with FSDP's hooks, which gather and free groups of sharded parameters.
 
     traffic: the communication state of the groups; None in a run that only lists the parameters.
     layer_paths: per stack, the path of its layers.
@@ -80,7 +80,7 @@ class FsdpProfile(RingAttention):
     # --- parameters -------------------------------------------------------------------------------------------------
 
     def prepare(self, program: Flow) -> None:
-        """Creates the parameters, and finds the modules of the head."""
+        """Creates the parameters' shards, and finds the modules of the head."""
         super().prepare(program)
         layer_norms = layer_norm_names(program)
         for group in self.groups.values():
@@ -98,13 +98,15 @@ class FsdpProfile(RingAttention):
         assert self.traffic is not None
         sharding = self.traffic.sharding
         if key in self.buffers:
-            stored = sharding.frozen_dtype or sharding.dtype
-            return empty(self.graph.meter, template.shape, stored if template.dtype is self.dtype else template.dtype)
+            shard_format = sharding.frozen_dtype or sharding.dtype
+            return empty(
+                self.graph.meter, template.shape, shard_format if template.dtype is self.dtype else template.dtype
+            )
         if not template.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(key))
         layer = self.parameter_layer(key)
-        is_narrow = template.dtype is UINT8 or self.gathers_float8(key, template)
-        width = FLOAT8.bytes if is_narrow else sharding.gathered_dtype.bytes
+        is_eight_bits = template.dtype is UINT8 or self.gathers_float8(key, template)
+        width = FLOAT8.bytes if is_eight_bits else sharding.gathered_dtype.bytes
         parameter = self.sharded[key] = Parameter(
             self.graph.meter, key, template, sharding, width, self.has_partial_gradient(key)
         )
@@ -115,7 +117,7 @@ class FsdpProfile(RingAttention):
         return parameter.unsharded_param
 
     def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
-        """Returns the codes of a weight in 4 bits, which are sharded. Every rank has all scales: they are no parameter.
+        """Returns the sharded 4-bit codes of a quantized weight; its scales, which are no parameter, are on every rank.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
         """
@@ -148,7 +150,7 @@ class FsdpProfile(RingAttention):
         return False
 
     def prepare_unread(self, program: Flow) -> None:
-        """Creates the parameters that no pass reads."""
+        """Creates the shards of parameters that no pass reads."""
         for name, parameter_use, _ in unused_modules(program.root):
             if parameter_use.tensors():
                 raise self.unsupported("FSDP2 of parameters that no pass reads is not modelled", name)
@@ -173,16 +175,16 @@ class FsdpProfile(RingAttention):
             if top_module == EMBEDDING.path or top_module in IN_HEAD:
                 return EMBEDDING if top_module == EMBEDDING.path else HEAD
         names: list[str] = []
-        for part in key[1:]:
-            if type(part) is not int:
-                names += [part] if part else []
+        for path_part in key[1:]:
+            if type(path_part) is not int:
+                names += [path_part] if path_part else []
             elif ".".join(names) in self.layer_paths:
-                return Layer(".".join(names), part)
+                return Layer(".".join(names), path_part)
         return MODEL
 
     def parameter_name(self, key: Path) -> str:
         """Returns the path of a parameter as one string."""
-        return ".".join(str(part).strip(".") for part in key[1:] if part != "")
+        return ".".join(str(path_part).strip(".") for path_part in key[1:] if path_part != "")
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -224,7 +226,7 @@ class FsdpProfile(RingAttention):
         return out
 
     def step(self, step: Step) -> None:
-        """Runs a step; the embedding may be a separate group."""
+        """Runs a step of the program; the embedding may be a separate group."""
         is_embedding = len(self.frames) <= 1 and step.name == EMBEDDING.path and bool(step.outs)
         if self.traffic is None or not self.splits or not is_embedding:
             super().step(step)
@@ -235,7 +237,7 @@ class FsdpProfile(RingAttention):
         group.post_forward([self.get(step.outs[0])])
 
     def module(self, frame: Frame) -> None:
-        """Runs a module; the head may be a separate group."""
+        """Runs a module of the program; the head may be a separate group."""
         scope = frame.scope
         if self.traffic is None or not self.splits or len(self.frames) != 1 or scope.name not in IN_HEAD:
             super().module(frame)
@@ -300,7 +302,9 @@ def module_order_key(
         module_positions.setdefault(_module_of(path), len(module_positions))
 
     def key(parameter: Parameter) -> tuple[bool, int, bool]:
-        layer_index = next((i for i, part in enumerate(parameter.path) if type(part) is int), len(parameter.path))
+        layer_index = next(
+            (i for i, path_part in enumerate(parameter.path) if type(path_part) is int), len(parameter.path)
+        )
         is_late = (
             parameter.path[layer_index + 1 : layer_index + 2] != () and parameter.path[layer_index + 1] in layer_norms
         )

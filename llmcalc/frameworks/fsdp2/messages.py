@@ -1,4 +1,4 @@
-"""Messages of FSDP2 for the gradients and weights of replicas.
+"""The collective messages with which FSDP2 gathers weights and reduces gradients.
 
 Per micro-batch, a layer's weights are gathered in bfloat16 before its forward pass and, if they are freed in between,
 before its backward pass. Weights outside of layers are gathered once. Gradients are reduced in float32 after the
@@ -18,7 +18,7 @@ from ...parallel.weight_shards import shard_rows
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """Yields the messages of a replica group: layer by layer, then for weights outside of layers.
+    """Yields the collective messages of a replica group: layer by layer, then for weights outside of layers.
 
     All shards are padded to the longest.
     """
@@ -41,9 +41,12 @@ def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
         previous_elements, _ = sizes.get((name, *layers), (0, 0))
         sizes[name, *layers] = previous_elements + size * (weight.count // len(layers)), len(layers)
     passes = group.chunk.batches if layout.pp == 1 else 1
-    gathers = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
-    for size, count, times in [*((size, count, gathers) for size, count in sizes.values()), (outside_parameters, 1, 1)]:
-        yield ranks.message("all_gather", size * group.width, count * times * passes)
+    gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
+    for size, count, repetitions in [
+        *((size, count, gathers_per_step) for size, count in sizes.values()),
+        (outside_parameters, 1, 1),
+    ]:
+        yield ranks.message("all_gather", size * group.width, count * repetitions * passes)
         yield ranks.message("reduce_scatter", size * FLOAT32, count * passes)
         yield ranks.replica_all_reduce(size * FLOAT32 // ranks.shards, count * passes)
 

@@ -78,12 +78,12 @@ class GatheredStorage(Storage):
         self.block: Any = None
 
     def fill(self) -> None:
-        """Allocates the memory."""
+        """Allocates the memory of the gathered parameter."""
         with counted_as(self.meter, "weights"):
             self.block = self.meter.allocate(self.bytes)
 
     def clear(self) -> None:
-        """Frees the memory."""
+        """Frees the memory of the gathered parameter."""
         if self.block is not None:
             self.meter.free(self.block)
             self.block = None
@@ -124,11 +124,11 @@ class Parameter:
         has_partial_gradient: bool = False,
     ) -> None:
         self.has_partial_gradient: bool = has_partial_gradient
-        rows, *other_sides = template.shape
+        rows, *row_shape = template.shape
         part_rows = ceil_div(rows, sharding.shards)
         shard_rows = max(0, min(part_rows, rows - sharding.index * part_rows))
         self.path: Path = path
-        self.shard_elements: int = part_rows * count(tuple(other_sides))
+        self.shard_elements: int = part_rows * count(tuple(row_shape))
         self.width: int = width
         dtype = sharding.dtype if template.leaf else sharding.frozen_dtype or sharding.dtype
         gathered_dtype = sharding.gathered_dtype
@@ -136,14 +136,14 @@ class Parameter:
             dtype = gathered_dtype = UINT8
         with counted_as(meter, "weights"):
             shard_storage = Storage(meter, 0 if sharding.offloads else self.shard_elements * dtype.bytes)
-        self.shard: Tensor = Tensor((shard_rows, *other_sides), dtype, shard_storage, leaf=template.leaf)
+        self.shard: Tensor = Tensor((shard_rows, *row_shape), dtype, shard_storage, leaf=template.leaf)
         storage = GatheredStorage(meter, self.shard_elements * sharding.shards * width)
         self.unsharded_param: Tensor = Tensor(template.shape, gathered_dtype, storage, leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None
 
     @property
     def is_cast(self) -> bool:
-        """Whether it is gathered in another number format than that of its shards."""
+        """Whether the parameter is gathered in another number format than that of its shards."""
         return self.shard.dtype is not self.unsharded_param.dtype
 
 
@@ -178,13 +178,13 @@ class Traffic:
 
     @contextmanager
     def communication_stream(self, stream: int) -> Iterator[None]:
-        """Allocates new storages on a stream, as communication buffers."""
+        """Returns a context in which new storages are communication buffers, allocated on a stream."""
         with on_stream(self.meter, stream + self.streams), counted_as(self.meter, "communication"):
             yield
 
     @contextmanager
     def call_watched(self, group: Group, moment: Moment) -> Iterator[None]:
-        """Calls `watch` before and after a hook of a group."""
+        """Returns a context that calls `watch` before and after a hook of a group."""
         if self.watch is not None:
             self.watch(group, moment, False)
         yield
@@ -240,7 +240,7 @@ class Group:
         return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
 
     def step_collectives(self, microbatches: int, reduces: int) -> Iterator[Collective]:
-        """Yields the collectives of a step. reduces: number of backward passes that reduce gradients."""
+        """Yields the group's collectives in a step. reduces: number of backward passes that reduce gradients."""
         sharding = self.traffic.sharding
         trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
         gathered_bytes = self.gather_bytes * sharding.shards
@@ -262,7 +262,7 @@ class Group:
     # --- gathering --------------------------------------------------------------------------------------------------
 
     def unshard(self, forward: bool, stream: int | None = COPY_IN) -> None:
-        """Starts the all-gather, if it has not started. stream: None for the default stream."""
+        """Starts the group's all-gather, if it has not started. stream: None for the default stream."""
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(forward, stream)
 
@@ -284,8 +284,8 @@ class Group:
         meter, sharding = self.traffic.meter, self.traffic.sharding
         if sharding.offloads:
             return [self._copy_from_host(parameter) for parameter in self.parameters]
-        cast = [parameter for parameter in self.parameters if parameter.is_cast]
-        cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast)
+        cast_parameters = [parameter for parameter in self.parameters if parameter.is_cast]
+        cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast_parameters)
         return [Storage(meter, cast_bytes)] if cast_bytes else []
 
     def _copy_from_host(self, parameter: Parameter) -> Storage:
@@ -323,7 +323,7 @@ class Group:
         parameter.unsharded_param.storage.fill()
 
     def reshard(self) -> None:
-        """Frees the unsharded parameters."""
+        """Frees the group's unsharded parameters."""
         if self.is_unsharded:
             for parameter in self.parameters:
                 assert isinstance(parameter.unsharded_param.storage, GatheredStorage)
@@ -381,9 +381,9 @@ class Group:
             self.state = "pre-backward"
             self.unshard(forward=False)
             self.wait_for_unshard(forward=False)
-            order = self.traffic.forward_order
+            forward_order = self.traffic.forward_order
             if not self.backward_prefetch and self.forward_positions and (index := self.forward_positions.pop()) > 0:
-                order[index - 1].unshard(forward=False)
+                forward_order[index - 1].unshard(forward=False)
         for group in self.backward_prefetch:
             group.unshard(forward=False)
 
@@ -400,7 +400,7 @@ class Group:
                 for parameter in self.parameters:
                     self._to_accumulated_grad(parameter)
                 return
-            self._reduce_all()
+            self._reduce_gradients()
 
     def _to_accumulated_grad(self, parameter: Parameter) -> None:
         """Casts a gradient to the reduction format (`to_accumulated_grad_if_needed`)."""
@@ -412,7 +412,7 @@ class Group:
         with counted_as(self.traffic.meter, "gradients"):
             parameter.accumulated_grad = empty(self.traffic.meter, unsharded_grad.shape, reduce_dtype)
 
-    def _reduce_all(self) -> None:
+    def _reduce_gradients(self) -> None:
         """Reduces the gradients of all parameters that have one."""
         with_grad: list[Parameter] = []
         unsharded_grads: list[Tensor] = []
@@ -444,9 +444,9 @@ class Group:
             self.traffic.collectives.append(self._tensor_all_reduce(gradient.bytes))
         return gradient
 
-    def _tensor_all_reduce(self, size: Number, times: int = 1) -> Collective:
+    def _tensor_all_reduce(self, size: Number, repetitions: int = 1) -> Collective:
         """Returns the all-reduce of a gradient over the tensor-parallel ranks. size: bytes."""
-        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, size, times)
+        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, size, repetitions)
 
     def _foreach_reduce(
         self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]
@@ -465,10 +465,10 @@ class Group:
         unsharded_grads.clear()
         all_reduce_input: Storage | None = None
         makes_gradients = not sharding.offloads and any(parameter.shard.grad is None for parameter in with_grad)
-        casts = sharding.reduce_dtype is not sharding.dtype
+        casts_gradients = sharding.reduce_dtype is not sharding.dtype
         with (
             traffic.communication_stream(REDUCE),
-            counted_as(traffic.meter, "gradients" if makes_gradients and not casts else "communication"),
+            counted_as(traffic.meter, "gradients" if makes_gradients and not casts_gradients else "communication"),
         ):
             reduce_output = Storage(traffic.meter, size)
             if sharding.shards > 1:
@@ -481,7 +481,7 @@ class Group:
                     Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, size)
                 )
                 all_reduce_input = reduce_output
-        if casts:
+        if casts_gradients:
             post_reduce_stream = ALL_REDUCE if sharding.replicas > 1 else REDUCE
             with (
                 traffic.communication_stream(post_reduce_stream),

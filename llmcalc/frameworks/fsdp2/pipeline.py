@@ -120,7 +120,7 @@ class ShardedChunk(Chunk):
         return grads_input
 
     def merge_outputs(self) -> None:
-        """Concatenates the outputs of all micro-batches; torchtitan drops the result."""
+        """Concatenates the outputs of all micro-batches into a tensor that torchtitan does not use."""
         if self.output_chunks and self.stage.last:
             shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
             self.meter.place = Place("backward")
@@ -172,7 +172,7 @@ class ShardedChunk(Chunk):
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """How torchtitan runs a pipeline schedule.
+    """The settings with which torchtitan runs a pipeline schedule.
 
     returns: whether `step` returns the concatenated outputs of the last stage; false by default, as since 2025-10-22.
     gathers_ahead: whether a schedule with several stages per rank gathers a stage before its first pass and frees it
@@ -220,7 +220,7 @@ def schedule_settings_at(version: date | None, schedules: int = 1) -> ScheduleSe
     """Returns torchtitan's schedule settings at a date, with torch of that date. version: None for the newest."""
 
     def is_before(change_date: date) -> bool:
-        """Whether the version is older than a change."""
+        """Whether the version of torchtitan is older than a change."""
         return version is not None and version < change_date
 
     returns_outputs = is_before(RETURNS_NOTHING)
@@ -287,7 +287,7 @@ class ShardedRank(RankRun):
             chunk.set_up()
 
     def passes(self) -> None:
-        """Runs the schedules of a step. From the third on they repeat the second."""
+        """Runs the pipeline schedules of a step; schedules after the second repeat it."""
         for _ in range(min(self.schedules, 2)):
             self._run_schedule()
 
@@ -305,12 +305,12 @@ class ShardedRank(RankRun):
         """Reshards stages that become inactive, and gathers stages that become active."""
         if not self.active:
             return
-        previous, active = self.active[i - 1] if i else (), self.active[i]
-        for index in previous:
-            if index not in active:
+        previous_chunks, active_chunks = self.active[i - 1] if i else (), self.active[i]
+        for index in previous_chunks:
+            if index not in active_chunks:
                 self.chunks[index].reshard_all()
-        for index in active:
-            if index not in previous:
+        for index in active_chunks:
+            if index not in previous_chunks:
                 self.chunks[index].unshard()
         self.chunks[self.order[i][1]].wait_for_unshard()
 
@@ -320,13 +320,13 @@ class ShardedRank(RankRun):
             chunk.update()
 
 
-def _active_chunks(order: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
+def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
     """Yields, per action, the chunks with unsharded parameters: those of the next actions (`next_stage_indices`)."""
     active: list[tuple[int, ...]] = []
-    following: tuple[int, ...] = ()
-    for action in reversed(order):
-        following = (action.chunk, *(chunk for chunk in following if chunk != action.chunk))
-        active.append(following[:max_active])
+    next_chunks: tuple[int, ...] = ()
+    for action in reversed(actions):
+        next_chunks = (action.chunk, *(chunk for chunk in next_chunks if chunk != action.chunk))
+        active.append(next_chunks[:max_active])
     return reversed(active)
 
 
@@ -340,13 +340,13 @@ def replay_rank(
     fsdp: Fsdp = TITAN,
     schedule_settings: ScheduleSettings = NEWEST,
 ) -> ReplayResult:
-    """Replays set-up and two steps of one rank. device: the device that the meter counts on."""
+    """Replays the set-up and two training steps of one rank. device: the simulated device."""
     meter = Meter(device)
     return replay_steps(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, schedule_settings), meter)
 
 
-def _record_steps(run: ShardedRank, meter: Recorder) -> RecordedEvents:
-    """Records set-up and two steps. Passes, update and `zero_grad` are separate phases of a step."""
+def _record_two_steps(run: ShardedRank, meter: Recorder) -> RecordedEvents:
+    """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
     run.set_up()
     set_up = meter.cut()
     steps: list[list[Sequence[Event]]] = []
@@ -372,13 +372,13 @@ def stage_memory(
     tensors: Term,
     schedule_settings: ScheduleSettings = NEWEST,
 ) -> DeviceMemory:
-    """Computes the memory of a pipeline rank. tensors: status of its tensors. Raises `InputError`."""
+    """Returns the memory of a pipeline rank. tensors: verification status of its tensors. Raises `InputError`."""
 
     def record_steps(shortens: bool) -> RepeatAnalysis:
-        """Records two steps. shortens: whether runs of equal layers are shortened."""
+        """Records two training steps. shortens: whether sequences of equal layers are shortened."""
         run = ShardedRank(spec, training, layout, rank, meter := Recorder(), runtime.workspace, fsdp, schedule_settings)
         stacks: list[LayerStack] = []
-        shortened: list[int] = []
+        shortened_layers: list[int] = []
         for chunk in run.chunks:
             chunk_loops = program_stacks(chunk.program.root, training.recompute.every, chunk.lowering.first_layer_index)
             layers_to_run = {
@@ -387,15 +387,15 @@ def stage_memory(
                 if shortens and loop.repeats > RECORDED_REPEATS
             }
             chunk.lowering.run_only = layers_to_run
-            shortened += [len(stacks) + i for i in layers_to_run]
+            shortened_layers += [len(stacks) + i for i in layers_to_run]
             stacks += chunk_loops
-        return RepeatAnalysis(_record_steps(run, meter), stacks, shortened)
+        return RepeatAnalysis(_record_two_steps(run, meter), stacks, shortened_layers)
 
     try:
-        unfolded = record_steps(shortens=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
+        repeat_analysis = record_steps(shortens=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
     except NotRepeating:
-        unfolded = record_steps(shortens=False)
-    result, blocks = unfolded.counted({}), unfolded.overhead(CachingAllocator(runtime.expandable), {})
+        repeat_analysis = record_steps(shortens=False)
+    result, blocks = repeat_analysis.counted({}), repeat_analysis.overhead(CachingAllocator(runtime.expandable), {})
     result.slop, result.slop_after = blocks.slop, blocks.slop_after
     result.reserved = result.peak[1].bytes + blocks.slop + blocks.free
     return summarize(result, runtime, layer_stacks(spec), tensors)

@@ -68,34 +68,34 @@ class SchedulePasses(PassCounter):
         self.starts: list[int] = [0] * chunks
 
     def begin_step(self) -> None:
-        """Begins another schedule."""
+        """Begins the next pipeline schedule."""
         self.schedule += 1
         self.starts = list(self.forwards)
 
-    def _position(self, chunk: int, pass_number: int) -> int:
-        """Returns the position of a pass: its index in the schedule, at most 2, plus 3 after the first schedule."""
+    def _schedule_position(self, chunk: int, pass_number: int) -> int:
+        """Returns the index of a pass in its schedule, at most 2, plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
     def _case(self, chunk: int, kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a forward pass. Passes of the same case have the same events."""
+        """Returns the class of a forward pass; all passes of a class allocate and free the same tensors."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return (
             chunk,
             kind,
-            self._position(chunk, pass_number),
+            self._schedule_position(chunk, pass_number),
             previous_state if pass_number > self.starts[chunk] else "",
         )
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass. Returns its case and its id."""
+        """Counts a backward pass, and returns its class and its identity."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
-        return (chunk, "B", self._position(chunk, pass_number), next_state), (chunk, "B", pass_number)
+        return (chunk, "B", self._schedule_position(chunk, pass_number), next_state), (chunk, "B", pass_number)
 
 
 class PassRecorder(SchedulePasses):
-    """Runs and records passes. parameters: per chunk, its gathered parameters."""
+    """Runs passes and records their events. parameters: per chunk, its gathered parameters."""
 
     def __init__(self, meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         super().__init__(len(parameters))
@@ -112,12 +112,12 @@ class PassRecorder(SchedulePasses):
         return self._run(chunk, *self.next_loss(chunk), output, run)
 
     def _run(
-        self, chunk: int, case: PassCase, pass_id: PassId, stage_input: Tensor | None, run: Callable[[], Tensor]
+        self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None, run: Callable[[], Tensor]
     ) -> Tensor:
         """Runs and records a pass with one output and newly gathered parameters."""
-        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        out = run()
-        outputs = [without_storage(0, out)]
+        start, start_path, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        output = run()
+        outputs = [without_storage(0, output)]
         for i, parameter in enumerate(self.parameters[chunk], 1):
             if (
                 isinstance(parameter.unsharded_param.storage, GatheredStorage)
@@ -126,25 +126,25 @@ class PassRecorder(SchedulePasses):
                 outputs.append(without_storage(i, parameter.unsharded_param))
         input_handle = None if stage_input is None else stage_input.storage.block.handle
         self.passes.append(
-            RecordedPass(case, pass_id, start, len(self.meter.events), start_place, input_handle, outputs)
+            RecordedPass(pass_case, pass_id, start, len(self.meter.events), start_path, input_handle, outputs)
         )
-        return out
+        return output
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], run: Callable[[], None]) -> None:
         """Runs and records a backward pass. leaves: tensors that may have a gradient after it."""
-        case, pass_id = self.next_backward(chunk)
-        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        pass_case, pass_id = self.next_backward(chunk)
+        start, start_path, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()
         outputs = [
             without_storage(i, gradient_leaf.grad)
             for i, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), start_place, None, outputs))
+        self.passes.append(RecordedPass(pass_case, pass_id, start, len(self.meter.events), start_path, None, outputs))
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):
-    """Replays recorded traces instead of running passes. parameters: per chunk, its gathered parameters."""
+    """Replays recorded events instead of running passes. parameters: per chunk, its gathered parameters."""
 
     def __init__(
         self,
@@ -158,9 +158,9 @@ class PlayedPasses(SchedulePasses, PassPlayer):
         self.starts: list[int] = [0] * len(layer_offsets)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
+    def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
         """Replays a forward pass, and binds gathered parameters to their storages."""
-        trace, base = self._play(chunk, case, pass_id)
+        trace, base = self._play(chunk, pass_case, pass_id)
         if stage_input is not None and trace.input_kind is not None:
             stage_input.storage.block.kind = trace.input_kind
         (_, out), *gathered_outputs = trace.outputs
@@ -196,7 +196,7 @@ class PlayedChunk(ShardedChunk):
         return output
 
     def _run_backward(self, stage_inputs: Sequence[Tensor], run: Callable[[], None]) -> None:
-        """Runs or replays a backward pass, and collects all gradients that it leaves."""
+        """Runs or replays a backward pass, and collects all gradients that exist after it."""
         assert self.passes is not None
         gathered_parameters = self.gathered()
         accumulated_gradients: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered_parameters]
@@ -230,7 +230,7 @@ def played_stage(
     schedule_settings: ScheduleSettings,
     rehearsals: Rehearsals,
 ) -> ReplayResult | None:
-    """Replays set-up and two steps of a rank with many micro-batches on the caching allocator.
+    """Replays the set-up and two training steps of a rank with many micro-batches on the caching allocator.
 
     Returns None for a rank with few micro-batches or many layers, and if its passes do not repeat.
 
@@ -253,28 +253,30 @@ def played_stage(
     key = (shards, coordinates.cp, *passes_key(spec, run, rank, is_last_stage))
     if key not in rehearsals:
         rehearsals[key] = rehearse(make_run, run.chunks, is_last_stage)
-    rehearsed = rehearsals[key]
-    if rehearsed.traces is None:
+    recorded_rank = rehearsals[key]
+    if recorded_rank.traces is None:
         return None
     steps_key = coordinates.pp, expandable
-    if steps_key in rehearsed.replayed:
-        return rehearsed.replayed[steps_key]
-    more_below = [
+    if steps_key in recorded_rank.replayed:
+        return recorded_rank.replayed[steps_key]
+    layer_offsets = [
         chunk.lowering.first_layer_index - layers_before
-        for chunk, layers_before in zip(run.chunks, rehearsed.layers_before, strict=True)
+        for chunk, layers_before in zip(run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    passes = PlayedPasses(meter, rehearsed.traces, more_below, parameters)
+    passes = PlayedPasses(meter, recorded_rank.traces, layer_offsets, parameters)
     for chunk in run.chunks:
         chunk.passes = passes
     try:
-        rehearsed.replayed[steps_key] = replay_steps_on_allocator(run, meter, rehearsed.prefix_cache(expandable))
+        recorded_rank.replayed[steps_key] = replay_steps_on_allocator(
+            run, meter, recorded_rank.prefix_cache(expandable)
+        )
     except NotRepeating:
         return None
-    return rehearsed.replayed[steps_key]
+    return recorded_rank.replayed[steps_key]
 
 
 def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[ShardedChunk], is_last_stage: bool) -> RecordedRank:
-    """Records the passes of a rank.
+    """Records the forward and backward passes of a pipeline rank.
 
     make_run: creates the run.
     chunks: chunks of the rank, after set-up.
@@ -299,7 +301,7 @@ def _rehearsed_traces(
     is_last_stage: bool,
     stacks: Sequence[Sequence[LayerStack]],
 ) -> dict[PassCase, PassTrace]:
-    """Records passes, and returns the trace of each case. stacks: per chunk, the stacks of which few layers run."""
+    """Records passes, and returns class of passes → events. stacks: per chunk, the stacks of which few layers run."""
     traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
         run = make_run(meter=(recorder := Recorder()))
@@ -308,16 +310,16 @@ def _rehearsed_traces(
         passes = _record_passes(run, recorder, is_last_stage, group)
         events: Sequence[Event] = recorder.events
         if any(stacks):
-            shortened = ShortenedPasses(events, passes, run.chunks, chunks, stacks)
-            events, passes = shortened.unfolded()
-        for case, trace in TraceReader(events, passes).traces.items():
-            if traces.setdefault(case, trace) != trace:
+            short_passes = ShortenedPasses(events, passes, run.chunks, chunks, stacks)
+            events, passes = short_passes.unfolded()
+        for pass_case, trace in TraceReader(events, passes).traces.items():
+            if traces.setdefault(pass_case, trace) != trace:
                 raise NotRepeating
     return traces
 
 
 def _record_passes(run: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int) -> list[RecordedPass]:
-    """Runs two steps and returns their passes. group: micro-batches of a group in `_run_schedule`."""
+    """Runs two training steps and returns their passes. group: micro-batches of a group in `_run_schedule`."""
     run.set_up()
     passes = PassRecorder(recorder, [chunk.gathered() for chunk in run.chunks])
     for chunk in run.chunks:

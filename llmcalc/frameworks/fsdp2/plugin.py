@@ -1,4 +1,4 @@
-"""Reads the FSDP settings of the Trainer and of accelerate into a layout.
+"""Reads a layout from the FSDP settings of the Trainer and of accelerate.
 
 Source: accelerate 1.x, utils/dataclasses.py, `FullyShardedDataParallelPlugin` and `ParallelismConfig`.
 """
@@ -62,7 +62,7 @@ def fsdp_layout(
     version = size_of(reading, f"{section}.fsdp_version", table.get("version", 1))
     if version == 1:
         reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero, reshard, hybrid = _strategy(reading, table)
+    zero, reshard, is_hybrid = _sharding_strategy(reading, table)
     if table.get("xla") not in (None, False):
         reading.unknown[f"{section}.xla"] = "XLA is not modelled"
     command_settings: dict[str, Any] = {}
@@ -70,13 +70,13 @@ def fsdp_layout(
         command_settings["recompute"] = "full"
     sizes = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallel or {}).items()}
     parallel_sizes = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
-    harmless = ("cp_comm_strategy", "sp_size", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
-    unknown_keys(reading, sizes, (*parallel_sizes, *harmless), "parallelism_config", "no key that is known")
+    harmless_keys = ("cp_comm_strategy", "sp_size", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
+    unknown_keys(reading, sizes, (*parallel_sizes, *harmless_keys), "parallelism_config", "no key that is known")
     tp, cp = (size_of(reading, f"parallelism_config.{name}", sizes.get(name, 1)) for name in ("tp_size", "cp_size"))
     replicas = size_of(reading, "parallelism_config.dp_replicate_size", sizes.get("dp_replicate_size", 1))
     if sizes.get("sp_size") not in (None, 1):
         reading.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
-    if hybrid:
+    if is_hybrid:
         replicas = machines if machines > 1 else max(1, world // PER_MACHINE)
     if world % (tp * cp * replicas):
         raise InputError(f"--devices: {world}; expected a multiple of {tp * cp * replicas}")
@@ -95,7 +95,7 @@ def fsdp_layout(
     return layout, command_settings
 
 
-def _strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
+def _sharding_strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
     """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether the strategy is hybrid."""
     reshard_value = table.get("reshard_after_forward")
     name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
@@ -126,7 +126,7 @@ def reduction_settings(reading: Reading, table: Table, command_settings: Mapping
     Beside adapters version 1 has a flat parameter for each adapter, and others for frozen weights, which have no
     gradients (peft/utils/other.py, `fsdp_auto_wrap_policy`, which transformers' Trainer sets).
     table: FSDP's keys without the prefix `fsdp_`.
-    words: the settings of a run without FSDP.
+    command_settings: the settings of a run without FSDP.
     """
     version = size_of(reading, "fsdp_config.fsdp_version", table.get("version", 1))
     is_half_precision = command_settings.get("precision") == "autocast" or command_settings.get("dtype") in (
@@ -144,24 +144,24 @@ def reduction_settings(reading: Reading, table: Table, command_settings: Mapping
 def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of mixed-precision FSDP, which gathers 16-bit weights from fp32 shards.
 
-    words: the settings of the run without FSDP, with autocast.
+    command_settings: the settings of the run without FSDP, with autocast.
     """
-    out = dict(command_settings)
-    if out.get("precision") == "autocast":
-        del out["precision"]
-        out |= {"dtype": "bf16", "master_weights": "fp32"}
-    return out
+    changed_settings = dict(command_settings)
+    if changed_settings.get("precision") == "autocast":
+        del changed_settings["precision"]
+        changed_settings |= {"dtype": "bf16", "master_weights": "fp32"}
+    return changed_settings
 
 
 def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Reads FSDP in accelerate's config. words: the settings of the run without FSDP."""
+    """Returns the FSDP run of an accelerate config. command_settings: the settings of the run without FSDP."""
     machines = size_of(reading, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     table = {str(key).removeprefix("fsdp_"): value for key, value in reading.table(config, "fsdp_config").items()}
-    return _run(reading, table, world, machines, reading.table(config, "parallelism_config"), command_settings)
+    return _fsdp_run(reading, table, world, machines, reading.table(config, "parallelism_config"), command_settings)
 
 
 def read_trainer(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Reads FSDP in arguments of the Trainer. words: the settings of the run without FSDP.
+    """Returns the FSDP run of Trainer arguments. command_settings: the settings of the run without FSDP.
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """
@@ -169,32 +169,32 @@ def read_trainer(reading: Reading, config: Table, world: int, command_settings: 
     is_pure = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
     if is_mixed and is_pure and "lora_rank" not in command_settings:
         command_settings = {**command_settings, "master_weights": "fp32"}
-    return _run(reading, _trainer_fsdp(reading, config), world, 1, {}, command_settings)
+    return _fsdp_run(reading, _trainer_fsdp_table(reading, config), world, 1, {}, command_settings)
 
 
-def _run(
+def _fsdp_run(
     reading: Reading, table: Table, world: int, machines: int, parallel: Table, command_settings: dict[str, Any]
 ) -> RunUnder:
-    """Builds the run of an FSDP configuration."""
+    """Returns the training run of an FSDP configuration."""
     layout, fsdp_words = fsdp_layout(reading, table, world, machines, parallel)
     settings = reduction_settings(reading, table, command_settings)
     return RunUnder(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
 
 
-def _trainer_fsdp(reading: Reading, trainer_arguments: Table) -> dict[str, Any]:
+def _trainer_fsdp_table(reading: Reading, trainer_arguments: Table) -> dict[str, Any]:
     """Returns the Trainer's FSDP arguments under the keys of accelerate's FSDP table."""
     config = trainer_arguments.get("fsdp_config") or {}
     if not isinstance(config, Mapping):
         raise reading.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
-    out = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
+    fsdp_table = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
     fsdp = trainer_arguments.get("fsdp") or ""
     fsdp_options = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
     for fsdp_option in fsdp_options if fsdp is not True else []:
         name = str(fsdp_option).upper()
         if name in STRATEGIES:
-            out.setdefault("sharding_strategy", name)
+            fsdp_table.setdefault("sharding_strategy", name)
         elif name == "OFFLOAD":
-            out["offload_params"] = True
+            fsdp_table["offload_params"] = True
         elif name not in ("AUTO_WRAP", "TRUE"):
             raise reading.wrong("fsdp", f"{shown(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard")
-    return out
+    return fsdp_table

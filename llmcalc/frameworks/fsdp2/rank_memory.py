@@ -79,7 +79,7 @@ def fsdp_memory(
     schedule_settings: ScheduleSettings = NEWEST,
     shared: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
-    """Replays the training of one rank. `training.dtype` is the compute format.
+    """Returns the memory of one rank from a replay of its training. `training.dtype` is the compute format.
 
     tensors: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
     piped: how the schedule of a pipeline is run. shared: what is known of other ranks of the
@@ -92,7 +92,7 @@ def fsdp_memory(
             f"--cp {layout.cp}: torch exchanges keys and values, and no states of recurrences or convolutions; "
             "expected --cp 1"
         )
-    sharded = sharding(training, layout, rank, fsdp)
+    rank_sharding = sharding(training, layout, rank, fsdp)
     if tensors is None:
         evidence = evidence_of_run(spec, training.choices, training.optimizer, training.include)
         framework_evidence = evidence_for(layout, trains=True).run(
@@ -101,14 +101,14 @@ def fsdp_memory(
         tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
     tensors = _weakest_status(layout, fsdp, tensors, training.adapters is not None and training.adapters.base != "none")
     if layout.pp > 1:
-        replayed = None
+        replay_result = None
         if shared is not None:
             expandable, workspace = runtime.expandable, runtime.workspace
-            replayed = played_stage(
+            replay_result = played_stage(
                 spec, training, layout, rank, expandable, workspace, fsdp, schedule_settings, shared
             )
-        if replayed is not None:
-            return summarize(replayed, runtime, layer_stacks(spec), tensors)
+        if replay_result is not None:
+            return summarize(replay_result, runtime, layer_stacks(spec), tensors)
         return stage_memory(spec, training, layout, rank, runtime, fsdp, tensors, schedule_settings)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     ring, rank_training = ring_of(layout, rank), replace(training, seq=part_of_sequence(layout, training.seq))
@@ -117,25 +117,25 @@ def fsdp_memory(
         """Creates a run with a number of layers."""
         if layers and fsdp.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp.prefetch} layers gather others than those between")
-        return [record(spec, rank_training, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
+        return [record(spec, rank_training, rank_sharding, fsdp, layout.reshard, layers, workspace, program, ring)]
 
     memory = device_memory(spec, run, runtime, (), tensors, training.recompute.every)
     return replace(memory, host=host_terms(spec, training, layout, rank, fsdp)) if fsdp.offloads else memory
 
 
 def host_terms(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> tuple[Term, ...]:
-    """Returns the terms of a rank's host memory: pinned shards and gradients, and the optimizer's states."""
+    """Returns the named parts of a rank's host memory, in bytes: pinned shards and gradients, and optimizer states."""
     stacks, record = layer_stacks(spec), optimizer(training.optimizer)
     weights = gradients = states = 0
     for layer, group in _run_of_few_layers(spec, training, layout, rank, fsdp).lowering.groups.items():
-        times = _represented_layers(layer, stacks)
+        represented_layers = _represented_layers(layer, stacks)
         for parameter in group.parameters:
             size = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
-            weights += times * size
+            weights += represented_layers * size
             if not parameter.shard.leaf:
                 continue
-            gradients += times * size
-            shard = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", times)
+            gradients += represented_layers * size
+            shard = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
             states += int(record.state([shard], parameter.shard.dtype.name, training.momentum).bytes)
     source = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
     return (
@@ -146,7 +146,7 @@ def host_terms(spec: ModelSpec, training: Training, layout: Layout, rank: int, f
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """Computes the memory of one rank under torchtitan at the run's date.
+    """Returns the memory of one rank under torchtitan at the run's date.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
@@ -191,18 +191,18 @@ def communication(
     Raises `InputError` as `fsdp_memory` does.
     """
     run = _run_of_few_layers(spec, training, layout, rank, fsdp)
-    reduces = training.microbatches if fsdp.reduces_each else 1
+    reductions = training.microbatches if fsdp.reduces_each else 1
     stacks = layer_stacks(spec)
     collectives: dict[tuple[object, ...], Collective] = {}
     for layer, group in run.lowering.groups.items():
-        times = _represented_layers(layer, stacks)
-        for collective in group.step_collectives(training.microbatches, reduces):
+        represented_layers = _represented_layers(layer, stacks)
+        for collective in group.step_collectives(training.microbatches, reductions):
             key = layer.path, *collective[1:6]
             previous_collective = collectives.get(key)
             collectives[key] = (
-                collective._replace(times=times * collective.times)
+                collective._replace(times=represented_layers * collective.times)
                 if previous_collective is None
-                else _add_times(previous_collective, collective, times)
+                else _with_repetitions(previous_collective, collective, represented_layers)
             )
     if isinstance(run.lowering, FsdpTensorParallelProfile):
         run.next_batch()
@@ -212,18 +212,20 @@ def communication(
                 (loop.path for loop in stacks if node_place.layer_index >= 0 and node_place.path.startswith(loop.path)),
                 "",
             )
-            times = training.microbatches * _represented_layers(Layer(path, node_place.layer_index), stacks)
+            represented_layers = training.microbatches * _represented_layers(
+                Layer(path, node_place.layer_index), stacks
+            )
             previous_collective = collectives.get((path, *collective[1:6]))
             collectives[path, *collective[1:6]] = (
-                collective._replace(times=times)
+                collective._replace(times=represented_layers)
                 if previous_collective is None
-                else _add_times(previous_collective, collective, times)
+                else _with_repetitions(previous_collective, collective, represented_layers)
             )
     return list(collectives.values())
 
 
 def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
-    """Returns the messages of a rank's replay; None for layouts whose replay has no messages.
+    """Returns the collective messages in a rank's replay; None for layouts whose replay has none.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -240,9 +242,9 @@ def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
     return [message._replace(count=count) for message, count in counts.items()]
 
 
-def _add_times(previous_collective: Collective, collective: Collective, times: int) -> Collective:
-    """Adds the repetitions of a collective to those counted before."""
-    return previous_collective._replace(times=previous_collective.times + times * collective.times)
+def _with_repetitions(previous_collective: Collective, collective: Collective, repetitions: int) -> Collective:
+    """Returns a collective with the repetitions of an equal one added."""
+    return previous_collective._replace(times=previous_collective.times + repetitions * collective.times)
 
 
 def _run_of_few_layers(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
@@ -263,7 +265,7 @@ def _run_of_few_layers(spec: ModelSpec, training: Training, layout: Layout, rank
 def _represented_layers(layer: Layer, stacks: list[LayerStack]) -> int:
     """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
     for loop in stacks:
-        is_represented = loop.before + loop.period <= layer.layer_index < loop.before + 2 * loop.period
-        if layer.path == loop.path and is_represented and loop.repeats > RECORDED_REPEATS:
+        is_in_loop = loop.before + loop.period <= layer.layer_index < loop.before + 2 * loop.period
+        if layer.path == loop.path and is_in_loop and loop.repeats > RECORDED_REPEATS:
             return 1 + loop.repeats - RECORDED_REPEATS
     return 1

@@ -1,4 +1,4 @@
-"""FSDP2: torch's `fully_shard`, as torchtitan calls it."""
+"""The registry record of FSDP2: torch's `fully_shard`, as torchtitan calls it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Float8:
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if rows % MULTIPLE or columns % MULTIPLE or any(skipped in name for skipped in self.skips):
+        if rows % MULTIPLE or columns % MULTIPLE or any(skipped_text in name for skipped_text in self.skips):
             return False
         if not self.skips_small:
             return True
@@ -48,7 +48,7 @@ class Float8:
 
 @dataclass(frozen=True)
 class TitanSettings:
-    """Settings of a job without options in `llmcalc memory`. Files of accelerate set the last four.
+    """Settings of a torchtitan job that have no option in `llmcalc memory`. Files of accelerate set the last four.
 
     old: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.

@@ -1,4 +1,4 @@
-"""Derives recorded passes of a pipeline stage with many equal layers from passes recorded with few.
+"""Derives the passes of a pipeline stage with many equal layers from passes recorded with few layers.
 
 The recorded stage has four repeats of its pattern of layers. `RepeatAnalysis` checks that the second and the third do
 the same, and has the events of every repeat between the first and the last from theirs. The tensors that outlive a pass
@@ -46,20 +46,24 @@ class ShortenedPasses:
         self.passes: Sequence[RecordedPass] = passes
         self.chunks: Sequence[ShardedChunk] = chunks
         self.full_chunks: Sequence[ShardedChunk] = full_chunks
-        bounds = [0, *(bound for recorded in passes for bound in (recorded.start, recorded.end)), len(events)]
+        bounds = [
+            0,
+            *(pass_bound for recorded_pass in passes for pass_bound in (recorded_pass.start, recorded_pass.end)),
+            len(events),
+        ]
         self.pieces: list[Sequence[Event]] = [events[start:end] for start, end in pairwise(bounds)]
         every_stack = [stack for chunk_stacks in stacks for stack in chunk_stacks]
         analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), every_stack, range(len(every_stack)))
         self.repeated: RepeatedEvents = RepeatedEvents(analysis, {}, places=True)
         self.sources: list[list[tuple[int, int | None]]] = [
-            self._sources(chunk, full_chunk, chunk_stacks)
+            self._recorded_parameters(chunk, full_chunk, chunk_stacks)
             for chunk, full_chunk, chunk_stacks in zip(chunks, full_chunks, stacks, strict=True)
         ]
 
-    def _sources(
+    def _recorded_parameters(
         self, chunk: ShardedChunk, full_chunk: ShardedChunk, stacks: Sequence[LayerStack]
     ) -> list[tuple[int, int | None]]:
-        """Returns the recorded parameter of each gathered parameter of the full chunk.
+        """Returns, for each gathered parameter of the full chunk, the recorded parameter that represents it.
 
         It is the parameter's number, and the repeat among the inner ones; None for the parameter of no inner repeat.
         """
@@ -83,7 +87,7 @@ class ShortenedPasses:
         return sources
 
     def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
-        """Returns the events with all layers, and the passes in them."""
+        """Returns the events of passes with all layers, and the passes in them."""
         events: list[Event] = []
         passes: list[RecordedPass] = []
         for i, piece in enumerate(self.pieces):
@@ -93,39 +97,41 @@ class ShortenedPasses:
                 passes.append(self._unfolded_pass(self.passes[i // 2], piece, start, len(events)))
         return events, passes
 
-    def _unfolded_pass(self, recorded: RecordedPass, piece: Sequence[Event], start: int, end: int) -> RecordedPass:
-        """Returns a pass with all layers. piece: its recorded events. start, end: indices of those with all layers."""
-        chunk, kind, _ = recorded.pass_id
+    def _unfolded_pass(self, recorded_pass: RecordedPass, piece: Sequence[Event], start: int, end: int) -> RecordedPass:
+        """Returns a pass with all layers. piece: its recorded events. start, end: indices of its full events."""
+        chunk, kind, _ = recorded_pass.pass_id
         recorded_chunk, sources = self.chunks[chunk], self.sources[chunk]
-        outputs = {i: (template, storage) for i, template, storage in recorded.outputs}
+        outputs = {i: (template, storage) for i, template, storage in recorded_pass.outputs}
         if kind == "B":
-            others = int(bool(recorded_chunk.received))
-            recorded_starts = [others + len(recorded_chunk.parameters)]
-            full_starts = [others + len(self.full_chunks[chunk].parameters)]
+            received_count = int(bool(recorded_chunk.received))
+            recorded_starts = [received_count + len(recorded_chunk.parameters)]
+            full_starts = [received_count + len(self.full_chunks[chunk].parameters)]
             recorded_starts.append(recorded_starts[0] + len(recorded_chunk.gathered()))
             full_starts.append(full_starts[0] + len(sources))
             allocated = {x for x, size, _ in piece if size >= 0}
-            if any(others <= i < recorded_starts[0] and x in allocated for i, (_, x) in outputs.items()):
+            if any(received_count <= i < recorded_starts[0] and x in allocated for i, (_, x) in outputs.items()):
                 raise NotRepeating  # the gradient of a shard, which is made between passes
         else:
-            others, recorded_starts, full_starts = 1, [1], [1]
-        unfolded = [(i, outputs[i][0], self._storage(outputs[i][1], None)) for i in range(others) if i in outputs]
+            received_count, recorded_starts, full_starts = 1, [1], [1]
+        unfolded_outputs = [
+            (i, outputs[i][0], self._full_storage(outputs[i][1], None)) for i in range(received_count) if i in outputs
+        ]
         for recorded_start, full_start in zip(recorded_starts, full_starts, strict=True):
             for i, (number, inner_repeat) in enumerate(sources):
                 if recorded_start + number in outputs:
                     template, storage = outputs[recorded_start + number]
-                    unfolded.append((full_start + i, template, self._storage(storage, inner_repeat)))
-        stage_input = recorded.input_storage
-        return recorded._replace(
+                    unfolded_outputs.append((full_start + i, template, self._full_storage(storage, inner_repeat)))
+        stage_input = recorded_pass.input_storage
+        return recorded_pass._replace(
             start=start,
             end=end,
-            place=self.repeated.shifted_place(recorded.place),
-            input_storage=None if stage_input is None else self._storage(stage_input, None),
-            outputs=unfolded,
+            place=self.repeated.shifted_place(recorded_pass.place),
+            input_storage=None if stage_input is None else self._full_storage(stage_input, None),
+            outputs=unfolded_outputs,
         )
 
-    def _storage(self, storage: int, inner_repeat: int | None) -> int:
-        """Returns the number of a storage with all layers. inner_repeat: the repeat of its twin; None for no twin."""
+    def _full_storage(self, storage: int, inner_repeat: int | None) -> int:
+        """Returns a storage's number in passes with all layers. inner_repeat: its repeat; None outside of repeats."""
         if inner_repeat is None:
             return self.repeated.numbers.get(storage, storage)
         if storage not in self.repeated.starts:

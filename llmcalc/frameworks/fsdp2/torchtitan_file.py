@@ -1,4 +1,4 @@
-"""Reads torchtitan jobs (TOML) of 2024 to 2026. Those of 2024 have the layout in `[training]` and `[experimental]`.
+"""Reads torchtitan jobs (TOML) of 2024 to 2026. Jobs of 2024 have the layout in `[training]` and `[experimental]`.
 
 Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py
 and distributed/pipeline_parallel.py at 9810191bb^ (2026-02-22), the last version with such files.
@@ -160,27 +160,27 @@ class _Job:
     def __init__(self, config: Mapping[str, Any], reading: Reading) -> None:
         self.data, self.reading = config, reading
 
-    def find(self, key: str, *sections: str) -> tuple[str, Any]:
-        """Looks a key up in these sections. Returns (section.key, value or None)."""
+    def find_key(self, key: str, *sections: str) -> tuple[str, Any]:
+        """Returns (section.key, value or None) of a key, which it searches in the job's sections."""
         for section in sections:
             table = self.data.get(section)
             if isinstance(table, Mapping) and key in table:
                 return f"{section}.{key}", table[key]
         return f"{sections[0]}.{key}", None
 
-    def size(self, key: str, default: int, *sections: str, minimum: int = 1) -> int:
-        """Returns a whole number of the job."""
-        name, value = self.find(key, *sections)
+    def size_of(self, key: str, default: int, *sections: str, minimum: int = 1) -> int:
+        """Returns the value of a key as a whole number."""
+        name, value = self.find_key(key, *sections)
         return default if value is None else size_of(self.reading, name, value, least=minimum)
 
-    def flag(self, key: str, default: bool, *sections: str) -> bool:
-        """Returns a true-or-false value of the job."""
-        name, value = self.find(key, *sections)
+    def flag_of(self, key: str, default: bool, *sections: str) -> bool:
+        """Returns the value of a key as a boolean."""
+        name, value = self.find_key(key, *sections)
         return default if value is None else flag_value(self.reading, name, value)
 
-    def word(self, key: str, default: str, allowed_values: Mapping[str, Any], *sections: str) -> str:
-        """Returns a value of the job that is one of several allowed words."""
-        name, value = self.find(key, *sections)
+    def word_of(self, key: str, default: str, allowed_values: Mapping[str, Any], *sections: str) -> str:
+        """Returns the value of a key whose text must be in `allowed_values`."""
+        name, value = self.find_key(key, *sections)
         if value is None:
             return default
         value_text = str(value)[:60]
@@ -190,29 +190,29 @@ class _Job:
 
 
 def read_titan(config: Table, source: Source) -> Launch:
-    """Reads a torchtitan job. Raises `InputError` that names file and key."""
+    """Returns the training run of a torchtitan job. Raises `InputError` that names file and key."""
     with reading_of(source) as reading:
         return _read_sections(_Job(config, reading), source.world_size)
 
 
 def read_job(config: Table, reading: Reading, spec: ModelSpec) -> Launch:
-    """Reads a job whose model is known. Raises `InputError`, which names the key."""
+    """Returns the training run of a job whose model is known. Raises `InputError`, which names the key."""
     return _read_sections(_Job(config, reading), reading.source.world_size, spec)
 
 
 def _read_sections(job: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
-    """Builds the model, layout and settings of a job."""
+    """Returns the training run of a job: its model, layout and settings."""
     reading = job.reading
     for name, table in job.data.items():
         _check_section(reading, name, table)
     is_2024_form = "parallelism" not in job.data
     if spec is None:
-        name, size = job.find("name", "model")[1], job.find("flavor", "model")[1]
+        name, size = job.find_key("name", "model")[1], job.find_key("flavor", "model")[1]
         if not isinstance(size, str):
             raise reading.wrong("model.flavor", f"{shown(size)}; expected the name of a flavour, such as 8B")
         spec = flavor("llama3" if name is None else str(name), size, reading.where, is_2024_form=is_2024_form)
-    layout = _layout(job, spec.main.num_hidden_layers, world_size)
-    settings = _settings(job, layout)
+    layout = _job_layout(job, spec.main.num_hidden_layers, world_size)
+    settings = _command_settings(job, layout)
     own_settings = _titan_settings(job, layout, is_2024_form)
     reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework: str = "fsdp2" if layout.zero else "torch"
@@ -222,7 +222,7 @@ def _read_sections(job: _Job, world_size: int | None, spec: ModelSpec | None = N
 
 
 def _check_section(reading: Reading, name: str, table: Any) -> None:
-    """Notes the keys of a section that are ignored or not modelled."""
+    """Records the keys of a section that are ignored or not modelled."""
     if not isinstance(table, Mapping):
         raise reading.wrong(name[:60], f"{shown(table)}; expected a table")
     for key, value in table.items():
@@ -238,17 +238,17 @@ def _check_section(reading: Reading, name: str, table: Any) -> None:
             reading.unknown[path] = "no key that is known"
 
 
-def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
+def _job_layout(job: _Job, layers: int, world_size: int | None) -> Layout:
     """Returns the parallel layout of a job."""
     reading, sections = job.reading, ("parallelism", "training")
-    tp = job.size("tensor_parallel_degree", 1, *sections)
-    pp = job.size("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
-    cp = job.size("context_parallel_degree", 1, "parallelism", "experimental")
-    ep = job.size("expert_parallel_degree", 1, "parallelism")
-    replicas = job.size("data_parallel_replicate_degree", 1, *sections)
-    name, shard_value = job.find("data_parallel_shard_degree", *sections)
+    tp = job.size_of("tensor_parallel_degree", 1, *sections)
+    pp = job.size_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
+    cp = job.size_of("context_parallel_degree", 1, "parallelism", "experimental")
+    ep = job.size_of("expert_parallel_degree", 1, "parallelism")
+    replicas = job.size_of("data_parallel_replicate_degree", 1, *sections)
+    name, shard_value = job.find_key("data_parallel_shard_degree", *sections)
     if shard_value is None:
-        name, shard_value = job.find("data_parallel_degree", "training")
+        name, shard_value = job.find_key("data_parallel_degree", "training")
     shard = -1 if shard_value is None else size_of(reading, name, shard_value, least=-1)
     if shard == 0:
         raise reading.wrong(name, "0; expected -1 or at least 1")
@@ -263,10 +263,10 @@ def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
             f"--devices: {world_size}; expected {other_ranks * shard} = shards {shard} · replicas {replicas} · "
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
-    schedule, vpp, sizes = _stages(job, pp, layers)
-    reshard = RESHARD[job.word("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
-    etp = job.size("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
-    rotate = job.word("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
+    schedule, vpp, sizes = _pipeline_stages(job, pp, layers)
+    reshard = RESHARD[job.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
+    etp = job.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
+    rotate = job.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
     return Layout(
         tp=tp,
         pp=pp,
@@ -285,7 +285,7 @@ def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
     )
 
 
-def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
+def _pipeline_stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
     """Returns the schedule, the number of chunks per rank, and the layers of each stage.
 
     In a job of 2024 the first stage has no extra layer (parallelisms/pipelining_utils.py, `generate_split_points`).
@@ -294,17 +294,17 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
     """
     if pp == 1:
         return "1f1b", 1, None
-    name, value = job.find("pipeline_parallel_schedule", "parallelism", "experimental")
+    name, value = job.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
     schedules = {name.lower(): schedule for name, schedule in SCHEDULES.items()}
     schedule_name = "1f1b" if value is None else str(value).lower()[:60]
     if schedule_name not in schedules:
         raise job.reading.wrong(name, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
     is_interleaved = schedules[schedule_name] == "interleaved"
-    first_stage_reduction = job.size("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
-    last_stage_reduction = job.size("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
-    layers_per_stage = job.find("pipeline_parallel_layers_per_stage", "parallelism")[1]
+    first_stage_reduction = job.size_of("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
+    last_stage_reduction = job.size_of("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
+    layers_per_stage = job.find_key("pipeline_parallel_layers_per_stage", "parallelism")[1]
     vpp = 2 if is_interleaved else 1
-    split_layers = _split_points(job, pp, is_interleaved, layers)
+    split_layers = _stage_layers_from_split_points(job, pp, is_interleaved, layers)
     if split_layers is not None:
         return schedules[schedule_name], len(split_layers) // pp, split_layers
     if "parallelism" not in job.data:
@@ -330,12 +330,12 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
     return schedules[schedule_name], vpp, tuple(sizes)
 
 
-def _split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tuple[int, ...] | None:
+def _stage_layers_from_split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tuple[int, ...] | None:
     """Returns the layers of each stage of a job with split points; None without split points.
 
     The split points name the first layer of every stage but the first.
     """
-    name, split_points = job.find("pipeline_parallel_split_points", "parallelism", "experimental")
+    name, split_points = job.find_key("pipeline_parallel_split_points", "parallelism", "experimental")
     if isinstance(split_points, str):
         split_points = [split_point.strip() for split_point in split_points.split(",") if split_point.strip()]
     if not split_points:
@@ -348,50 +348,50 @@ def _split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tupl
         raise job.reading.wrong(name, f"{shown(split_points)}; expected layers in rising order, such as layers.4")
     if len(layer_numbers) + 1 != pp and (not is_interleaved or (len(layer_numbers) + 1) % pp):
         raise job.reading.wrong(name, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points")
-    return tuple(b - a for a, b in pairwise(stage_bounds))
+    return tuple(end - start for start, end in pairwise(stage_bounds))
 
 
-def _schedules(job: _Job, layout: Layout) -> int:
-    """Returns the number of local batches per step, over which gradients accumulate."""
-    local = _local_batch(job)
-    name, global_batch = job.find("global_batch_size", "training")
-    total = -1 if global_batch is None else size_of(job.reading, name, global_batch, least=-1)
-    if total <= 0:
+def _schedules_per_step(job: _Job, layout: Layout) -> int:
+    """Returns the number of local batches per step over which gradients accumulate (pipeline schedules per step)."""
+    local_batch = _local_batch(job)
+    name, global_batch = job.find_key("global_batch_size", "training")
+    batches_per_step = -1 if global_batch is None else size_of(job.reading, name, global_batch, least=-1)
+    if batches_per_step <= 0:
         return 1
-    if total % (local * layout.dp):
+    if batches_per_step % (local_batch * layout.dp):
         raise job.reading.wrong(
-            name, f"{total}; expected a multiple of {local * layout.dp}, local batch · data parallel"
+            name, f"{batches_per_step}; expected a multiple of {local_batch * layout.dp}, local batch · data parallel"
         )
-    return total // (local * layout.dp)
+    return batches_per_step // (local_batch * layout.dp)
 
 
 def _local_batch(job: _Job) -> int:
     """Returns the number of sequences per data-parallel rank."""
-    return job.size("local_batch_size", job.size("batch_size", 8, "training"), "training")
+    return job.size_of("local_batch_size", job.size_of("batch_size", 8, "training"), "training")
 
 
-def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
-    """Translates the job to options of `llmcalc memory`."""
+def _command_settings(job: _Job, layout: Layout) -> dict[str, Any]:
+    """Returns option of `llmcalc memory` → value, from the job's keys."""
     reading, training = job.reading, "training"
-    local, steps = _local_batch(job), _schedules(job, layout)
-    batch, micro = local, steps
+    local_batch, steps = _local_batch(job), _schedules_per_step(job, layout)
+    batch, microbatches = local_batch, steps
     if layout.pp > 1:
-        batch, microbatch_count = _micro_batches(job, local, layout.pp)
-        micro = microbatch_count * steps
+        batch, microbatch_count = _micro_batch_sizes(job, local_batch, layout.pp)
+        microbatches = microbatch_count * steps
     command_settings: dict[str, Any] = {
         "phase": "training",
         "batch": batch,
-        "num_microbatches": micro,
-        "seq": job.size("seq_len", 2048, training),
-        **_precision(job, layout),
-        "optimizer": _optimizer(job),
-        "optimizer_impl": _implementation(job),
-        "optimizer_in_backward": job.flag("early_step_in_backward", False, "optimizer") or None,
+        "num_microbatches": microbatches,
+        "seq": job.size_of("seq_len", 2048, training),
+        **_precision_settings(job, layout),
+        "optimizer": _optimizer_name(job),
+        "optimizer_impl": _optimizer_implementation(job),
+        "optimizer_in_backward": job.flag_of("early_step_in_backward", False, "optimizer") or None,
         "attn_implementation": "flash",
         "compile": _compiles_layers(job) or None,
-        "recompute": _recompute(job),
+        "recompute": _recompute_setting(job),
     }
-    if job.flag("enable_compiled_autograd", False, "parallelism", "experimental"):
+    if job.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
         reading.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
     return {key: value for key, value in command_settings.items() if value is not None}
 
@@ -399,14 +399,14 @@ def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
-def _precision(job: _Job, layout: Layout) -> dict[str, str]:
+def _precision_settings(job: _Job, layout: Layout) -> dict[str, str]:
     """Returns the number format of products, and whether fp32 weights are updated.
 
     `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
     parallelism, with a pipeline, and before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
     """
-    weights = FORMATS[job.word("dtype", "float32", FORMATS, "training")]
-    compute = FORMATS[job.word("mixed_precision_param", "bfloat16", FORMATS, "training")]
+    weights = FORMATS[job.word_of("dtype", "float32", FORMATS, "training")]
+    compute = FORMATS[job.word_of("mixed_precision_param", "bfloat16", FORMATS, "training")]
     if compute == weights:
         return {"dtype": weights, "master_weights": "none"}
     if weights == "bf16":
@@ -419,38 +419,40 @@ def _precision(job: _Job, layout: Layout) -> dict[str, str]:
     return {"dtype": weights, "master_weights": "none"}
 
 
-def _micro_batches(job: _Job, local: int, pp: int) -> tuple[int, int]:
+def _micro_batch_sizes(job: _Job, local_batch: int, pp: int) -> tuple[int, int]:
     """Returns the sequences per pipeline micro-batch, and the number of micro-batches.
 
     In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
     """
-    name, count = job.find("pipeline_parallel_microbatches", "experimental")
+    name, count = job.find_key("pipeline_parallel_microbatches", "experimental")
     if "parallelism" in job.data:
-        micro_batch = job.size("pipeline_parallel_microbatch_size", 1, "parallelism")
-        name, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local // micro_batch
+        micro_batch = job.size_of("pipeline_parallel_microbatch_size", 1, "parallelism")
+        name, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local_batch // micro_batch
     else:
         micro_batches = pp if count is None else size_of(job.reading, name, count)
-        micro_batch = local // micro_batches
-    if micro_batch < 1 or micro_batch * micro_batches != local:
-        raise job.reading.wrong(name, f"{local} sequences do not divide into such micro-batches; expected a divisor")
+        micro_batch = local_batch // micro_batches
+    if micro_batch < 1 or micro_batch * micro_batches != local_batch:
+        raise job.reading.wrong(
+            name, f"{local_batch} sequences do not divide into such micro-batches; expected a divisor"
+        )
     return micro_batch, micro_batches
 
 
-def _optimizer(job: _Job) -> str:
+def _optimizer_name(job: _Job) -> str:
     """Returns the optimizer's name."""
-    name, value = job.find("name", "optimizer")
+    name, value = job.find_key("name", "optimizer")
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
     if value is not None and value not in optimizer_names:
         raise job.reading.wrong(name, f"{shown(value)} is not supported; expected AdamW or Adam")
     return "adamw"
 
 
-def _implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
+def _optimizer_implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
     """Returns the implementation of the optimizer: fused, foreach or loop."""
-    if job.find("fused", "optimizer")[1] is not None and job.find("implementation", "optimizer")[1] is None:
-        return "fused" if job.flag("fused", True, "optimizer") else "foreach"
+    if job.find_key("fused", "optimizer")[1] is not None and job.find_key("implementation", "optimizer")[1] is None:
+        return "fused" if job.flag_of("fused", True, "optimizer") else "foreach"
     default = "foreach" if "parallelism" not in job.data else "fused"
-    implementation = job.word("implementation", default, IMPLEMENTATIONS, "optimizer")
+    implementation = job.word_of("implementation", default, IMPLEMENTATIONS, "optimizer")
     implementations: dict[str, Literal["fused", "foreach", "loop"]] = {
         "fused": "fused",
         "foreach": "foreach",
@@ -460,26 +462,26 @@ def _implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
 
 
 def _compiles_layers(job: _Job) -> bool:
-    """Returns whether layers are compiled."""
+    """Whether layers are compiled."""
     if "compile" in job.data:
-        components = job.find("components", "compile")[1]
+        components = job.find_key("components", "compile")[1]
         names = ["model", "loss"] if components is None else components
         if not isinstance(names, list):
             raise job.reading.wrong("compile.components", f"{shown(names)}; expected a list")
-        return job.flag("enable", False, "compile") and "model" in names
-    return job.flag("compile", False, "training")
+        return job.flag_of("enable", False, "compile") and "model" in names
+    return job.flag_of("compile", False, "training")
 
 
-def _recompute(job: _Job) -> str:
+def _recompute_setting(job: _Job) -> str:
     """Returns the recomputation setting: none, full, every:N, or `selective-op`."""
     modes = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
-    mode = job.word("mode", "selective", modes, "activation_checkpoint")
-    if mode == "memory_budget":
+    checkpointing_mode = job.word_of("mode", "selective", modes, "activation_checkpoint")
+    if checkpointing_mode == "memory_budget":
         job.reading.unknown["activation_checkpoint.mode"] = "the compiler's memory budget is not modelled"
         return "none"
-    if mode != "selective":
-        return mode
-    name, option = job.find("selective_ac_option", "activation_checkpoint")
+    if checkpointing_mode != "selective":
+        return checkpointing_mode
+    name, option = job.find_key("selective_ac_option", "activation_checkpoint")
     if option == "op":
         return SELECTIVE_OPERATIONS
     layer_interval = 2 if option is None else size_of(job.reading, name, option)
@@ -497,20 +499,20 @@ def _titan_settings(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSetti
     reading, sections = job.reading, ("parallelism", "experimental")
     settings = TitanSettings(
         old=is_2024_form,
-        float8=_float8(job, layout),
-        loss_parallel=not job.flag("disable_loss_parallel", False, "parallelism", "training"),
-        async_tensor_parallel=layout.tp > 1 and job.flag("enable_async_tensor_parallel", False, *sections),
-        compiled_loss=_compiled_loss(job),
-        schedules=_schedules(job, layout) if layout.pp > 1 else 1,
-        offloads=job.flag("enable_cpu_offload", False, "training"),
+        float8=_float8_settings(job, layout),
+        loss_parallel=not job.flag_of("disable_loss_parallel", False, "parallelism", "training"),
+        async_tensor_parallel=layout.tp > 1 and job.flag_of("enable_async_tensor_parallel", False, *sections),
+        compiled_loss=_is_loss_compiled(job),
+        schedules=_schedules_per_step(job, layout) if layout.pp > 1 else 1,
+        offloads=job.flag_of("enable_cpu_offload", False, "training"),
     )
     if not settings.loss_parallel and not layout.zero:
-        name, _ = job.find("disable_loss_parallel", "parallelism", "training")
+        name, _ = job.find_key("disable_loss_parallel", "parallelism", "training")
         reading.unknown[name] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
-        gathered = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
+        gathering = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
         reading.notes.append(
-            f"products in float8 ({settings.float8.recipe}) are an estimate: the kernels of bf16, weights {gathered}"
+            f"products in float8 ({settings.float8.recipe}) are an estimate: the kernels of bf16, weights {gathering}"
         )
     if settings.async_tensor_parallel:
         reading.notes.append("asynchronous tensor parallelism: its symmetric buffers are not counted")
@@ -538,10 +540,10 @@ SMALL = "auto_filter_small_kn"
 """The entry of `filter_fqns` for layers that are too small to gain speed."""
 
 
-def _float8(job: _Job, layout: Layout) -> Float8 | None:
+def _float8_settings(job: _Job, layout: Layout) -> Float8 | None:
     """Returns the float8 conversion of linear layers: by a converter, or before 2025-02-15 by a key in `[float8]`."""
     reading = job.reading
-    converters = job.find("converters", "model")[1] or []
+    converters = job.find_key("converters", "model")[1] or []
     names = converters.split(",") if isinstance(converters, str) else converters
     if not isinstance(names, list):
         raise reading.wrong("model.converters", f"{shown(converters)}; expected a list")
@@ -549,7 +551,7 @@ def _float8(job: _Job, layout: Layout) -> Float8 | None:
         if converter not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
             reason = "MXFP8 products are not modelled" if converter in MX_CONVERTERS else "not known"
             reading.unknown[f"model.converters: {str(converter)[:40]}"] = reason
-    enabled = job.flag("enable_float8_linear", False, "float8")
+    enabled = job.flag_of("enable_float8_linear", False, "float8")
     if not enabled and not any(converter in FLOAT8_CONVERTERS for converter in names):
         return Float8(recipe="rowwise") if FLOAT8_EXPERTS in names else None
     section, table = _float8_table(job)
@@ -561,12 +563,12 @@ def _float8(job: _Job, layout: Layout) -> Float8 | None:
     if not isinstance(skips, list) or not all(isinstance(layer, str) for layer in skips):
         raise reading.wrong(f"{section}.filter_fqns", f"{shown(skips)}; expected a list of names")
     name = f"{section}.enable_fsdp_float8_all_gather"
-    gathers = flag_value(reading, name, table.get("enable_fsdp_float8_all_gather", False))
-    if gathers and recipe is not None:
+    gathers_float8 = flag_value(reading, name, table.get("enable_fsdp_float8_all_gather", False))
+    if gathers_float8 and recipe is not None:
         raise reading.wrong(name, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
-    sharded = layout.dp // layout.hsdp_replicas > 1
+    is_sharded = layout.dp // layout.hsdp_replicas > 1
     skips_small, skipped_layers = SMALL in skips, tuple(layer for layer in skips if layer != SMALL)
-    return Float8(gathers and sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small)
+    return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small)
 
 
 def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
@@ -579,9 +581,9 @@ def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
     return "float8", job.data.get("float8", {})
 
 
-def _compiled_loss(job: _Job) -> bool | None:
+def _is_loss_compiled(job: _Job) -> bool | None:
     """Returns whether the loss is compiled; None in versions without such a key."""
     if "compile" not in job.data:
         return None
-    components = job.find("components", "compile")[1]
-    return job.flag("enable", False, "compile") and (components is None or "loss" in components)
+    components = job.find_key("components", "compile")[1]
+    return job.flag_of("enable", False, "compile") and (components is None or "loss" in components)

@@ -31,7 +31,7 @@ class Llama(NamedTuple):
     rope_theta: float = 500000.0
 
     def hidden(self) -> int:
-        """Width of the feed-forward network: two thirds of 4 · dim, times the multiplier, rounded up."""
+        """The width of the feed-forward network: two thirds of 4 · dim, times the multiplier, rounded up."""
         width = int(2 * (4 * self.dim) / 3)
         width = width if self.ffn_dim_multiplier is None else int(self.ffn_dim_multiplier * width)
         return self.multiple_of * ((width + self.multiple_of - 1) // self.multiple_of)
@@ -165,7 +165,7 @@ MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 
 
 def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
-    """Returns the model of `[model] name` and `flavor`. is_2024_form: whether the job has the form of 2024.
+    """Returns the model of a job's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
 
     Raises `InputError`, which names the field, for an unknown model.
     """
@@ -193,35 +193,35 @@ def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> Mod
         return load_preset(GPT_OSS[base_size]).model
     args = OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
     builders: dict[str, Callable[[Any], Table]] = {
-        "llama2": _llama,
-        "llama3": _llama,
+        "llama2": _llama_table,
+        "llama3": _llama_table,
         "llama4": _llama4,
-        "qwen3": _qwen,
-        "deepseek_v3": _deepseek,
+        "qwen3": _qwen_table,
+        "deepseek_v3": _deepseek_table,
     }
     table = builders[family](args)
     return validate(ModelSpec, table, origin)
 
 
-def _swiglu(width: int) -> Table:
-    """Returns the description of a SwiGLU network."""
+def _swiglu_table(width: int) -> Table:
+    """Returns the model-spec table of a SwiGLU network."""
     return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
 
 
-def _layer(attention: Table, network: Table, norm: Table) -> Table:
-    """Returns the description of a layer."""
+def _layer_table(attention: Table, network: Table, norm: Table) -> Table:
+    """Returns the model-spec table of a layer."""
     return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
 
 
-def _llama(args: Llama) -> Table:
-    """Returns the description of a Llama model."""
+def _llama_table(args: Llama) -> Table:
+    """Returns the model-spec table of a Llama model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     attention: Table = {
         "num_attention_heads": args.n_heads,
         "num_key_value_heads": args.n_kv_heads or args.n_heads,
         "position": {"type": "rope", "rope_theta": args.rope_theta},
     }
-    block = _layer(attention, _swiglu(args.hidden()), norm)
+    block = _layer_table(attention, _swiglu_table(args.hidden()), norm)
     return {
         "vocab_size": args.vocab_size,
         "hidden_size": args.dim,
@@ -231,7 +231,7 @@ def _llama(args: Llama) -> Table:
 
 
 def _llama4(args: Llama4) -> Table:
-    """Returns the description of a Llama 4 model."""
+    """Returns the model-spec table of a Llama 4 model."""
     norm, sizes = {"type": "rmsnorm", "eps": 1e-5}, args.sizes
     experts = Experts(args.num_experts, 1, 1, "sigmoid", args.expert_width())
     heads: Table = {"num_attention_heads": sizes.n_heads, "num_key_value_heads": sizes.n_kv_heads or sizes.n_heads}
@@ -240,14 +240,14 @@ def _llama4(args: Llama4) -> Table:
         "rope": {**heads, **block_size, "position": {"type": "rope", "rope_theta": sizes.rope_theta}},
         "nope": heads,
     }
-    networks = {"dense": _swiglu(sizes.hidden()), "experts": _moe(experts)}
+    networks = {"dense": _swiglu_table(sizes.hidden()), "experts": _moe_table(experts)}
     names = [
         f"{'nope' if args.nope_step and i % args.nope_step == 0 else 'rope'}-"
         f"{'dense' if (i + 1) % args.moe_step else 'experts'}"
         for i in range(sizes.n_layers)
     ]
     layer_tables = {
-        name: _layer(attentions[name.partition("-")[0]], networks[name.partition("-")[2]], norm)
+        name: _layer_table(attentions[name.partition("-")[0]], networks[name.partition("-")[2]], norm)
         for name in dict.fromkeys(names)
     }
     return {
@@ -262,22 +262,22 @@ BLOCK_SIZE = 8192
 """Default of `fixed_attn_block_size`."""
 
 
-def _moe(experts: Experts) -> Table:
-    """Returns the description of a mixture of experts."""
+def _moe_table(experts: Experts) -> Table:
+    """Returns the model-spec table of a mixture of experts."""
     table: Table = {
         "type": "moe",
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
-        "expert": _swiglu(experts.width),
+        "expert": _swiglu_table(experts.width),
         "router": {"type": "linear", "scoring_func": experts.score_func, "score_correction": "buffer"},
     }
     if experts.num_shared_experts:
-        table["shared_expert"] = _swiglu(experts.width * experts.num_shared_experts)
+        table["shared_expert"] = _swiglu_table(experts.width * experts.num_shared_experts)
     return table
 
 
-def _qwen(args: Qwen3) -> Table:
-    """Returns the description of a Qwen3 model."""
+def _qwen_table(args: Qwen3) -> Table:
+    """Returns the model-spec table of a Qwen3 model."""
     norm = {"type": "rmsnorm", "eps": 1e-6}
     attention: Table = {
         "num_attention_heads": args.n_heads,
@@ -286,21 +286,21 @@ def _qwen(args: Qwen3) -> Table:
         "qk_norm": {"norm": norm},
         "position": {"type": "rope", "rope_theta": args.rope_theta},
     }
-    network = _swiglu(args.hidden_dim) if args.experts is None else _moe(args.experts)
+    network = _swiglu_table(args.hidden_dim) if args.experts is None else _moe_table(args.experts)
     return {
         "vocab_size": args.vocab_size,
         "hidden_size": args.dim,
         "tie_word_embeddings": args.tied,
         "decoder": {
             "num_hidden_layers": args.n_layers,
-            "block": _layer(attention, network, norm),
+            "block": _layer_table(attention, network, norm),
             "final_norm": norm,
         },
     }
 
 
-def _deepseek(args: DeepSeek) -> Table:
-    """Returns the description of a DeepSeek model."""
+def _deepseek_table(args: DeepSeek) -> Table:
+    """Returns the model-spec table of a DeepSeek model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     query_fields = {"q_lora_rank": args.q_lora_rank} if args.q_lora_rank else {}
     attention: Table = {
@@ -314,8 +314,8 @@ def _deepseek(args: DeepSeek) -> Table:
         "norm": norm,
     }
     layer_tables = {
-        "dense": _layer(attention, _swiglu(args.inter_dim), norm),
-        "experts": _layer(attention, _moe(args.experts), norm),
+        "dense": _layer_table(attention, _swiglu_table(args.inter_dim), norm),
+        "experts": _layer_table(attention, _moe_table(args.experts), norm),
     }
     names = ["dense"] * args.n_dense_layers + ["experts"] * (args.n_layers - args.n_dense_layers)
     return {

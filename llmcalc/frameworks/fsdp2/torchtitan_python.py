@@ -44,12 +44,12 @@ ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
 
 
 def is_python(text: str) -> bool:
-    """Whether a Python file has configurations of torchtitan."""
+    """Whether a Python file contains configurations of torchtitan."""
     return "Trainer.Config" in text and re.search(r"^from torchtitan[\w.]* import", text, re.MULTILINE) is not None
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a configuration into a launch. words: its function's name, and overrides (`training.steps=5`).
+    """Returns the training run of a configuration function. words: the function's name, and overrides.
 
     Raises `InputError`, which names file, function and field.
     """
@@ -72,13 +72,13 @@ def read_python(text: str, source: Source) -> Launch:
         except RecursionError:
             raise reading.wrong(name, "nested too deeply; expected a configuration") from None
         for word in source.arguments:
-            key, equals, value = word.lstrip("-").partition("=")
-            if equals:
+            key, equals_sign, value = word.lstrip("-").partition("=")
+            if equals_sign:
                 config[key] = plain_value(value)
-        return _launch(reading, config, name)
+        return _read_configuration(reading, config, name)
 
 
-def _launch(reading: Reading, config: Config, name: str) -> Launch:
+def _read_configuration(reading: Reading, config: Config, name: str) -> Launch:
     family = next((family for family in FAMILIES if name.startswith(family)), None)
     size = config.get("model_spec.0", config.get("model_spec.flavor"))
     if family is None or not isinstance(size, str):
@@ -88,7 +88,7 @@ def _launch(reading: Reading, config: Config, name: str) -> Launch:
     converters = [key for key in config if key.startswith("model_spec.converters")]
     if converters:
         reading.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
-    launch = read_job(_job(reading, config), reading, flavor(family, size, reading.where))
+    launch = read_job(_job_sections(reading, config), reading, flavor(family, size, reading.where))
     settings = dict(launch.settings)
     if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
         reading.notes.append("the loss is computed in chunks of the sequence, which are counted as fused chunks")
@@ -98,8 +98,8 @@ def _launch(reading: Reading, config: Config, name: str) -> Launch:
     return replace(launch, settings=settings, notes=tuple(reading.notes), version="2026-08-21", program="torchtitan")
 
 
-def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
-    """Returns the job's sections, as in TOML files."""
+def _job_sections(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
+    """Returns the sections of the equivalent TOML job."""
     job: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
     for key, value in config.items():
         section, _, field = key.partition(".")
@@ -111,16 +111,16 @@ def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
             job[section][field] = value
     training = job["training"]
     if "seq_len" not in training:
-        training |= _tokens(reading, config, job["parallelism"])
-    job["activation_checkpoint"] |= _checkpointing(reading, config)
+        training |= _batch_settings(reading, config, job["parallelism"])
+    job["activation_checkpoint"] |= _checkpointing_mode(reading, config)
     optimizer = str(config.get(f"optimizer.{CALLED}", "default_adamw"))
     if optimizer not in ("default_adamw", "OptimizersContainer.Config"):
         reading.unknown["optimizer"] = f"{optimizer[:60]} is not read; default_adamw is"
     return job
 
 
-def _tokens(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
-    """Returns the batch of a job that sets tokens per micro-batch and the longest context."""
+def _batch_settings(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
+    """Returns the batch settings of a job that sets tokens per micro-batch and the longest context."""
     context = size_of(
         reading, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
     )
@@ -136,16 +136,16 @@ def _tokens(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, 
     return {"local_batch_size": batch * pieces, "seq_len": context}
 
 
-def _checkpointing(reading: Reading, config: Mapping[str, Any]) -> dict[str, Any]:
+def _checkpointing_mode(reading: Reading, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the mode of activation checkpointing, from its class or from a field of early configurations."""
     called = str(config.get(f"activation_checkpoint.{CALLED}", ""))
     if called.startswith("ActivationCheckpointConfig"):
         return {}
     if "activation_checkpoint" in config and config["activation_checkpoint"] is None:
         return {"mode": "none"}
-    mode = CHECKPOINTING.get(called.partition(".")[0])
-    if mode is None:
+    checkpointing_mode = CHECKPOINTING.get(called.partition(".")[0])
+    if checkpointing_mode is None:
         if called:
             raise reading.wrong("activation_checkpoint", f"{called[:60]} is not read; expected FullAC or SelectiveAC")
-        reading.filled_in["activation_checkpoint"] = mode = "selective"
-    return {"mode": mode, **({"selective_ac_option": "op"} if mode == "selective" else {})}
+        reading.filled_in["activation_checkpoint"] = checkpointing_mode = "selective"
+    return {"mode": checkpointing_mode, **({"selective_ac_option": "op"} if checkpointing_mode == "selective" else {})}

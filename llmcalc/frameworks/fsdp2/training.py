@@ -98,14 +98,16 @@ def torchtitan_training(
     The shards are the master weights. Gradients are reduced in float32, unless they have a format of their own.
     Adapters are sharded in their own format, and gathered in that of the weights.
 
-    how: the same training on one device.
+    training: the same training on one device.
     version: the date of torchtitan; None (default) for the newest.
     settings: settings of a job; the defaults of torchtitan by default.
     Raises `InputError` for adapters under version 1 of FSDP.
     """
     version = torchtitan_date(version, settings)
-    dtype, frozen = "float32" if training.master else training.dtype, ""
-    reduced = settings.reduced or ("float32" if training.gradient_dtype is None else training.gradient_dtype.name)
+    dtype, frozen_format = "float32" if training.master else training.dtype, ""
+    reduction_format = settings.reduced or (
+        "float32" if training.gradient_dtype is None else training.gradient_dtype.name
+    )
     has_separate_head = version is None or version >= SEPARATE_HEAD_SINCE
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     if settings.compiled_loss is not None:
@@ -118,20 +120,20 @@ def torchtitan_training(
                 "fsdp_version 1: with adapters it is not modelled, as its flat gradients hold those of frozen weights "
                 "too; expected fsdp_version 2"
             )
-        frozen, dtype = dtype, training.adapters.dtype.name
+        frozen_format, dtype = dtype, training.adapters.dtype.name
         training = replace(training, adapters=replace(training.adapters, dtype=DTYPES[training.dtype]))
     if eager_loss:
         training = replace(training, choices=replace(training.choices, compiled_loss=False))
     splits = has_separate_head and head_sharing_reason(spec, training) == ""
     return training, Fsdp(
         dtype,
-        reduced,
+        reduction_format,
         keeps_last=not has_separate_head,
         reduces_each=settings.reduces_each,
         splits=splits,
         float8=settings.float8,
         divides_loss=settings.loss_parallel,
-        frozen=frozen,
+        frozen=frozen_format,
         copies_gathered=version is not None and version < IN_PLACE,
         overlaps=settings.async_tensor_parallel,
         offloads=settings.offloads,
@@ -158,7 +160,7 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
     for name in (fsdp.dtype, fsdp.reduced):
         if name not in DTYPES:
             raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
-    for applies, description in (
+    for is_modelled, description in (
         (training.adapters is not None and training.adapters.base == "int8", "adapters over weights in 8 bits"),
         (training.adapters is not None and bool(training.adapters.copies), "--modules-to-save"),
         (training.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
@@ -171,12 +173,12 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
         (fsdp.offloads and layout.pp > 1, "shards on the host in a pipeline"),
         (fsdp.offloads and fsdp.float8 is not None, "shards on the host beside products in 8 bits"),
     ):
-        if applies:
+        if is_modelled:
             raise InputError(f"FSDP2 with {description} is not modelled")
     formats = DTYPES[fsdp.dtype], DTYPES[training.dtype], DTYPES[fsdp.reduced]
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
-    frozen = DTYPES[fsdp.frozen] if fsdp.frozen else None
+    frozen_dtype = DTYPES[fsdp.frozen] if fsdp.frozen else None
     return Sharding(
         layout.shards,
         index,
@@ -185,7 +187,7 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
         fsdp.float8,
         layout.tp,
         fsdp.divides_loss,
-        frozen,
+        frozen_dtype,
         fsdp.copies_gathered,
         fsdp.overlaps,
         fsdp.offloads,
@@ -197,7 +199,7 @@ class FsdpRun(TrainingRun):
 
     traffic: the communication state of its groups, with their collectives.
     program: the program of a rank of tensor parallelism; by default that of the whole model.
-    ring: the ranks of a sequence in context parallelism, with `how` of this rank's tokens; None (default) without.
+    ring: the ranks of a sequence (context parallelism), with the training on this rank's tokens; None by default.
     """
 
     profile: type[FsdpProfile] = FsdpProfile
@@ -235,12 +237,12 @@ class FsdpRun(TrainingRun):
 
     def micro_batches(self) -> None:
         """Runs the micro-batches of a step; of identical ones only one runs."""
-        reduces_every = self.fsdp.reduces_each
-        count = min(self.training.microbatches, 2 if reduces_every else 3)
+        reduces_each_micro_batch = self.fsdp.reduces_each
+        count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(count):
             if i:
                 self.next_batch()
-            self.traffic.reduces = reduces_every or i == count - 1
+            self.traffic.reduces = reduces_each_micro_batch or i == count - 1
             self.forward_and_backward()
 
     def update(self) -> None:
@@ -270,17 +272,17 @@ def set_resharding_and_prefetch(
             _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp.prefetch)
 
 
-def _set_prefetch(layers: Sequence[Group], ahead: int) -> None:
-    """Sets the number of layers that each layer prefetches. ahead: that number."""
+def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
+    """Sets which layers each layer prefetches. prefetched_layers: their number."""
     for i, group in enumerate(layers):
-        if i + ahead < len(layers):
-            group.forward_prefetch = layers[i + 1 : i + 1 + ahead]
-        if i >= ahead:
-            group.backward_prefetch = layers[i - ahead : i][::-1]
+        if i + prefetched_layers < len(layers):
+            group.forward_prefetch = layers[i + 1 : i + 1 + prefetched_layers]
+        if i >= prefetched_layers:
+            group.backward_prefetch = layers[i - prefetched_layers : i][::-1]
 
 
 def head_sharing_reason(spec: ModelSpec, training: Training) -> str:
-    """Returns the reason why embedding and head cannot be separate groups; empty if they can."""
+    """Returns the reason why embedding and head cannot be separate FSDP groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
     if training.choices.cross_entropy in ("chunked", "split") or training.include:
@@ -299,7 +301,7 @@ def record(
     program: RankFlow | None = None,
     ring: Ring | None = None,
 ) -> RecordedEvents:
-    """Records set-up and two steps of a rank for `RepeatAnalysis`. layers, program, ring: as in `FsdpRun`."""
+    """Records the set-up and two training steps of a rank. layers, program, ring: as in `FsdpRun`."""
     run = FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring)
     run.set_up()
     set_up = meter.cut()

@@ -35,14 +35,14 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
         self.copies_gathered: bool = traffic.sharding.copies_gathered
 
     def prepare(self, program: Flow) -> None:
-        """Creates the parameters, and notes their shapes before sharding."""
+        """Creates the parameters, and records their shapes before sharding."""
         self.find_places(program)
         self.unsharded_shapes = dict(_unsharded_shapes(program.root.items, "model"))
         super().prepare(program)
 
     @property
     def in_products(self) -> bool:
-        """Whether products overlap with collectives, as in compiled layers (Inductor's `micro_pipeline_tp_pass`)."""
+        """Whether matrix products overlap with collectives, as in compiled layers (`micro_pipeline_tp_pass`)."""
         overlaps = self.traffic is not None and self.traffic.sharding.overlaps
         return overlaps and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
@@ -70,7 +70,7 @@ def _path_without_indices(key: Path) -> str:
 
 
 def _unsharded_shapes(items: Iterable[Item], path: str) -> Iterator[tuple[str, Shape]]:
-    """Yields the paths and unsharded shapes of sharded parameters, matrices as [rows, columns]."""
+    """Yields (path, unsharded shape) of each sharded parameter, with matrices as [rows, columns]."""
     for name, step in named_steps(items, path):
         if step.weight is not None and is_divided((*step.weight.ins, *step.weight.out)):
             table = step.verb in ("table", "unread_table")

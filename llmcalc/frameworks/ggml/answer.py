@@ -1,4 +1,4 @@
-"""What a server of llama.cpp or of its fork does with the memory of its devices and of the host, as an answer."""
+"""Converts the buffers of a llama.cpp server into an `EngineMemory` of its devices and host."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from .settings import GIB
 
 
 def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = ()) -> EngineMemory:
-    """Returns what a server does with the memory of its devices and of the host."""
+    """Returns the memory of a server's devices and host."""
     rules, record, model = server.rules, server.record, server.model
     terms = []
     devices = (*server.devices, HOST)
-    placed = "tensors of the file" if model.file is not None else "tensors, as llama-quantize chooses their types"
+    tensors_text = "tensors of the file" if model.file is not None else "tensors, as llama-quantize chooses their types"
     for device in devices:
         terms.append(
-            Term("model_buffer", buffers.model.get(device, 0), "source", placed, _model_origin(server, device), device)
+            Term(
+                "model_buffer",
+                buffers.model.get(device, 0),
+                "source",
+                tensors_text,
+                _model_origin(server, device),
+                device,
+            )
         )
     for device in devices:
         size = buffers.cache.get(device, 0)
@@ -29,8 +36,8 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
         source = f"{record.compute_logs} logs compared"
         origin = f"graph of {server.micro_batch:,} tokens"
         terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
-    message = _message(server, buffers)
-    everything = sum(buffers.total(device) for device in devices)
+    message = _startup_error(server, buffers)
+    total_bytes = sum(buffers.total(device) for device in devices)
     length = server.longest_request
     return EngineMemory(
         terms=tuple(terms),
@@ -44,12 +51,12 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
         block_size=1,
         assumed=server.assumed,
         settings=server.settings,
-        notes=tuple(filter(None, (server.version.note, *notes, *_notes(server)))),
+        notes=tuple(filter(None, (server.version.note, *notes, *_server_notes(server)))),
         host={
             "ram_bytes": buffers.total(HOST),
             "disk_bytes": server.file_bytes,
             "mmap": server.maps_file,
-            "share": round(buffers.total(HOST) / everything, 4) if everything else 0.0,
+            "share": round(buffers.total(HOST) / total_bytes, 4) if total_bytes else 0.0,
         },
     )
 
@@ -67,17 +74,17 @@ def _cache_origin(server: GgmlServer) -> str:
     return f"{server.cells:,} cells of {types}"
 
 
-def _message(server: GgmlServer, buffers: Buffers) -> str:
-    """The message of the first GPU that is too small; empty where all buffers fit."""
+def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
+    """Returns llama.cpp's message for the first GPU that is too small; empty where all buffers fit."""
     for device in server.devices:
-        needed = buffers.total(device)
-        if needed > server.free:
+        needed_bytes = buffers.total(device)
+        if needed_bytes > server.free:
             text = server.record.messages["no_memory"]
-            return f"{text}: {device} needs {needed / GIB:.2f} GiB and has {server.free / GIB:.2f} GiB free"
+            return f"{text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {server.free / GIB:.2f} GiB free"
     return ""
 
 
-def _notes(server: GgmlServer) -> list[str]:
+def _server_notes(server: GgmlServer) -> list[str]:
     notes = []
     if server.model.file is None and server.model.scheme == "bf16":
         notes.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")

@@ -1,4 +1,4 @@
-"""What a server of llama.cpp or its fork does, changes that leave more room on its GPUs, and placements that fit."""
+"""The memory of a llama.cpp server, flag changes that free memory of its GPUs, and placements that fit."""
 
 from __future__ import annotations
 
@@ -20,151 +20,161 @@ SMALL_BATCH = 128
 
 
 def memory(server: GgmlServer) -> EngineMemory:
-    """Computes the buffers of a server, after --fit."""
+    """Returns the memory of a server, after llama.cpp's --fit has adjusted its flags."""
     fitted = fit(server)
-    changed = engine_memory(fitted.server, fitted.buffers, fitted.notes)
+    fitted_memory = engine_memory(fitted.server, fitted.buffers, fitted.notes)
     if not fitted.notes:
-        return changed
-    assumed = {**engine_memory(server, fitted.buffers).assumed}
-    if "--ctx-size" in assumed:
-        assumed["--ctx-size"] = fitted.server.context
-    return EngineMemory(**{**changed.__dict__, "assumed": assumed})
+        return fitted_memory
+    assumed_flags = {**engine_memory(server, fitted.buffers).assumed}
+    if "--ctx-size" in assumed_flags:
+        assumed_flags["--ctx-size"] = fitted.server.context
+    return EngineMemory(**{**fitted_memory.__dict__, "assumed": assumed_flags})
 
 
-def _room(server: GgmlServer) -> int:
-    """The fewest bytes that a GPU has left; below 0 where buffers do not fit.
+def _fewest_free_bytes(server: GgmlServer) -> int:
+    """Returns the free bytes of the fullest GPU; negative where buffers do not fit.
 
     The graphs are laid out only where tensors and caches alone leave room.
     """
     placement = server.placement
     buffers = Buffers(server.model_buffers(placement), server.cache_buffers(placement), {})
-    room = _least_left(server, buffers)
-    return room if room < 0 else _least_left(server, server.buffers(placement))
+    free_bytes = _free_bytes_of_fullest_gpu(server, buffers)
+    return free_bytes if free_bytes < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(placement))
 
 
-def _least_left(server: GgmlServer, buffers: Buffers) -> int:
+def _free_bytes_of_fullest_gpu(server: GgmlServer, buffers: Buffers) -> int:
     return min((server.free - buffers.total(device) for device in server.devices), default=0)
 
 
-def _fixed(server: GgmlServer, **flags: Any) -> GgmlServer:
-    """A server whose layers are as the flags say."""
-    everything = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
-    return server.with_flags(fit="off", **(everything | flags))
+def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
+    """Returns the server with --fit off and all layers on GPUs, unless flags state their number."""
+    layer_flags = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
+    return server.with_flags(fit="off", **(layer_flags | flags))
 
 
-def _largest(least: int, most: int, room: Callable[[int], int]) -> int | None:
-    """Returns the largest value that leaves room, which falls with the value; None if the least value leaves none.
+def _largest_fitting(least: int, most: int, room: Callable[[int], int]) -> int | None:
+    """Returns the largest value for which `room`, a falling function, is not negative; None if none exists.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
-    good, bad = least, most
-    left, missing = room(good), -room(bad)
-    if left < 0:
+    fitting, failing = least, most
+    free_bytes, missing_bytes = room(fitting), -room(failing)
+    if free_bytes < 0:
         return None
-    if missing <= 0:
+    if missing_bytes <= 0:
         return most
     halves = False
-    while bad - good > 1:
-        width = bad - good
-        guess = good + (width // 2 if halves else min(max(width * left // (left + missing), 1), width - 1))
-        bytes_left = room(guess)
+    while failing - fitting > 1:
+        width = failing - fitting
+        guessed_value = fitting + (
+            width // 2 if halves else min(max(width * free_bytes // (free_bytes + missing_bytes), 1), width - 1)
+        )
+        bytes_left = room(guessed_value)
         if bytes_left < 0:
-            bad, missing = guess, -bytes_left
+            failing, missing_bytes = guessed_value, -bytes_left
         else:
-            good, left = guess, bytes_left
-        halves = not halves and bad - good > width // 2
-    return good
+            fitting, free_bytes = guessed_value, bytes_left
+        halves = not halves and failing - fitting > width // 2
+    return fitting
 
 
 def fewest_host_experts(server: GgmlServer) -> int | None:
-    """The fewest layers whose experts are on the host (-ncmoe) with which the GPUs hold the rest."""
+    """Returns the fewest layers with experts on the host (-ncmoe) for which the rest fits on the GPUs."""
     number = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
-    on_gpus = _largest(0, number, lambda layers: _room(_fixed(server, n_cpu_moe=number - layers)))
+    on_gpus = _largest_fitting(
+        0, number, lambda layers: _fewest_free_bytes(_without_fit(server, n_cpu_moe=number - layers))
+    )
     return None if on_gpus is None else number - on_gpus
 
 
 def most_layers(server: GgmlServer) -> int | None:
-    """The most layers (-ngl, with the output as one) that the GPUs hold."""
-    return _largest(0, len(server.model.layers) + 1, lambda layers: _room(_fixed(server, n_gpu_layers=layers)))
+    """Returns the most layers (-ngl, with the output layer) that fit on the GPUs."""
+    return _largest_fitting(
+        0, len(server.model.layers) + 1, lambda layers: _fewest_free_bytes(_without_fit(server, n_gpu_layers=layers))
+    )
 
 
 def longest_context(server: GgmlServer) -> int | None:
-    """The longest context (-c), a multiple of 256, with which the GPUs hold everything."""
+    """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
     steps = max(1, server.context // 256)
-    longest = _largest(1, steps, lambda step: _room(_fixed(server, ctx_size=256 * step)))
-    return None if longest is None else 256 * longest
+    fitting_steps = _largest_fitting(
+        1, steps, lambda step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * step))
+    )
+    return None if fitting_steps is None else 256 * fitting_steps
 
 
 def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes that leave more room on the GPUs, the cheapest first: as users type them, and as flags.
+    """Yields flag changes that free memory of the GPUs, the cheapest first, as (typed text, flag values).
 
     They are tried with all layers on the GPUs, where the user does not say how many.
     """
     small_cache = {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
-    everywhere, words = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
-    has_room = _room(_fixed(server)) >= 0
+    layer_flags, typed_layer_flag = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
+    has_room = _fewest_free_bytes(_without_fit(server)) >= 0
     if server.micro_batch > SMALL_BATCH and not has_room:
-        yield f"{words}-ub {SMALL_BATCH}", everywhere | {"ubatch_size": SMALL_BATCH}
+        yield f"{typed_layer_flag}-ub {SMALL_BATCH}", layer_flags | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
-        yield f"{words}-ctk {SMALL_CACHE} -ctv {SMALL_CACHE} -fa on", everywhere | small_cache
+        yield f"{typed_layer_flag}-ctk {SMALL_CACHE} -ctv {SMALL_CACHE} -fa on", layer_flags | small_cache
     if has_room or not server.devices:
         return
     context = longest_context(server)
     if context is not None and context < server.context:
-        yield f"{words}-c {context}", everywhere | {"ctx_size": context}
+        yield f"{typed_layer_flag}-c {context}", layer_flags | {"ctx_size": context}
     experts = fewest_host_experts(server)
     if experts:
-        yield f"{words}-ncmoe {experts}", everywhere | {"n_cpu_moe": experts}
+        yield f"{typed_layer_flag}-ncmoe {experts}", layer_flags | {"n_cpu_moe": experts}
     layers = most_layers(server)
     if layers is not None and layers <= len(server.model.layers):
         yield f"-ngl {layers}", {"n_gpu_layers": layers}
     shares = ",".join(["1"] * 2 * len(server.devices))
-    yield f"{words}-ts {shares}", everywhere | {"tensor_split": shares}
+    yield f"{typed_layer_flag}-ts {shares}", layer_flags | {"tensor_split": shares}
 
 
 def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields the changed flags of each placement and what the server then does, the fewest devices first.
+    """Yields (flags, server's memory) of each placement, the fewest devices first.
 
     Of as many devices: everything on GPUs, a smaller cache, experts on the host, layers on the host. A placement that
     the user's flags fix is the only one.
     """
-    chosen = [name for name in ("tensor_split", "device") if name in server.flags]
+    fixed_flags = [name for name in ("tensor_split", "device") if name in server.flags]
     is_fixed = server.asks_for_layers or any(
         name in server.flags for name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
     )
-    devices = len(server.devices) if chosen else 1
+    devices = len(server.devices) if fixed_flags else 1
     while devices <= most:
-        split = {} if chosen or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
-        spread = server.with_flags(**split)
+        split_flags = {} if fixed_flags or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
+        server_on_devices = server.with_flags(**split_flags)
         if is_fixed:
-            yield split, memory(spread)
+            yield split_flags, memory(server_on_devices)
         else:
-            yield from _placements(spread, split)
-        if chosen or not server.devices:
+            yield from _placements(server_on_devices, split_flags)
+        if fixed_flags or not server.devices:
             return
         devices *= 2
 
 
-def _placements(server: GgmlServer, split: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    trials: list[dict[str, Any]] = [{"n_gpu_layers": "all"}]
-    if _room(_fixed(server)) < 0:
+def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    flag_sets: list[dict[str, Any]] = [{"n_gpu_layers": "all"}]
+    if _fewest_free_bytes(_without_fit(server)) < 0:
         if server.key_type == "f16" and "cache_type_v" not in server.flags:
-            trials.append(trials[0] | {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"})
+            flag_sets.append(
+                flag_sets[0] | {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
+            )
         experts = fewest_host_experts(server)
-        trials += [trials[0] | {"n_cpu_moe": experts}] if experts else []
+        flag_sets += [flag_sets[0] | {"n_cpu_moe": experts}] if experts else []
         layers = most_layers(server)
-        trials += [{"n_gpu_layers": layers}] if layers is not None else []
-    for trial in trials:
+        flag_sets += [{"n_gpu_layers": layers}] if layers is not None else []
+    for trial_flags in flag_sets:
         try:
-            yield {**split, **trial}, memory(server.with_flags(fit="off", **trial))
+            yield {**split_flags, **trial_flags}, memory(server.with_flags(fit="off", **trial_flags))
         except InputError:  # a type that the model's widths do not have
             continue
 
 
 def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
-    """Returns the flags of a server with a slot for each user, and `seq` tokens for each slot.
+    """Returns the flags of a server with a slot per user and `seq` tokens per slot.
 
     Raises `InputError` for flags that say another context.
     """

@@ -1,4 +1,4 @@
-"""Compute buffers as ggml reserves them: a graph of tensors is divided over devices and allocated, without any values.
+"""The compute buffers that ggml reserves: assigns a graph's tensors to devices and allocates them, without values.
 
 The scheduler gives every operation a device, divides the graph into runs on one device, and copies what such a run
 reads from other devices (ggml/src/ggml-backend.cpp, `ggml_backend_sched_split_graph`). The allocator then places each
@@ -36,7 +36,7 @@ LEAVES: tuple[Operation, ...] = ("input", "weight", "cache")
 
 
 class Tensor:
-    """A tensor of a graph.
+    """A tensor of a compute graph.
 
     nbytes: its size. layout: equal for tensors that may share memory; None for a view with other strides.
     base: the tensor whose memory a view or a store is in. has_offset: whether a view begins within it.
@@ -84,14 +84,14 @@ class Tensor:
 
 
 class Graph:
-    """Operations in the order in which they run."""
+    """A compute graph: operations in the order in which they run."""
 
     def __init__(self) -> None:
         self.nodes: list[Tensor] = []
         self._visited: set[int] = set()
 
     def expand(self, *results: Tensor) -> None:
-        """Adds operations with all that they need, sources first (`ggml_build_forward_expand`)."""
+        """Adds operations and the operations they read, sources first (`ggml_build_forward_expand`)."""
         for result in results:
             if id(result) in self._visited or result.operation in LEAVES:
                 continue
@@ -111,42 +111,42 @@ class Graph:
 
 
 def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -> dict[str, int]:
-    """Computes the compute buffer of each device in bytes. A graph is allocated once.
+    """Returns device → bytes of its compute buffer. A graph can be allocated only once.
 
     devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
     """
-    _place(graph.nodes, [*devices, HOST])
-    ordered, copies = _with_copies(graph.nodes)
-    return _allocate(ordered, copies, pipeline)
+    _assign_devices(graph.nodes, [*devices, HOST])
+    ordered, copies = _split_by_device(graph.nodes)
+    return _allocate_tensors(ordered, copies, pipeline)
 
 
-def _place(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
-    """Gives every tensor its device (passes 1 to 4 of the scheduler)."""
+def _assign_devices(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
+    """Assigns a device to every tensor (passes 1 to 4 of the scheduler)."""
     for node in nodes:
         node.place = _fixed_device(node, devices)
     operations = [node for node in nodes if node.operation != "view"]
-    for only_gpus, order in (
+    for only_gpus, ordered_operations in (
         (True, operations),
         (True, operations[::-1]),
         (False, operations),
         (False, operations[::-1]),
     ):
-        current: str | None = None
-        for node in order:
+        current_device: str | None = None
+        for node in ordered_operations:
             if node.place is not None:
-                current = None if only_gpus and node.place == HOST else node.place
-            elif current is not None:
-                node.place = current
+                current_device = None if only_gpus and node.place == HOST else node.place
+            elif current_device is not None:
+                node.place = current_device
     for node in nodes:
         if node.place is None:  # a view
-            node.place = _home(node, devices[0])
+            node.place = _default_device(node, devices[0])
         for source in node.sources:
             if source.place is None:
-                source.place = _home(source, node.place)
+                source.place = _default_device(source, node.place)
 
 
-def _home(tensor: Tensor, default: str) -> str:
-    """The device of a tensor that no operation is assigned to: its own, that of what it views, the host for inputs."""
+def _default_device(tensor: Tensor, default: str) -> str:
+    """Returns the device of a tensor without an assigned device: its own, its base tensor's, or the host."""
     owner = tensor.base or tensor
     if owner.is_external:
         return owner.device or default
@@ -156,7 +156,7 @@ def _home(tensor: Tensor, default: str) -> str:
 
 
 def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:
-    """The device that an operation is fixed to: that of its cache or weight; the first GPU where it may move."""
+    """Returns the device of an operation's cache or weight, or the first GPU where the operation may move."""
     if node.device is not None:
         return node.device
     if node.base is not None and node.base.is_external:
@@ -174,19 +174,19 @@ _Ordered: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """Operations in their order. With a second tensor: the copy of a source, which is made there."""
 
 
-def _with_copies(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
-    """Divides the graph into runs on one device, and adds the copies that a run reads at its start (pass 5)."""
+def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
+    """Divides the graph into splits on one device, and adds the copies that a split reads at its start (pass 5)."""
     copies: dict[tuple[int, str | None], Tensor] = {}
-    ordered: _Ordered = []
+    operations_with_copies: _Ordered = []
     start = inputs = 0
-    current: str | None = None
+    current_device: str | None = None
     for node in nodes:
         if node.operation == "view":
-            ordered.append((node, None))
+            operations_with_copies.append((node, None))
             continue
         device = node.place
-        if device != current or (inputs and _reads_weight_elsewhere(node, current)):
-            start, inputs, current = len(ordered), 0, device
+        if device != current_device or (inputs and _reads_weight_elsewhere(node, current_device)):
+            start, inputs, current_device = len(operations_with_copies), 0, device
         for i, source in enumerate(node.sources):
             if source.place == device or (device == HOST and source.operation == "input"):
                 continue
@@ -195,12 +195,12 @@ def _with_copies(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
                 copy = Tensor(source.nbytes, layout=source.layout)
                 copy.place = device
                 copies[key] = copy
-                ordered.insert(start, (source, copy))
+                operations_with_copies.insert(start, (source, copy))
                 start += 1
                 inputs += 1
             node.sources[i] = copies[key]
-        ordered.append((node, None))
-    return ordered, list(copies.values())
+        operations_with_copies.append((node, None))
+    return operations_with_copies, list(copies.values())
 
 
 def _reads_weight_elsewhere(node: Tensor, device: str | None) -> bool:
@@ -208,48 +208,48 @@ def _reads_weight_elsewhere(node: Tensor, device: str | None) -> bool:
 
 
 class _Buffer:
-    """The buffer of a device: its free blocks, and how far it was ever used."""
+    """The compute buffer of a device: its free blocks, and its largest size in use."""
 
     def __init__(self) -> None:
         self.free: list[tuple[int, int]] = [(0, 2**62)]
         self.size = 0
 
     def allocate(self, nbytes: int) -> int:
-        """Takes the best-fitting free block, the last one only if no other is large enough. Returns its offset."""
-        best = len(self.free) - 1
-        least = -1
+        """Allocates the best-fitting free block, the last one only if no other is large enough; returns its offset."""
+        best_block = len(self.free) - 1
+        least_bytes = -1
         for i, (_, block_bytes) in enumerate(self.free[:-1]):
-            if block_bytes >= nbytes and (least < 0 or block_bytes <= least):
-                best, least = i, block_bytes
-        offset, block_bytes = self.free[best]
+            if block_bytes >= nbytes and (least_bytes < 0 or block_bytes <= least_bytes):
+                best_block, least_bytes = i, block_bytes
+        offset, block_bytes = self.free[best_block]
         if block_bytes == nbytes:
-            del self.free[best]
+            del self.free[best_block]
         else:
-            self.free[best] = (offset + nbytes, block_bytes - nbytes)
+            self.free[best_block] = (offset + nbytes, block_bytes - nbytes)
         self.size = max(self.size, offset + nbytes)
         return offset
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Returns a block, merged with free ones beside it."""
+        """Frees a block, and merges it with adjacent free blocks."""
         if not nbytes:
             return
-        free = self.free
-        place = bisect_right(free, (offset, 0))
-        if place < len(free) and offset + nbytes == free[place][0]:
-            nbytes += free.pop(place)[1]
-        if place and sum(free[place - 1]) == offset:
-            place -= 1
-            offset, before = free.pop(place)
-            nbytes += before
-        free.insert(place, (offset, nbytes))
+        free_blocks = self.free
+        block_index = bisect_right(free_blocks, (offset, 0))
+        if block_index < len(free_blocks) and offset + nbytes == free_blocks[block_index][0]:
+            nbytes += free_blocks.pop(block_index)[1]
+        if block_index and sum(free_blocks[block_index - 1]) == offset:
+            block_index -= 1
+            offset, previous_bytes = free_blocks.pop(block_index)
+            nbytes += previous_bytes
+        free_blocks.insert(block_index, (offset, nbytes))
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> dict[str, int]:
-    """Allocates all tensors in their order, and returns how far the buffer of each device is used."""
+def _allocate_tensors(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> dict[str, int]:
+    """Allocates all tensors in their order, and returns device → bytes used of its buffer."""
     buffers = defaultdict[str, _Buffer](_Buffer)
     operations: list[tuple[Tensor, Sequence[Tensor]]] = []
     inputs: dict[int, Tensor] = {}
@@ -264,19 +264,19 @@ def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> di
         for tensor in (*inputs.values(), *copies):
             tensor.stays = True
             for _ in range(PIPELINE_COPIES - 1):
-                buffers[str(tensor.place)].allocate(_aligned(tensor.nbytes))
+                buffers[str(tensor.place)].allocate(_align(tensor.nbytes))
             _allocate_tensor(tensor, buffers)
-    for _, read in operations:
-        for source in read:
+    for _, sources in operations:
+        for source in sources:
             source.children += 1
     for tensor in inputs.values():
         _allocate_tensor(tensor, buffers)
-    for node, read in operations:
-        for source in read:
+    for node, sources in operations:
+        for source in sources:
             _allocate_tensor(source, buffers)
-        if node not in read:
+        if node not in sources:
             _allocate_tensor(node, buffers)
-        for source in read:
+        for source in sources:
             source.children -= 1
             if source.children or source.views:
                 continue
@@ -287,28 +287,28 @@ def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> di
                 if owner.views or owner.children:
                     continue
             if owner.is_allocated and not owner.stays:
-                buffers[str(owner.place)].release(owner.offset, _aligned(owner.nbytes))
+                buffers[str(owner.place)].release(owner.offset, _align(owner.nbytes))
                 owner.is_allocated = False
     return {device: buffer.size for device, buffer in buffers.items()}
 
 
 def _allocate_tensor(tensor: Tensor, buffers: Mapping[str, _Buffer]) -> None:
-    """Gives a tensor memory, where it is not external, a view, or allocated: that of a source, or a free block."""
+    """Allocates a tensor that is not external, a view or allocated, in place of a source or in a free block."""
     if tensor.is_allocated or tensor.is_external or tensor.base is not None:
         return
     tensor.is_allocated = True
     if tensor.operation == "inplace":
         for parent in tensor.sources:
-            if _gives_memory(parent, tensor):
+            if _can_reuse_memory(parent, tensor):
                 owner = parent.base or parent
                 tensor.offset = owner.offset
                 parent.is_allocated = owner.is_allocated = False
                 return
-    tensor.offset = buffers[str(tensor.place)].allocate(_aligned(tensor.nbytes))
+    tensor.offset = buffers[str(tensor.place)].allocate(_align(tensor.nbytes))
 
 
-def _gives_memory(parent: Tensor, tensor: Tensor) -> bool:
-    """Whether an operation in place takes the memory of a source: where no other operation reads it."""
+def _can_reuse_memory(parent: Tensor, tensor: Tensor) -> bool:
+    """Whether an operation can reuse the memory of a source in place: no other operation reads the source."""
     owner = parent.base or parent
     if (
         parent.is_external

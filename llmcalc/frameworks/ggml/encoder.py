@@ -1,4 +1,4 @@
-"""The encoder of images and audio of llama-server (`--mmproj`): a file of its own, whose tensors one device holds.
+"""The image and audio encoder of llama-server (`--mmproj`), a separate file whose tensors are on one device.
 
 Source: tools/mtmd/clip.cpp (`load_tensors`): all tensors are on the first GPU, on that of --mmproj-device, or on the
 host (`--no-mmproj-offload`, or without a GPU). Types: those of the file, else those that conversion chooses
@@ -20,7 +20,7 @@ from .compute_graph import HOST
 
 
 def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
-    """Returns the bytes of the encoder's tensors; 0 without one.
+    """Returns the bytes of the encoder's tensors; 0 without an encoder.
 
     Raises `InputError` for a file that cannot be read and for a model whose description has no encoder.
     """
@@ -40,13 +40,13 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
 
 
 def encoder_device(flags: Mapping[str, Any], devices: Sequence[str]) -> str:
-    """Returns the device of the encoder. Raises `InputError` for one that the server does not have."""
-    chosen = flags.get("mmproj_device")
-    if not devices or flags.get("mmproj_offload") is False or chosen == "none":
+    """Returns the device of the encoder. Raises `InputError` for a device that the server does not have."""
+    chosen_device = flags.get("mmproj_device")
+    if not devices or flags.get("mmproj_offload") is False or chosen_device == "none":
         return HOST
-    if chosen is None:
+    if chosen_device is None:
         return devices[0]
-    known = {device.upper(): device for device in devices}
-    if str(chosen).strip().upper() not in known:
-        raise InputError(f"--mmproj-device {shown(chosen)}: expected one of none, {', '.join(devices)}")
-    return known[str(chosen).strip().upper()]
+    devices_by_name = {device.upper(): device for device in devices}
+    if str(chosen_device).strip().upper() not in devices_by_name:
+        raise InputError(f"--mmproj-device {shown(chosen_device)}: expected one of none, {', '.join(devices)}")
+    return devices_by_name[str(chosen_device).strip().upper()]

@@ -1,4 +1,4 @@
-"""The record of an engine whose servers follow ggml's rules, from what differs between them."""
+"""Creates the registry record of an engine that is based on ggml."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ggml_engine(
     shown_defaults: tuple[str, ...] = (),
 ) -> Engine:
     """Returns the record. package: the engine's folder, which has its flags and its functions. The others: as of
-    `Engine`.
+    Returns the registry record of an engine. package: the engine's folder. Other parameters as in `Engine`.
     """
     return Engine(
         name=name,

@@ -1,4 +1,4 @@
-"""What --fit changes until a margin is left on every GPU: the context, then experts, then layers.
+"""Simulates llama.cpp's --fit, which reduces context, experts and layers until every GPU has a free margin.
 
 Source: common/fit.cpp, `common_params_fit_impl`. It searches with the method of false position; as memory grows with
 the layers, a search by halves finds the same number.
@@ -21,7 +21,7 @@ PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up
 
 
 class Fitted(NamedTuple):
-    """A server after --fit: with its context, its placement, its buffers, and what was changed, in words."""
+    """A server after --fit: its context, placement and buffers, and notes on the changes."""
 
     server: GgmlServer
     placement: Placement
@@ -31,7 +31,7 @@ class Fitted(NamedTuple):
 
 @dataclass(frozen=True)
 class _Share:
-    """The layers of one GPU. layers: all. hosted: those of them with experts on the host, which come last.
+    """The layers of one GPU. layers: their number. hosted: number of layers with experts on the host, which come last.
 
     overflow: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
     """
@@ -42,17 +42,17 @@ class _Share:
 
 
 def fit(server: GgmlServer) -> Fitted:
-    """Changes what the user did not set, until each GPU has its margin left. Without --fit, changes nothing."""
+    """Returns the server with flags that --fit changes until each GPU has its free margin. Without --fit, unchanged."""
     placement = server.placement
-    fitted = Fitted(server, placement, server.buffers(placement))
+    fitted_server = Fitted(server, placement, server.buffers(placement))
     if not server.fits or not server.devices:
-        return fitted
+        return fitted_server
     targets = [server.free - margin for margin in margins(server)]
-    if _holds(fitted, targets):
-        return fitted
-    fitted = _with_less_context(fitted, targets)
-    if fitted.notes and len(server.devices) == 1 and _holds(fitted, targets):
-        return fitted
+    if _keeps_margins(fitted_server, targets):
+        return fitted_server
+    fitted_server = _with_less_context(fitted_server, targets)
+    if fitted_server.notes and len(server.devices) == 1 and _keeps_margins(fitted_server, targets):
+        return fitted_server
     fixed = [
         name
         for name in ("override_tensor", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "tensor_split")
@@ -61,61 +61,63 @@ def fit(server: GgmlServer) -> Fitted:
     if server.asks_for_layers or fixed:
         flag = "n_gpu_layers" if server.asks_for_layers else fixed[0]
         note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"
-        return fitted._replace(notes=(*fitted.notes, note))
-    return _Fit(fitted, targets).layers()
+        return fitted_server._replace(notes=(*fitted_server.notes, note))
+    return _Fit(fitted_server, targets).place_layers()
 
 
 def margins(server: GgmlServer) -> list[int]:
-    """The bytes that stay free on each GPU (--fit-target, in MiB)."""
+    """Returns the bytes that stay free on each GPU (--fit-target, in MiB)."""
     text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
-    parts = text.split(",")
-    if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in parts):
+    mib_texts = text.split(",")
+    if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in mib_texts):
         raise InputError(f"--fit-target {text[:40]}: expected MiB, with commas for several GPUs")
-    mib = [int(number_text) for number_text in parts]
+    mib = [int(number_text) for number_text in mib_texts]
     number = len(server.devices)
     return [size * MIB for size in (mib * number if len(mib) == 1 else [*mib, *[mib[-1]] * number])[:number]]
 
 
-def _holds(fitted: Fitted, targets: list[int]) -> bool:
+def _keeps_margins(fitted: Fitted, targets: list[int]) -> bool:
     totals = [fitted.buffers.total(device) for device in fitted.server.devices]
-    return all(total <= target for total, target in zip(totals, targets, strict=True))
+    return all(used_bytes <= target for used_bytes, target in zip(totals, targets, strict=True))
 
 
-def _used(fitted: Fitted) -> int:
+def _used_bytes(fitted: Fitted) -> int:
     return sum(fitted.buffers.total(device) for device in fitted.server.devices)
 
 
 def _with_less_context(fitted: Fitted, targets: list[int]) -> Fitted:
-    """Reduces a context that the user did not set, to no less than --fit-ctx."""
+    """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
     server = fitted.server
-    longest, used = server.context, _used(fitted)
-    least = int(server.flags.get("fit_ctx", server.record.fit_ctx)) * server.streams
-    if used <= sum(targets) or not server.has_automatic_context or longest <= least:
+    longest_context, used = server.context, _used_bytes(fitted)
+    least_context = int(server.flags.get("fit_ctx", server.record.fit_ctx)) * server.streams
+    if used <= sum(targets) or not server.has_automatic_context or longest_context <= least_context:
         return fitted
-    goal, number = sum(targets), len(server.devices)
+    target_bytes, number = sum(targets), len(server.devices)
     if number > 1:
         layer_bytes = sum(fitted.buffers.model[device] for device in server.devices) // max(
             1, min(server.layers_on_gpus, len(server.model.layers))
         )
-        goal -= (number + 1) * layer_bytes // (6 if any(layer.experts for layer in server.model.layers) else 2)
-    shortest = _with_context(server, least)
-    smallest = _used(shortest)
-    if goal <= smallest:
-        return shortest
-    context = least + (longest - least) * (goal - smallest) // (used - smallest)
+        target_bytes -= (number + 1) * layer_bytes // (6 if any(layer.experts for layer in server.model.layers) else 2)
+    shortest_server = _with_context(server, least_context)
+    smallest_bytes = _used_bytes(shortest_server)
+    if target_bytes <= smallest_bytes:
+        return shortest_server
+    context = least_context + (longest_context - least_context) * (target_bytes - smallest_bytes) // (
+        used - smallest_bytes
+    )
     step = 256 * server.streams
-    return _with_context(server, max(context - context % step, least))
+    return _with_context(server, max(context - context % step, least_context))
 
 
 def _with_context(server: GgmlServer, context: int) -> Fitted:
-    changed = server.with_flags(ctx_size=context)
+    changed_server = server.with_flags(ctx_size=context)
     note = f"--fit reduces --ctx-size from {server.context:,} to {context:,}"
-    return Fitted(changed, server.placement, changed.buffers(server.placement), (note,))
+    return Fitted(changed_server, server.placement, changed_server.buffers(server.placement), (note,))
 
 
 @dataclass
 class _Fit:
-    """The search for the layers of each GPU. fitted: the server with its context. targets: bytes to use at most."""
+    """The search for each GPU's layers. fitted: the server with its context. targets: most bytes to use per GPU."""
 
     fitted: Fitted
     targets: list[int]
@@ -124,120 +126,120 @@ class _Fit:
     def server(self) -> GgmlServer:
         return self.fitted.server
 
-    def place(self, shares: list[_Share]) -> Placement:
-        """The placement of layers: the last ones on GPUs, in the order of the GPUs."""
+    def placement_of(self, shares: list[_Share]) -> Placement:
+        """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
         number, on_gpus = len(self.server.model.layers), sum(share.layers for share in shares)
-        split = tuple(float(share.layers) for share in shares) if on_gpus else self.server.split
-        layers = Layers(number, self.server.devices, on_gpus, split, True)
-        hosted: set[int] = set()
-        partial: list[tuple[int, tuple[str, ...], str]] = []
+        layers_by_gpu = tuple(float(share.layers) for share in shares) if on_gpus else self.server.split
+        layers = Layers(number, self.server.devices, on_gpus, layers_by_gpu, True)
+        hosted_layers: set[int] = set()
+        partial_layers: list[tuple[int, tuple[str, ...], str]] = []
         layer = number + 1 - on_gpus
         for i, share in enumerate(shares):
             layer += share.layers - share.hosted
             for j in range(layer, layer + share.hosted):
                 if j == layer and share.overflow:
-                    following = self.server.devices[i + 1] if i + 1 < len(shares) else HOST
-                    partial.append((j, share.overflow, following))
+                    next_device = self.server.devices[i + 1] if i + 1 < len(shares) else HOST
+                    partial_layers.append((j, share.overflow, next_device))
                 else:
-                    hosted.add(j)
+                    hosted_layers.add(j)
             layer += share.hosted
-        return Placement(layers, (), frozenset(hosted), tuple(partial))
+        return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
-    def buffers(self, shares: list[_Share]) -> Buffers:
-        placement = self.place(shares)
+    def buffers_of(self, shares: list[_Share]) -> Buffers:
+        placement = self.placement_of(shares)
         on_gpus = sum(share.layers for share in shares)
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
-    def holds(self, shares: list[_Share], *numbers: int) -> bool:
-        """Whether GPUs of these numbers keep their margin."""
-        buffers = self.buffers(shares)
+    def keeps_margins(self, shares: list[_Share], *numbers: int) -> bool:
+        """Whether all GPUs keep their free margin with these layers."""
+        buffers = self.buffers_of(shares)
         return all(buffers.total(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(shares))
 
-    def layers(self) -> Fitted:
-        """Fills the GPUs from the last to the first with layers without experts, then from the first with experts."""
+    def place_layers(self) -> Fitted:
+        """Returns the server with layers placed: without experts from the last GPU on, then with experts."""
         number = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
         shares = [_Share()] * len(self.server.devices)
         for i in reversed(range(len(shares))):
             unplaced = number + 1 - sum(share.layers for share in shares)
-            shares = self._filled(shares, i, unplaced, has_experts)
+            shares = self._with_most_layers(shares, i, unplaced, has_experts)
         if has_experts and sum(share.layers for share in shares) == number + 1:
             shares = self._with_experts(shares)
         on_gpus = sum(share.layers for share in shares)
-        placement = self.place(shares)
+        placement = self.placement_of(shares)
         server = self.server.with_flags(n_gpu_layers=on_gpus)
         note = f"--fit places {on_gpus} of {number + 1} layers on GPUs (with the output)"
-        hosted = len(placement.host_experts) + len(placement.partial)
-        note += f", the experts of {hosted} of them on the host" if hosted else ""
+        hosted_layers = len(placement.host_experts) + len(placement.partial)
+        note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
         return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
 
-    def _filled(self, shares: list[_Share], i: int, most: int, has_experts: bool) -> list[_Share]:
-        """Gives a GPU as many layers as it holds, without their experts; the output has none."""
+    def _with_most_layers(self, shares: list[_Share], i: int, most_layers: int, has_experts: bool) -> list[_Share]:
+        """Returns the shares with as many layers, without their experts, as fit on GPU `i`."""
 
         def with_layers(layers: int) -> list[_Share]:
-            hosted = max(layers - (i == len(shares) - 1), 0) if has_experts else 0
-            return [*shares[:i], _Share(layers, hosted), *shares[i + 1 :]]
+            hosted_layers = max(layers - (i == len(shares) - 1), 0) if has_experts else 0
+            return [*shares[:i], _Share(layers, hosted_layers), *shares[i + 1 :]]
 
-        return with_layers(_largest(most, lambda n: self.holds(with_layers(n), i)))
+        return with_layers(_largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
 
     def _with_experts(self, shares: list[_Share]) -> list[_Share]:
-        """Gives experts back to GPUs, the first GPU first, and parts of one more layer."""
+        """Returns the shares with experts moved to GPUs, the first GPU first, and a part of one more layer."""
         for i in range(len(shares)):
-            most = sum(share.hosted for share in shares)
-            if not most:
+            hosted_layers = sum(share.hosted for share in shares)
+            if not hosted_layers:
                 break
-            shares = _converted(shares, i, self._most_moved(shares, i, most))
+            shares = _with_moved_layers(shares, i, self._most_movable_layers(shares, i, hosted_layers))
             if sum(share.hosted for share in shares) and not shares[i].overflow:
-                shares = self._with_part(shares, i)
+                shares = self._with_partial_layer(shares, i)
         return shares
 
-    def _most_moved(self, shares: list[_Share], i: int, most: int) -> int:
-        return _largest(most, lambda n: self.holds(_converted(shares, i, n), i))
+    def _most_movable_layers(self, shares: list[_Share], i: int, most_layers: int) -> int:
+        return _largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(shares, i, n), i))
 
-    def _with_part(self, shares: list[_Share], i: int) -> list[_Share]:
-        """Puts parts of the next layer's experts on a GPU, as many as it holds."""
+    def _with_partial_layer(self, shares: list[_Share], i: int) -> list[_Share]:
+        """Returns the shares with as many parts of the next layer's experts as fit on GPU `i`."""
         source = next((j for j, share in enumerate(shares) if share.hosted), None)
         if source is None or source < i:
             return shares
-        chosen = shares
-        for parts in ("up", "gate"):
-            trial = _with_overflow(shares, source, i, PARTS[parts])
-            if not self.holds(trial, i, i + 1):
+        changed_shares = shares
+        for expert_parts in ("up", "gate"):
+            trial_shares = _with_overflow(shares, source, i, PARTS[expert_parts])
+            if not self.keeps_margins(trial_shares, i, i + 1):
                 break
-            chosen = trial
-        if chosen is shares:
-            trial = _with_overflow(shares, source, i, PARTS["attention"])
-            chosen = trial if source > i and self.holds(trial, i, i + 1) else shares
-        return chosen
+            changed_shares = trial_shares
+        if changed_shares is shares:
+            trial_shares = _with_overflow(shares, source, i, PARTS["attention"])
+            changed_shares = trial_shares if source > i and self.keeps_margins(trial_shares, i, i + 1) else shares
+        return changed_shares
 
 
-def _converted(shares: list[_Share], i: int, number: int) -> list[_Share]:
-    """Takes layers with hosted experts from the GPUs, first to last, and gives them to a GPU with their experts."""
-    changed = list(shares)
-    left = number
-    for j, share in enumerate(changed):
-        taken = min(left, share.hosted)
-        changed[j] = replace(share, layers=share.layers - taken, hosted=share.hosted - taken)
-        left -= taken
-    changed[i] = replace(changed[i], layers=changed[i].layers + number)
-    return changed
+def _with_moved_layers(shares: list[_Share], i: int, number: int) -> list[_Share]:
+    """Returns the shares with layers moved to GPU `i` together with their hosted experts, from the first GPU on."""
+    result = list(shares)
+    layers_left = number
+    for j, share in enumerate(result):
+        taken_layers = min(layers_left, share.hosted)
+        result[j] = replace(share, layers=share.layers - taken_layers, hosted=share.hosted - taken_layers)
+        layers_left -= taken_layers
+    result[i] = replace(result[i], layers=result[i].layers + number)
+    return result
 
 
 def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[str, ...]) -> list[_Share]:
-    """Moves one layer to a GPU, where only a part of its experts is not."""
-    changed = list(shares)
+    """Returns the shares with one layer moved to a GPU, except the parts of its experts in `overflow`."""
+    result = list(shares)
     if source != i:
-        changed[source] = replace(changed[source], layers=changed[source].layers - 1, hosted=changed[source].hosted - 1)
-        changed[i] = replace(changed[i], layers=changed[i].layers + 1, hosted=changed[i].hosted + 1)
-    changed[i] = replace(changed[i], overflow=overflow)
-    return changed
+        result[source] = replace(result[source], layers=result[source].layers - 1, hosted=result[source].hosted - 1)
+        result[i] = replace(result[i], layers=result[i].layers + 1, hosted=result[i].hosted + 1)
+    result[i] = replace(result[i], overflow=overflow)
+    return result
 
 
-def _largest(most: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `most` that holds, where smaller ones hold too; 0 if none does."""
-    if holds(most):
-        return most
-    low, high = 0, most
+def _largest_number(limit: int, holds: Callable[[int], bool]) -> int:
+    """Returns the largest number up to `limit` for which `holds`, a monotone condition, is true; 0 if none is."""
+    if holds(limit):
+        return limit
+    low, high = 0, limit
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)

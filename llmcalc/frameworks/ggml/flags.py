@@ -1,4 +1,4 @@
-"""The flags that llama-server and its fork share (common/arg.cpp): those that change memory, and those refused."""
+"""The flags that llama-server and its fork share (common/arg.cpp): flags that change memory, and refused flags."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ IDLE = (
 
 
 def cache_types(*more: str) -> tuple[Flag, Flag]:
-    """Returns the flags of the cache's types. more: types that only one engine has."""
+    """Returns the flags of the number formats of cached keys and values. more: formats that only one engine has."""
     words = (*CACHE_TYPES, *more)
     return Flag(("--cache-type-k", "-ctk"), "word", words), Flag(("--cache-type-v", "-ctv"), "word", words)

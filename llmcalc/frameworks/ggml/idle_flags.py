@@ -1,4 +1,4 @@
-"""The flags of llama-server and of its fork that change no memory of the server's buffers.
+"""The flags of llama-server and of its fork that do not change the server's memory.
 
 Source: common/arg.cpp of llama.cpp, common/common.cpp of ik_llama.cpp. One line a flag, with all its spellings.
 """

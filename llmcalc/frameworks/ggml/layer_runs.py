@@ -1,4 +1,4 @@
-"""Which layers' graphs are laid out: where a pattern of layers repeats, its first repeats and the last.
+"""Selects the layers whose graphs are built: of a repeating pattern of layers, the first repeats and the last.
 
 From its second repeat on, a pattern allocates and frees the same bytes, but its results may alternate between two free
 blocks; so an even number of repeats is left out.
@@ -16,25 +16,27 @@ FIRST_REPEATS, LAST_REPEATS = 3, 2
 
 
 def laid_out_layers(keys: Sequence[Hashable]) -> list[int]:
-    """Returns the indices of the layers whose graphs are laid out. keys: equal for layers with equal graphs."""
-    chosen: list[int] = []
+    """Returns the indices of the layers whose graphs are built. keys: equal for layers with equal graphs."""
+    layer_indices: list[int] = []
     start = 0
     while start < len(keys):
-        dropped, pattern = max((_dropped(keys, start, pattern), -pattern) for pattern in range(1, LONGEST_PATTERN + 1))
-        if not dropped:
-            chosen.append(start)
+        dropped_count, pattern = max(
+            (_droppable_layers(keys, start, pattern), -pattern) for pattern in range(1, LONGEST_PATTERN + 1)
+        )
+        if not dropped_count:
+            layer_indices.append(start)
             start += 1
             continue
-        first = start + FIRST_REPEATS * -pattern
-        chosen += range(start, first)
-        start = first + dropped
-        chosen += range(start, start + LAST_REPEATS * -pattern)
+        last_first_repeat = start + FIRST_REPEATS * -pattern
+        layer_indices += range(start, last_first_repeat)
+        start = last_first_repeat + dropped_count
+        layer_indices += range(start, start + LAST_REPEATS * -pattern)
         start += LAST_REPEATS * -pattern
-    return chosen
+    return layer_indices
 
 
-def _dropped(keys: Sequence[Hashable], start: int, pattern: int) -> int:
-    """The layers that are left out where a pattern of so many layers begins at a layer: a multiple of the pattern."""
+def _droppable_layers(keys: Sequence[Hashable], start: int, pattern: int) -> int:
+    """Returns the number of layers to leave out, a multiple of `pattern`, where the pattern repeats from `start` on."""
     end = start + pattern
     while end < len(keys) and keys[end] == keys[end - pattern]:
         end += 1

@@ -1,4 +1,4 @@
-"""A model as llama.cpp loads it: its tensors by their GGUF names, and the sizes of its layers.
+"""A model as llama.cpp loads it: its tensors with GGUF names and bytes, and the sizes of its layers.
 
 Names: gguf-py/gguf/tensor_mapping.py. Types: those of a GGUF file's header, else those that llama-quantize chooses.
 """
@@ -101,7 +101,7 @@ class GgufTensor(NamedTuple):
 
 
 class Latent(NamedTuple):
-    """The sizes of latent attention. query_rank: 0 where the query is not compressed."""
+    """The sizes of latent attention (MLA). query_rank: 0 where the query is not compressed."""
 
     rank: int
     rope: int
@@ -112,7 +112,7 @@ class Latent(NamedTuple):
 
 @dataclass
 class LayerShape:
-    """The sizes of a layer.
+    """The sizes of a layer that determine its graph and its cache.
 
     heads: query heads. key_width, value_width: cached elements of a token, over all heads. window: tokens that it
     attends to; None for all. latent: the sizes of latent attention.
@@ -138,14 +138,14 @@ class LayerShape:
 
 @dataclass(frozen=True, eq=False)
 class GgufModel:
-    """A model as llama.cpp loads it. quantize: a scheme of llmcalc; None for the file's or the published one."""
+    """A model as llama.cpp loads it. quantize: llmcalc's scheme; None for the file's or the published format."""
 
     preset: Preset
     quantize: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for schemes that no GGUF file has."""
-        if self.quantize is not None and self._mix is None:
+        """Raises `InputError` for quantization schemes that no GGUF file has."""
+        if self.quantize is not None and self._gguf_mix is None:
             raise InputError(
                 f"--quantize {self.quantize}: is not a format of GGUF; expected one such as q4_k_m or q8_0"
             )
@@ -160,23 +160,23 @@ class GgufModel:
 
     @property
     def trained_context(self) -> int:
-        """The context length that the model was trained for; 0 if it states none."""
+        """The context length in tokens that the model was trained for; 0 if it states none."""
         return int(longest_sequence(self.preset.model) or 0)
 
     @cached_property
     def file(self) -> Path | None:
-        """The GGUF file that is the TARGET; None for any other."""
+        """The GGUF file that the user named as the model; None for other models."""
         path = Path(self.preset.target.partition("?")[0])
         return path if path.suffix == ".gguf" else None
 
     @property
-    def _mix(self) -> GGUFMix | None:
+    def _gguf_mix(self) -> GGUFMix | None:
         scheme = None if self.quantize is None else scheme_named(self.quantize)
         return scheme if isinstance(scheme, GGUFMix) else None
 
     @property
     def scheme(self) -> str:
-        """The number format of the weights, in words."""
+        """The name of the weights' number format."""
         if self.quantize is not None:
             return self.quantize
         if self.file is not None:
@@ -185,28 +185,28 @@ class GgufModel:
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
-        """The layers, first to last."""
+        """The sizes of each layer, from the first to the last."""
         by_index: dict[int, LayerShape] = {}
-        for place in _layer_places(self.preset.model.tree().place()):
-            shape = _shape(place)
-            for i in place.node.indices or ():
+        for tree_node in _layer_places(self.preset.model.tree().place()):
+            shape = _layer_shape(tree_node)
+            for i in tree_node.node.indices or ():
                 by_index[i] = shape
         return tuple(by_index[i] for i in sorted(by_index))
 
     @cached_property
     def stored(self) -> tuple[GgufTensor, ...]:
-        """The tensors of the file."""
+        """The tensors of the GGUF file."""
         if self.file is None or self.quantize is not None:
-            return tuple(self._chosen())
+            return tuple(self._chosen_tensors())
         return tuple(
             GgufTensor(tensor.name, tensor.nbytes, _layer_of(tensor.name))
-            for path in _shards(self.file)
+            for path in _file_shards(self.file)
             for tensor in read_checkpoint(path).tensors
         )
 
     @cached_property
     def tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors as they are loaded. A tied output is loaded a second time, with the output layer.
+        """The tensors that llama.cpp loads. A tied output is loaded a second time, with the output layer.
 
         Modules of multi-token prediction, which files have as further layers, are left in the file.
         """
@@ -218,16 +218,16 @@ class GgufModel:
 
     @cached_property
     def modules(self) -> tuple[LayerShape, ...]:
-        """The modules of multi-token prediction, which are layers after the last one; empty without them."""
+        """The sizes of the multi-token-prediction modules, which are further layers of the file; empty without them."""
         shapes: list[LayerShape] = []
-        for place in self.preset.model.tree().place().children():
-            if place.node.optional == MTP.name and place.node.indices:
-                shapes += [_shape(place)] * len(place.node.indices)
+        for tree_node in self.preset.model.tree().place().children():
+            if tree_node.node.optional == MTP.name and tree_node.node.indices:
+                shapes += [_layer_shape(tree_node)] * len(tree_node.node.indices)
         return tuple(shapes)
 
     @cached_property
     def module_tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors of the modules of multi-token prediction, with the types of further layers."""
+        """The tensors of the multi-token-prediction modules, with the number formats of further layers."""
         number = len(self.layers)
         if self.file is not None and self.quantize is None:
             return tuple(tensor for tensor in self.stored if tensor.layer is not None and tensor.layer >= number)
@@ -237,35 +237,37 @@ class GgufModel:
             for site in every_site
             if site.optional == MTP.name
         ]
-        sizes = self._sizes([*sites(self.preset.model.tree()), *modules])[-len(modules) :]
+        sizes = self._weight_sizes([*sites(self.preset.model.tree()), *modules])[-len(modules) :]
         return tuple(GgufTensor(_gguf_name(site), nbytes, site.layer) for site, nbytes in sizes)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the tensors in the file."""
+        """The bytes of all tensors in the GGUF file."""
         return sum(tensor.nbytes for tensor in self.stored)
 
-    def _chosen(self) -> Iterator[GgufTensor]:
-        """Yields the tensors with the types that llama-quantize chooses, or in the published format."""
-        for site, nbytes in self._sizes(list(sites(self.preset.model.tree()))):
+    def _chosen_tensors(self) -> Iterator[GgufTensor]:
+        """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
+        for site, nbytes in self._weight_sizes(list(sites(self.preset.model.tree()))):
             yield GgufTensor(_gguf_name(site), nbytes, site.layer)
 
-    def _sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:
-        """Each tensor with its bytes."""
+    def _weight_sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:
+        """Returns each weight with its bytes."""
         model = self.preset.model
-        scheme = self._mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
+        scheme = self._gguf_mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
         bits = 32 if self.preset.dtype == "float32" else 16
         if scheme is not None:
-            return [(site, int(parts.total)) for site, parts in scheme.store(model, weight_sites, "float32")]
+            return [
+                (site, int(stored_bytes.total)) for site, stored_bytes in scheme.store(model, weight_sites, "float32")
+            ]
         return [
             (site, int(site.tensor.size) * (bits if site.tensor.role in ("matrix", "table") else 32) // 8)
             for site in weight_sites
         ]
 
 
-def _layer_places(place: Place) -> Iterator[Place]:
-    """Yields the places of groups of equal layers of the decoder."""
-    for child in place.children():
+def _layer_places(tree_node: Place) -> Iterator[Place]:
+    """Yields each group of equal decoder layers, as a node of the model's tree."""
+    for child in tree_node.children():
         if child.optional:
             continue
         if child.kind == "layer" and child.node.indices is not None:
@@ -274,21 +276,21 @@ def _layer_places(place: Place) -> Iterator[Place]:
             yield from _layer_places(child)
 
 
-def _shape(layer: Place) -> LayerShape:
+def _layer_shape(layer: Place) -> LayerShape:
     """Returns the sizes of a layer from its operations."""
     shape = LayerShape()
     query_rank = 0
-    for place in layer.walk():
-        op, name = place.node.op, place.node.name
-        if place.roles & {"kept", "idle"}:
+    for tree_node in layer.walk():
+        op, name = tree_node.node.op, tree_node.node.name
+        if tree_node.roles & {"kept", "idle"}:
             continue
         if isinstance(op, AttentionCore):
             shape.heads, shape.head_dim = int(op.heads), int(op.qk_dim)
             shape.window = None if op.window is None else int(op.window)
-            absorbed = place.node.forms.get("absorbed")
-            if isinstance(absorbed, AttentionCore):
-                rank = int(absorbed.v_dim)
-                rope = int(absorbed.qk_dim) - rank
+            absorbed_form = tree_node.node.forms.get("absorbed")
+            if isinstance(absorbed_form, AttentionCore):
+                rank = int(absorbed_form.v_dim)
+                rope = int(absorbed_form.qk_dim) - rank
                 shape.latent = Latent(rank, rope, int(op.qk_dim) - rope, int(op.v_dim), 0)
         elif isinstance(op, KVCache):
             widths = [int(heads) * int(size) for heads, size in op.vectors]
@@ -305,13 +307,15 @@ def _shape(layer: Place) -> LayerShape:
         elif isinstance(op, Linear):
             if name == "q_a_proj":
                 query_rank = int(op.n_out)
-            elif name in ("up_proj", "fc1") and place.kind == "shared_expert":
+            elif name in ("up_proj", "fc1") and tree_node.kind == "shared_expert":
                 shape.shared_width = int(op.n_out)
-            elif name in ("up_proj", "fc1") and place.kind == "feed_forward":
+            elif name in ("up_proj", "fc1") and tree_node.kind == "feed_forward":
                 shape.width = int(op.n_out)
-            shape.is_gated |= name == "gate_proj" and place.kind in ("feed_forward", "shared_expert")
+            shape.is_gated |= name == "gate_proj" and tree_node.kind in ("feed_forward", "shared_expert")
     if shape.experts:
-        shape.is_gated |= any(place.node.name == "gate_proj" and place.kind == "experts" for place in layer.walk())
+        shape.is_gated |= any(
+            tree_node.node.name == "gate_proj" and tree_node.kind == "experts" for tree_node in layer.walk()
+        )
     if shape.latent is not None:
         shape.latent = shape.latent._replace(query_rank=query_rank)
         shape.key_width, shape.value_width = shape.latent.rank + shape.latent.rope, 0
@@ -319,15 +323,15 @@ def _shape(layer: Place) -> LayerShape:
 
 
 def _gguf_name(site: WeightSite) -> str:
-    """The name that a tensor has in a GGUF file."""
+    """Returns the name of a weight in a GGUF file."""
     is_weight = site.tensor.role != "vector" or site.name.endswith("norm") or site.name == "sinks"
     end = "weight" if is_weight else "bias"
     if site.layer is None:
         return f"{NAMES.get(site.path, site.path)}.weight"
-    inside = site.path.split(".", 2)[-1]
-    parts = inside.split(".")
-    ends = [".".join(parts[i:]) for i in range(len(parts))]
-    name = next((LAYER_NAMES[part] for part in ends if part in LAYER_NAMES), parts[-1])
+    name_in_layer = site.path.split(".", 2)[-1]
+    name_parts = name_in_layer.split(".")
+    suffixes = [".".join(name_parts[i:]) for i in range(len(name_parts))]
+    name = next((LAYER_NAMES[suffix] for suffix in suffixes if suffix in LAYER_NAMES), name_parts[-1])
     return f"blk.{site.layer}.{name}.{end}"
 
 
@@ -339,7 +343,7 @@ def _layer_of(name: str) -> int | None:
 MOST_SHARDS = 1000
 
 
-def _shards(path: Path) -> list[Path]:
+def _file_shards(path: Path) -> list[Path]:
     """Returns all files of a split GGUF file (`-00001-of-00003.gguf`), or the file alone."""
     match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", path.name)
     if match is None or int(match[3]) > MOST_SHARDS:

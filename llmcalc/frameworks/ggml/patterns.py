@@ -1,4 +1,4 @@
-"""Regular expressions of `--override-tensor`, matched in time linear in the name whatever the pattern is.
+"""Compiles regular expressions of `--override-tensor`, which match in time linear in the tensor's name.
 
 A pattern is the user's text, and Python's `re` needs exponential time for some. So a pattern becomes a small automaton
 that is in all of its states at once. The syntax is ECMAScript's, as std::regex reads it, without look-ahead and
@@ -41,18 +41,18 @@ ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 
 
 @dataclass(frozen=True)
-class _Start:
-    """Where a pattern begins to match: only at the start of the name, or only at its end."""
+class _Anchor:
+    """An anchor of a regular expression: the start of the name (`^`), or its end (`$`)."""
 
     is_end: bool
 
 
-_Step: TypeAlias = Test | _Start | None
+_Step: TypeAlias = Test | _Anchor | None
 """How a state is left: by a character, at an end of the name, or freely."""
 
 
 class Pattern:
-    """A compiled pattern. Raises `InputError` for a wrong one, with the flag that it came from."""
+    """A compiled regular expression. Raises `InputError` for an invalid one, which names its flag."""
 
     def __init__(self, text: str, flag: str) -> None:
         self._text, self._flag, self._at, self._depth, self._steps = text, flag, 0, 0, 0
@@ -60,12 +60,12 @@ class Pattern:
         if len(text) > MOST_CHARACTERS:
             raise InputError(f"{flag}: a pattern of {len(text):,} characters; expected at most {MOST_CHARACTERS:,}")
         self._edges: list[list[tuple[_Step, int]]] = [[]]
-        self._end = self._alternatives(0)
+        self._end = self._parse_alternatives(0)
         if self._at < len(text):
-            raise self._error("an unmatched )")
+            raise self._pattern_error("an unmatched )")
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern occurs anywhere in a name (std::regex_search). A name is searched once."""
+        """Whether the pattern occurs anywhere in a name (std::regex_search). Results are cached."""
         if name not in self._matched:
             self._matched[name] = self._search(name[:LONGEST_NAME])
         return self._matched[name]
@@ -73,184 +73,184 @@ class Pattern:
     def _search(self, name: str) -> bool:
         states: set[int] = set()
         for i in range(len(name) + 1):
-            self._follow(0, states, i == 0, i == len(name))
+            self._add_reachable_states(0, states, i == 0, i == len(name))
             if self._end in states:
                 return True
-            following: set[int] = set()
+            next_states: set[int] = set()
             if i < len(name):
                 for state in states:
-                    for step, target in self._edges[state]:
-                        if step is not None and not isinstance(step, _Start) and step(name[i]):
-                            self._follow(target, following, False, i + 1 == len(name))
-            states = following
+                    for step, next_state in self._edges[state]:
+                        if step is not None and not isinstance(step, _Anchor) and step(name[i]):
+                            self._add_reachable_states(next_state, next_states, False, i + 1 == len(name))
+            states = next_states
         return False
 
-    def _follow(self, state: int, states: set[int], at_start: bool, at_end: bool) -> None:
-        """Adds a state, and all that are reached from it without a character."""
-        pending = [state]
-        while pending:
-            current = pending.pop()
-            if current in states:
+    def _add_reachable_states(self, state: int, states: set[int], at_start: bool, at_end: bool) -> None:
+        """Adds a state of the automaton, and all states reachable without reading a character."""
+        pending_states = [state]
+        while pending_states:
+            current_state = pending_states.pop()
+            if current_state in states:
                 continue
             self._steps += 1
             if self._steps > MOST_STEPS:
                 raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
-            states.add(current)
-            for step, target in self._edges[current]:
-                if step is None or (isinstance(step, _Start) and (at_end if step.is_end else at_start)):
-                    pending.append(target)
+            states.add(current_state)
+            for step, next_state in self._edges[current_state]:
+                if step is None or (isinstance(step, _Anchor) and (at_end if step.is_end else at_start)):
+                    pending_states.append(next_state)
 
-    def _state(self) -> int:
+    def _new_state(self) -> int:
         if len(self._edges) >= MOST_STATES:
             raise InputError(f"{self._flag} {shown(self._text)}: the pattern's repeats are too many")
         self._edges.append([])
         return len(self._edges) - 1
 
-    def _error(self, what: str) -> InputError:
+    def _pattern_error(self, what: str) -> InputError:
         return InputError(f"{self._flag} {shown(self._text)}: {what} at character {self._at + 1} of the pattern")
 
-    def _next(self) -> str:
+    def _next_character(self) -> str:
         return self._text[self._at] if self._at < len(self._text) else ""
 
-    def _alternatives(self, start: int) -> int:
+    def _parse_alternatives(self, start: int) -> int:
         self._depth += 1
         if self._depth > 50:
-            raise self._error("too many groups in one another")
-        ends = [self._sequence(start)]
-        while self._next() == "|":
+            raise self._pattern_error("too many groups in one another")
+        end_states = [self._parse_sequence(start)]
+        while self._next_character() == "|":
             self._at += 1
-            ends.append(self._sequence(start))
-        end = self._state()
-        for state in ends:
+            end_states.append(self._parse_sequence(start))
+        end = self._new_state()
+        for state in end_states:
             self._edges[state].append((None, end))
         self._depth -= 1
         return end
 
-    def _sequence(self, start: int) -> int:
-        state = self._state()
+    def _parse_sequence(self, start: int) -> int:
+        state = self._new_state()
         self._edges[start].append((None, state))
-        while self._next() not in ("", "|", ")"):
-            state = self._repeated(state)
+        while self._next_character() not in ("", "|", ")"):
+            state = self._parse_repetition(state)
         return state
 
-    def _repeated(self, start: int) -> int:
-        """Reads an atom with its repeat count, and writes it out as often as that says."""
-        begin = self._at
-        end = self._atom(start)
-        after = self._at
-        least, most = self._counts()
-        resume = self._at
-        if (least, most) == (1, 1):
+    def _parse_repetition(self, start: int) -> int:
+        """Parses an atom with its repeat count, and adds a copy of its states for each repetition."""
+        atom_start = self._at
+        end = self._parse_atom(start)
+        first_new_state = self._at
+        least_times, most_times = self._parse_counts()
+        text_position = self._at
+        if (least_times, most_times) == (1, 1):
             return end
         self._edges[start].clear()
         state = start
-        for _ in range(least):
-            state = self._copy(begin, after, state)
-        if most is None:
-            loop = self._state()
+        for _ in range(least_times):
+            state = self._copy_states(atom_start, first_new_state, state)
+        if most_times is None:
+            loop = self._new_state()
             self._edges[state].append((None, loop))
-            self._edges[self._copy(begin, after, loop)].append((None, loop))
+            self._edges[self._copy_states(atom_start, first_new_state, loop)].append((None, loop))
             state = loop
         else:
-            exits = [state]
-            for _ in range(most - least):
-                state = self._copy(begin, after, state)
-                exits.append(state)
-            state = self._state()
-            for exit_state in exits:
+            exit_states = [state]
+            for _ in range(most_times - least_times):
+                state = self._copy_states(atom_start, first_new_state, state)
+                exit_states.append(state)
+            state = self._new_state()
+            for exit_state in exit_states:
                 self._edges[exit_state].append((None, state))
-        self._at = resume
+        self._at = text_position
         return state
 
-    def _copy(self, begin: int, after: int, start: int) -> int:
-        self._at = begin
-        fresh = self._state()
-        self._edges[start].append((None, fresh))
-        end = self._atom(fresh)
-        assert self._at == after
+    def _copy_states(self, first_state: int, states_end: int, start: int) -> int:
+        self._at = first_state
+        new_state = self._new_state()
+        self._edges[start].append((None, new_state))
+        end = self._parse_atom(new_state)
+        assert self._at == states_end
         return end
 
-    def _counts(self) -> tuple[int, int | None]:
-        """Reads `*`, `+`, `?` or `{m,n}`: the fewest and the most times; None for any number."""
-        sign = self._next()
-        if sign and sign in "*+?":
+    def _parse_counts(self) -> tuple[int, int | None]:
+        """Parses `*`, `+`, `?` or `{m,n}`, and returns the fewest and the most repetitions; None for no limit."""
+        character = self._next_character()
+        if character and character in "*+?":
             self._at += 1
-            counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
-        elif sign == "{":
-            body, mark, _ = self._text[self._at + 1 :].partition("}")
+            counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
+        elif character == "{":
+            body, brace, _ = self._text[self._at + 1 :].partition("}")
             low, comma, high = body.partition(",")
-            if not mark or not low.isdecimal() or (high and not high.isdecimal()) or len(body) > 9:
-                raise self._error("a wrong repeat")
+            if not brace or not low.isdecimal() or (high and not high.isdecimal()) or len(body) > 9:
+                raise self._pattern_error("a wrong repeat")
             self._at += len(body) + 2
             counts = (int(low), int(high) if high else (None if comma else int(low)))
             if counts[1] is not None and counts[1] < counts[0]:
-                raise self._error("a wrong repeat")
+                raise self._pattern_error("a wrong repeat")
         else:
             return 1, 1
-        if self._next() == "?":  # lazy: the same names match
+        if self._next_character() == "?":  # lazy: the same names match
             self._at += 1
         return counts
 
-    def _atom(self, start: int) -> int:
-        sign = self._next()
-        if sign == "(":
-            return self._group(start)
-        if sign in "*+?{":
-            raise self._error("a repeat of nothing")
+    def _parse_atom(self, start: int) -> int:
+        character = self._next_character()
+        if character == "(":
+            return self._parse_group(start)
+        if character in "*+?{":
+            raise self._pattern_error("a repeat of nothing")
         self._at += 1
-        end = self._state()
+        end = self._new_state()
         step: _Step
-        if sign in "^$":
-            step = _Start(sign == "$")
-        elif sign == "[":
-            step = self._set()
-        elif sign == "\\":
-            step = self._escape()
-        elif sign == ".":
+        if character in "^$":
+            step = _Anchor(character == "$")
+        elif character == "[":
+            step = self._parse_character_set()
+        elif character == "\\":
+            step = self._parse_escape()
+        elif character == ".":
             step = lambda c: c not in "\n\r"  # noqa: E731
         else:
-            step = sign.__eq__
+            step = character.__eq__
         self._edges[start].append((step, end))
         return end
 
-    def _group(self, start: int) -> int:
+    def _parse_group(self, start: int) -> int:
         self._at += 1
-        if self._next() == "?":
+        if self._next_character() == "?":
             if self._text[self._at : self._at + 2] != "?:":
-                raise self._error("look-ahead is not modelled")
+                raise self._pattern_error("look-ahead is not modelled")
             self._at += 2
-        end = self._alternatives(start)
-        if self._next() != ")":
-            raise self._error("an unmatched (")
+        end = self._parse_alternatives(start)
+        if self._next_character() != ")":
+            raise self._pattern_error("an unmatched (")
         self._at += 1
         return end
 
-    def _escape(self) -> Test:
-        sign = self._next()
-        if not sign or sign in "bB" or sign.isdecimal():
-            raise self._error("an escape that is not modelled")
+    def _parse_escape(self) -> Test:
+        character = self._next_character()
+        if not character or character in "bB" or character.isdecimal():
+            raise self._pattern_error("an escape that is not modelled")
         self._at += 1
-        return CLASSES.get(sign) or ESCAPES.get(sign, sign).__eq__
+        return CLASSES.get(character) or ESCAPES.get(character, character).__eq__
 
-    def _set(self) -> Test:
-        negated = self._next() == "^"
-        self._at += negated
+    def _parse_character_set(self) -> Test:
+        is_negated = self._next_character() == "^"
+        self._at += is_negated
         tests: list[Test] = []
-        while self._next() != "]":
-            if not self._next():
-                raise self._error("an unmatched [")
-            low = self._next()
+        while self._next_character() != "]":
+            if not self._next_character():
+                raise self._pattern_error("an unmatched [")
+            low = self._next_character()
             self._at += 1
             if low == "\\":
-                tests.append(self._escape())
+                tests.append(self._parse_escape())
                 continue
-            if self._next() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
+            if self._next_character() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 high = self._text[self._at + 1]
                 self._at += 2
                 if high < low:
-                    raise self._error("a wrong range")
+                    raise self._pattern_error("a wrong range")
                 tests.append(lambda c, low=low, high=high: low <= c <= high)  # type: ignore[misc]
             else:
                 tests.append(low.__eq__)
         self._at += 1
-        return lambda c: any(test(c) is True for test in tests) != negated
+        return lambda c: any(test(c) is True for test in tests) != is_negated

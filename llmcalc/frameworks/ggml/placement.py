@@ -1,5 +1,4 @@
-"""Where llama.cpp loads tensors: layers by -ngl over the devices of -ts, then overrides of -ot, -ncmoe, -cmoe and
--ncffn.
+"""The devices to which llama.cpp loads tensors: layers by -ngl and -ts, then overrides by -ot and -ncmoe.
 
 Source: src/llama-model.cpp (`load_tensors`), src/llama-model-loader.cpp (`create_tensor`), common/arg.cpp.
 """
@@ -29,42 +28,42 @@ MOST_OVERRIDES = 4_096
 
 @dataclass(frozen=True)
 class Override:
-    """Tensors that a pattern matches go to a device."""
+    """An override of --override-tensor: tensors whose names match a pattern are loaded to a device."""
 
     pattern: Pattern
     device: str
 
 
 def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
-    """Reads `pattern=device,…`. Raises `InputError` for a wrong pattern and for an unknown device."""
+    """Returns the overrides of `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
     overrides = []
-    parts = text.split(",")
-    if len(parts) > MOST_OVERRIDES:
-        raise InputError(f"--override-tensor: {len(parts):,} patterns; expected at most {MOST_OVERRIDES:,}")
-    pending = ""
-    for part in parts:
-        pending = f"{pending},{part}" if pending else part
-        pattern, mark, device = pending.rpartition("=")
-        if not mark:  # a comma within a pattern, such as {1,2}
+    texts = text.split(",")
+    if len(texts) > MOST_OVERRIDES:
+        raise InputError(f"--override-tensor: {len(texts):,} patterns; expected at most {MOST_OVERRIDES:,}")
+    pending_text = ""
+    for text_part in texts:
+        pending_text = f"{pending_text},{text_part}" if pending_text else text_part
+        pattern, equals_sign, device = pending_text.rpartition("=")
+        if not equals_sign:  # a comma within a pattern, such as {1,2}
             continue
         name = device.strip().upper().removesuffix("_HOST")
-        known = {known_device.upper(): known_device for known_device in devices} | {HOST: HOST}
+        devices_by_name = {known_device.upper(): known_device for known_device in devices} | {HOST: HOST}
         name = HOST if device.strip().upper().endswith("_HOST") else name
-        if name not in known:
-            expected = ", ".join(known.values())
+        if name not in devices_by_name:
+            device_names = ", ".join(devices_by_name.values())
             raise InputError(
-                f"--override-tensor {shown(pending)}: no device {shown(device)}; expected one of {expected}"
+                f"--override-tensor {shown(pending_text)}: no device {shown(device)}; expected one of {device_names}"
             )
-        overrides.append(Override(Pattern(pattern, "--override-tensor"), known[name]))
-        pending = ""
-    if pending:
-        raise InputError(f"--override-tensor {shown(pending)}: expected a pattern and a device, such as exps=CPU")
+        overrides.append(Override(Pattern(pattern, "--override-tensor"), devices_by_name[name]))
+        pending_text = ""
+    if pending_text:
+        raise InputError(f"--override-tensor {shown(pending_text)}: expected a pattern and a device, such as exps=CPU")
     return tuple(overrides)
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The devices of layers. number: layers of the model. devices: the GPUs. on_gpus: layers on GPUs, with the output.
+    """The devices of layers. number: layers of the model. devices: GPUs. on_gpus: layers on GPUs, with the output.
 
     split: the share of each GPU. output_counts_first: whether the output is the first of the layers on GPUs.
     """
@@ -76,19 +75,19 @@ class Layers:
     output_counts_first: bool
 
     def device(self, layer: int) -> str:
-        """The device of a layer; that of the output is the layer after the last one."""
+        """Returns the device of a layer; the index after the last layer stands for the output."""
         active = min(self.on_gpus, self.number + 1) if self.devices else 0
         start = max(self.number + self.output_counts_first - self.on_gpus, 0)
         if layer < start or layer - start >= active:
             return HOST
-        total = sum(self.split)
-        ends = [end / total for end in accumulate(self.split)]
-        return self.devices[min(bisect_right(ends, (layer - start) / active), len(self.devices) - 1)]
+        total_share = sum(self.split)
+        cumulative_shares = [end / total_share for end in accumulate(self.split)]
+        return self.devices[min(bisect_right(cumulative_shares, (layer - start) / active), len(self.devices) - 1)]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tensors are. overrides: the user's, in their order. host_experts: layers whose experts are on the host.
+    """The devices of all tensors. overrides: the user's, in order. host_experts: layers with experts on the host.
 
     host_networks: layers whose dense networks are on the host.
     partial: layers of which only some experts' tensors are on the host: layer → the parts that are
@@ -102,7 +101,7 @@ class Placement:
     host_networks: frozenset[int] = frozenset()
 
     def device(self, tensor: GgufTensor) -> str:
-        """The device of a tensor. Token embeddings are on the host."""
+        """Returns the device of a tensor. Token embeddings are on the host."""
         for override in self.overrides:
             if override.pattern.matches(tensor.name):
                 return override.device
@@ -111,9 +110,9 @@ class Placement:
                 return HOST
             if tensor.layer in self.host_networks and NETWORKS.match(tensor.name):
                 return HOST
-            for layer, parts, device in self.partial:
+            for layer, expert_parts, device in self.partial:
                 if layer == tensor.layer and any(
-                    re.match(rf"blk\.{layer}\.ffn_{part}(_|\.)", tensor.name) for part in parts
+                    re.match(rf"blk\.{layer}\.ffn_{expert_part}(_|\.)", tensor.name) for expert_part in expert_parts
                 ):
                     return device
             return self.layers.device(tensor.layer)
@@ -121,5 +120,5 @@ class Placement:
 
     @property
     def has_overrides(self) -> bool:
-        """Whether tensors are moved away from their layer, which turns pipeline parallelism off."""
+        """Whether tensors are on other devices than their layer, which turns pipeline parallelism off."""
         return bool(self.overrides or self.host_experts or self.host_networks or self.partial)

@@ -1,4 +1,4 @@
-"""The buffers of a server of llama.cpp or of its fork, on each device and the host."""
+"""The buffers of a llama.cpp server on each device and the host, in bytes."""
 
 from __future__ import annotations
 
@@ -22,36 +22,41 @@ MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 
 
 def cache_bytes(type_name: str, elements: int) -> int:
-    """Bytes of cached elements of a ggml type."""
+    """Returns the bytes of `elements` cached elements in a ggml number format."""
     sizes = {name.lower(): (block, nbytes) for name, block, nbytes in TYPES.values()} | MORE_TYPES
     block, nbytes = sizes[type_name]
     return -(-elements // block) * nbytes
 
 
 class Buffers(NamedTuple):
-    """Bytes of each device, with the host, by name: of tensors, of caches, and of graphs."""
+    """The buffers of a server, device → bytes, with the host: tensors, caches and compute graphs."""
 
     model: Mapping[str, int]
     cache: Mapping[str, int]
     compute: Mapping[str, int]
 
     def total(self, device: str) -> int:
-        """All bytes of a device."""
+        """Returns the bytes of all buffers of a device."""
         return sum(by_device.get(device, 0) for by_device in self)
 
     def with_draft(self, draft: Buffers) -> Buffers:
-        """These buffers with those of a draft model."""
+        """Returns the sum of these buffers and a draft model's buffers."""
         pairs = zip(self, draft, strict=True)
-        return Buffers(*({name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}} for a, b in pairs))
+        return Buffers(
+            *(
+                {name: model.get(name, 0) + drafts.get(name, 0) for name in {**model, **drafts}}
+                for model, drafts in pairs
+            )
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class GgmlServer(GgmlSettings):
-    """A server with what it places on each device: tensors, caches and graphs, of the model and of what drafts."""
+    """A server with its buffers on each device: tensors, caches and graphs, of the model and of a draft model."""
 
     @cached_property
     def draft(self) -> GgmlServer | None:
-        """The draft model, as a server with the same context; None without one."""
+        """The draft model as a server with the same context; None without a draft model."""
         if self.draft_model is None:
             return None
         flags = draft_flags(self.flags, self.context, self.sequences, self.is_unified)
@@ -61,28 +66,28 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def overrides(self) -> tuple[Override, ...]:
-        """The patterns of --override-tensor."""
+        """The parsed overrides of --override-tensor."""
         text = self.flags.get("override_tensor")
         return () if text is None else read_overrides(str(text), self.devices)
 
     @cached_property
     def placement(self) -> Placement:
-        """Where tensors go as the flags say, before --fit."""
+        """The devices of tensors by the flags, before --fit."""
         layers = Layers(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.split, self.rules.output_counts_first
         )
-        everything = len(self.model.layers)
-        number = everything if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
+        layer_count = len(self.model.layers)
+        number = layer_count if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
         dense = int(self.flags.get("n_cpu_ffn", 0))
         return Placement(
             layers,
             self.overrides,
-            host_experts=frozenset(range(min(number, everything))),
-            host_networks=frozenset(range(min(dense, everything))),
+            host_experts=frozenset(range(min(number, layer_count))),
+            host_networks=frozenset(range(min(dense, layer_count))),
         )
 
     def model_buffers(self, placement: Placement) -> dict[str, int]:
-        """Bytes of the tensors on each device, with those of an encoder of images."""
+        """Returns device → bytes of tensors, including an image encoder."""
         sizes: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
         for tensor in self.model.tensors:
             sizes[placement.device(tensor)] += tensor.nbytes
@@ -90,7 +95,7 @@ class GgmlServer(GgmlSettings):
         return sizes
 
     def layer_cache(self, layer: LayerShape) -> tuple[int, int]:
-        """Bytes of the keys and of the values of a layer, over all streams. A state has no values."""
+        """Returns the bytes of a layer's cached keys and values over all streams; recurrent states count as keys."""
         if layer.latent is not None:
             return self._latent_cache(layer)
         cells = self.window_cells(layer.window) * self.streams
@@ -113,7 +118,7 @@ class GgmlServer(GgmlSettings):
         return keys, cells * cache_bytes(self.value_type, rank) if has_values else 0
 
     def cache_buffers(self, placement: Placement) -> dict[str, int]:
-        """Bytes of the caches on each device: where their layers are."""
+        """Returns device → bytes of the caches, which are on the devices of their layers."""
         sizes: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
             device = placement.layers.device(i) if self.keeps_cache else HOST
@@ -121,13 +126,13 @@ class GgmlServer(GgmlSettings):
         return sizes
 
     def compute_buffers(self, placement: Placement) -> dict[str, int]:
-        """Bytes of the graph of one micro-batch on each device."""
+        """Returns device → bytes of the compute graph of one micro-batch."""
         return self.graph_buffers(placement, dict(enumerate(self.model.layers)))
 
     def graph_buffers(
         self, placement: Placement, layers: Mapping[int, LayerShape], more: Iterable[GgufTensor] = ()
     ) -> dict[str, int]:
-        """Bytes of the graph of some layers and the output on each device. more: tensors beside the model's."""
+        """Returns device → bytes of the graph of `layers` and the output. more: tensors in addition to the model's."""
         places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *more)}
         rules, number = self.rules, len(self.model.layers)
         rows = self.sequences * (1 + self.drafted_tokens)
@@ -178,7 +183,7 @@ class GgmlServer(GgmlSettings):
         moved_tokens: int,
         layers: Mapping[int, LayerShape],
     ) -> list[Hashable]:
-        """A key of each layer, equal for layers with equal graphs.
+        """Returns a key per layer, equal for layers with equal graphs.
 
         The bytes of a weight are part of it only where an operation may copy the weight to another device.
         moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.
@@ -194,17 +199,17 @@ class GgmlServer(GgmlSettings):
             expert_homes = {places[tensor.name][1] for tensor in tensors if EXPERTS.match(tensor.name)}
             weights = []
             for tensor in tensors:
-                nbytes, home = places[tensor.name]
+                nbytes, device = places[tensor.name]
                 if EXPERTS.match(tensor.name):
-                    is_copied = len(expert_homes) > 1 or (home == HOST and rules.moves_experts(moved_tokens, layer))
+                    is_copied = len(expert_homes) > 1 or (device == HOST and rules.moves_experts(moved_tokens, layer))
                 else:
-                    is_copied = home == HOST and rules.moves(moved_tokens)
-                weights.append((tensor.name.partition(f"blk.{i}.")[2], home, nbytes if is_copied else 0))
+                    is_copied = device == HOST and rules.moves(moved_tokens)
+                weights.append((tensor.name.partition(f"blk.{i}.")[2], device, nbytes if is_copied else 0))
             keys.append((id(layer), placement.layers.device(i), tuple(weights)))
         return keys
 
     def buffers(self, placement: Placement) -> Buffers:
-        """All buffers of each device."""
+        """Returns all buffers of each device."""
         buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
         if self.drafts_by_modules:
             buffers = buffers.with_draft(self.module_buffers(placement))
@@ -214,35 +219,35 @@ class GgmlServer(GgmlSettings):
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the tensors in all files: of the model, of what drafts tokens, and of an encoder of images."""
+        """The bytes of tensors in all files: of the model, the draft model and the image encoder."""
         size = self.model.file_bytes + self.encoder_bytes
         if self.drafts_by_modules and self.model.file is None:
             size += sum(tensor.nbytes for tensor in self.model.module_tensors)
         return size + (0 if self.draft is None else self.draft.model.file_bytes)
 
     def module_buffers(self, placement: Placement) -> Buffers:
-        """The buffers of the modules of multi-token prediction, which are layers after the last one.
+        """Returns the buffers of the multi-token-prediction modules, which are layers after the last one.
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
         number, modules = len(self.model.layers), self.model.modules
         types = {f"cache_type_{name}": self.flags.get(f"cache_type_{name}_draft", "f16") for name in "kv"}
-        drafting = self.with_flags(**types, spec_type="none")
+        module_server = self.with_flags(**types, spec_type="none")
         tensors: dict[str, int] = {}
         for tensor in self.model.module_tensors:
             device = placement.device(tensor)
             tensors[device] = tensors.get(device, 0) + tensor.nbytes
-        home = placement.layers.device(number) if self.keeps_cache else HOST
-        cache = {home: sum(sum(drafting.layer_cache(module)) for module in modules)}
+        cache_device = placement.layers.device(number) if self.keeps_cache else HOST
+        cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in modules)}
         layers = {number + i: module for i, module in enumerate(modules)}
-        return Buffers(tensors, cache, drafting.graph_buffers(placement, layers, self.model.module_tensors))
+        return Buffers(tensors, cache, module_server.graph_buffers(placement, layers, self.model.module_tensors))
 
     def with_flags(self, **changed: Any) -> GgmlServer:
-        """The same server with other flags. The model is read once."""
+        """Returns the server with changed flags, which shares the model."""
         return self.sharing(replace(self, flags={**self.flags, **changed}))
 
     def sharing(self, other: GgmlServer) -> GgmlServer:
-        """Another server of the same model, which it shares."""
+        """Returns this server with the model of another server, so that it is read once."""
         other.__dict__["model"] = self.model
         other.__dict__["draft_model"] = self.draft_model
         other.__dict__["encoder_bytes"] = self.encoder_bytes

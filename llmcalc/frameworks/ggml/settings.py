@@ -1,4 +1,4 @@
-"""The flags of a server of llama.cpp or of its fork, with their defaults by version and by model.
+"""The settings of a llama.cpp server, from its flags and from defaults by version and model.
 
 `presets/engines/llama_cpp.toml` and `ik_llama_cpp.toml` have the rules of each version with their source files.
 """
@@ -26,7 +26,7 @@ DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"
 
 @dataclass(frozen=True, eq=False)
 class GgmlSettings(EngineServer):
-    """What the flags of a server mean for a model.
+    """The settings of a server of a model, derived from its flags.
 
     record: what is known of its versions. reserved_bytes: bytes of each GPU that it leaves unused.
     """
@@ -43,8 +43,8 @@ class GgmlSettings(EngineServer):
         super().__post_init__()
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
-            first = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
-            raise InputError(f"{flag}: speculative decoding is modelled from build {first} on; remove the flag")
+            first_version = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
+            raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
         if self.drafts_by_modules and not self.model.modules:
             raise InputError(f"--spec-type {MODULES}: the model has no modules of multi-token prediction; remove it")
         if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.flash:
@@ -62,12 +62,12 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """The names of the GPUs: those of --device, or as many as --tensor-split has shares, or one."""
+        """The names of the GPUs: listed in --device, or one per share of --tensor-split, or a single GPU."""
         vendor = self.hardware.vendor.split(" ")[0].upper()
         word = DEVICE_NAMES.get(vendor, "CUDA")
-        listed = self.flags.get("device")
-        if listed is not None:
-            names = [part.strip() for part in str(listed).split(",")]
+        device_list = self.flags.get("device")
+        if device_list is not None:
+            names = [name.strip() for name in str(device_list).split(",")]
             if names == ["none"]:
                 return ()
             number = len(names)
@@ -81,12 +81,12 @@ class GgmlSettings(EngineServer):
 
     @property
     def split_shares(self) -> tuple[float, ...]:
-        """The shares of --tensor-split."""
+        """The shares of the GPUs in --tensor-split."""
         text = self.flags.get("tensor_split")
         if text is None:
             return ()
         try:
-            shares = tuple(float(part[:20]) for part in str(text).replace("/", ",").split(","))
+            shares = tuple(float(share_text[:20]) for share_text in str(text).replace("/", ",").split(","))
         except ValueError:
             shares = ()
         if not shares or not all(0 <= share <= 10**9 for share in shares) or not sum(shares):
@@ -95,7 +95,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def split(self) -> tuple[float, ...]:
-        """The share of each device; default equal shares, as all have the same free memory."""
+        """The share of layers of each device; equal by default, as all devices have the same free memory."""
         shares = self.split_shares or (1.0,) * len(self.devices)
         if len(shares) > max(len(self.devices), 1):
             raise InputError(f"--tensor-split: {len(shares)} shares for {len(self.devices)} devices")
@@ -103,13 +103,13 @@ class GgmlSettings(EngineServer):
 
     @property
     def sequences(self) -> int:
-        """The slots of the server (--parallel)."""
+        """The number of slots of the server, which run sequences in parallel (--parallel)."""
         number = int(self.flags.get("parallel", -1))
         return number if number > 0 else self.rules.parallel
 
     @property
     def is_unified(self) -> bool:
-        """Whether all sequences share one cache: where it is said, or by default of an automatic --parallel."""
+        """Whether all sequences share one cache (--kv-unified), the default with an automatic --parallel."""
         if "kv_unified" in self.flags:
             return bool(self.flags["kv_unified"])
         is_automatic = int(self.flags.get("parallel", -1)) < 1
@@ -121,12 +121,12 @@ class GgmlSettings(EngineServer):
 
     @property
     def has_automatic_context(self) -> bool:
-        """Whether the context is that of the model, which --fit may reduce."""
+        """Whether the context length is the model's default, which --fit may reduce."""
         return not self.flags.get("ctx_size", self.rules.ctx_size) and "kv_unified_per_slot" not in self.flags
 
     @property
     def context(self) -> int:
-        """The tokens of the cache before padding (-c). Raises `InputError` where nothing says it."""
+        """The tokens of the cache before padding (-c). Raises `InputError` where neither flag nor model states it."""
         number = int(self.flags.get("ctx_size", self.rules.ctx_size))
         if number:
             return number
@@ -138,24 +138,24 @@ class GgmlSettings(EngineServer):
 
     @property
     def sequence_cells(self) -> int:
-        """Cells of one stream of the cache, padded."""
+        """The cache cells (tokens) of one stream, with padding."""
         padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
-        return _padded(_padded(self.context, padding) // self.streams, padding)
+        return _round_up(_round_up(self.context, padding) // self.streams, padding)
 
     @property
     def cells(self) -> int:
-        """Cells of all streams."""
+        """The cache cells (tokens) of all streams."""
         return self.sequence_cells * self.streams
 
     @property
     def micro_batch(self) -> int:
-        """Tokens of a micro-batch (-ub), no more than -b and the context."""
+        """The tokens of a micro-batch (-ub), at most -b and the context."""
         batch = min(int(self.flags.get("batch_size", 2048)), self.cells)
         return min(int(self.flags.get("ubatch_size", 512)), batch)
 
     @property
     def flash(self) -> bool:
-        """Whether attention is one operation. `auto` is on: GPUs and hosts support it."""
+        """Whether flash attention runs as one operation; `auto` turns it on, since GPUs and hosts support it."""
         return str(self.flags.get("flash_attn", self.rules.flash_attn)) in ("on", "auto", "1", "true")
 
     @property
@@ -168,51 +168,51 @@ class GgmlSettings(EngineServer):
 
     @property
     def latent_mode(self) -> int:
-        """How latents are cached: 0 expanded, 1 with their transpose, 2 and 3 alone (ik's -mla; 3 without it)."""
+        """The cache format of MLA latents (ik's -mla): 0 expanded, 1 with their transpose, 2 and 3 latents alone."""
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3
 
     @property
     def maps_file(self) -> bool:
-        """Whether the host's tensors are mapped from the file (--no-mmap, --load-mode)."""
-        mode = self.flags.get("load_mode", "auto")
-        return not self.flags.get("no_mmap") and mode in ("auto", "mmap", "mmap+mlock")
+        """Whether host tensors are memory-mapped from the file (--no-mmap, --load-mode)."""
+        load_mode = self.flags.get("load_mode", "auto")
+        return not self.flags.get("no_mmap") and load_mode in ("auto", "mmap", "mmap+mlock")
 
     @property
     def locks_memory(self) -> bool:
-        """Whether the system may not drop pages of mapped tensors (--mlock, --load-mode)."""
+        """Whether pages of mapped tensors are locked in memory (--mlock, --load-mode)."""
         return bool(self.flags.get("mlock")) or "mlock" in str(self.flags.get("load_mode", ""))
 
     @cached_property
     def encoder_bytes(self) -> int:
-        """Bytes of the tensors of the encoder of images (--mmproj)."""
+        """The bytes of the image encoder's tensors (--mmproj)."""
         return encoder_bytes(self.flags, self.preset)
 
     @cached_property
     def drafted_tokens(self) -> int:
-        """The most tokens that are drafted for a slot."""
+        """The largest number of drafted tokens per slot."""
         return drafted_tokens(self.flags)
 
     @property
     def drafts_by_modules(self) -> bool:
-        """Whether the model's modules of multi-token prediction draft tokens."""
+        """Whether the model's multi-token-prediction modules draft tokens."""
         return MODULES in types_of(self.flags)
 
     @cached_property
     def draft_model(self) -> GgufModel | None:
-        """The draft model; None without one."""
+        """The draft model; None without a draft model."""
         preset = draft_of(self.flags, self.preset)
         return None if preset is None else GgufModel(preset)
 
     @property
     def keeps_cache(self) -> bool:
-        """Whether a layer's cache is where the layer is (--no-kv-offload: on the host)."""
+        """Whether a layer's cache is on the layer's device (--no-kv-offload: on the host)."""
         return not self.flags.get("no_kv_offload", False)
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of a flag → its value in effect: the given one, or the default."""
+        """The name of each flag → its value in effect, typed by the user or the default."""
         return {
             "ctx_size": self.context,
             "n_gpu_layers": "auto" if self.rules.fits else self.layers_on_gpus,
@@ -226,43 +226,43 @@ class GgmlSettings(EngineServer):
 
     @property
     def longest_request(self) -> int:
-        """Tokens of the longest request of a slot."""
+        """The tokens of the longest request of a slot."""
         return self.sequence_cells
 
     def window_cells(self, window: int | None) -> int:
-        """Cells of one stream for layers with a window; all where the version has no cache of windows."""
-        full = self.sequence_cells
+        """Returns the cache cells of one stream for layers with a window; all in versions without windowed caches."""
+        full_cells = self.sequence_cells
         if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
-            return full
-        needed = window * (self.sequences if self.is_unified else 1) + self.micro_batch
+            return full_cells
+        needed_cells = window * (self.sequences if self.is_unified else 1) + self.micro_batch
         padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
-        return min(full, _padded(needed, padding))
+        return min(full_cells, _round_up(needed_cells, padding))
 
     @property
     def asks_for_layers(self) -> bool:
-        """Whether the user says how many layers are on GPUs."""
+        """Whether the user set the number of layers on GPUs."""
         return str(self.flags.get("n_gpu_layers", "auto")) not in ("auto", "-1")
 
     @property
     def layers_on_gpus(self) -> int:
-        """Layers on GPUs, with the output as one more."""
+        """The number of layers on GPUs; the output counts as a layer."""
         word = str(self.flags.get("n_gpu_layers", "auto"))
-        everything = len(self.model.layers) + 1
+        all_layers = len(self.model.layers) + 1
         if word == "auto" or (word == "-1" and self.rules.n_gpu_layers == "all"):
-            return everything if self.rules.n_gpu_layers == "all" else 0
-        return everything if word == "all" or int(word) < 0 else min(int(word), everything)
+            return all_layers if self.rules.n_gpu_layers == "all" else 0
+        return all_layers if word == "all" or int(word) < 0 else min(int(word), all_layers)
 
     @property
     def free(self) -> int:
-        """Bytes of a GPU that are free when the server starts."""
+        """The free bytes of a GPU when the server starts."""
         return max(0, self.hardware.capacity_bytes - self.record.context.mib * MIB - self.reserved_bytes)
 
     @property
     def fits(self) -> bool:
-        """Whether the server reduces what does not fit (--fit)."""
+        """Whether the server adjusts unset flags to free memory (--fit)."""
         word = self.flags.get("fit")
         return self.rules.fits if word is None else str(word) in ("on", "true", "True")
 
 
-def _padded(number: int, padding: int) -> int:
+def _round_up(number: int, padding: int) -> int:
     return -(-number // padding) * padding

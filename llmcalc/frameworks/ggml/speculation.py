@@ -1,4 +1,4 @@
-"""Speculative decoding in llama-server (common/speculative.cpp): which tokens are drafted, and by which model.
+"""Speculative decoding in llama-server (common/speculative.cpp): the drafted tokens and the draft model.
 
 A draft model has buffers of its own, with a context as long as the target's and caches of its own type
 (`common_speculative_init_result`). So have the model's own modules of multi-token prediction (`draft-mtp`): their
@@ -55,12 +55,12 @@ INHERITED = (
 
 
 def types_of(flags: Mapping[str, Any]) -> list[str]:
-    """Returns the types of --spec-type."""
+    """Returns the drafting methods in --spec-type."""
     return [name.strip() for name in str(flags.get("spec_type", "none")).lower().split(",")]
 
 
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
-    """Returns the most tokens that are drafted for a slot. Raises `InputError` for types that are not modelled."""
+    """Returns the most drafted tokens per slot. Raises `InputError` for drafting methods that are not modelled."""
     types = types_of(flags)
     if flags.get("model_draft"):
         if MODULES in types:
@@ -79,7 +79,7 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
 
 
 def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
-    """Returns the draft model; None without one. Raises `InputError` for one that does not fit the target."""
+    """Returns the draft model; None without one. Raises `InputError` for a model that does not fit the target."""
     name = flags.get("model_draft")
     if not name:
         return None
@@ -97,9 +97,9 @@ def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
 
 
 def draft_flags(flags: Mapping[str, Any], context: int, sequences: int, is_unified: bool) -> dict[str, Any]:
-    """Returns the flags of the server that the draft model is. context: tokens of the target's cache."""
+    """Returns the flags of the draft model as a server. context: tokens of the target model's cache."""
     inherited = {name: flags[name] for name in INHERITED if name in flags}
-    chosen = {field: flags[name] for name, field in OF_THE_DRAFT.items() if name in flags}
+    chosen_flags = {field: flags[name] for name, field in OF_THE_DRAFT.items() if name in flags}
     return {
-        **inherited, **chosen, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
+        **inherited, **chosen_flags, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
     }  # fmt: skip

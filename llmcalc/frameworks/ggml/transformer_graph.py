@@ -1,4 +1,4 @@
-"""The graph of one micro-batch of a model, as llama.cpp and ik_llama.cpp build it, for its compute buffers.
+"""Builds the compute graph of one micro-batch as llama.cpp and ik_llama.cpp do, to compute its buffers.
 
 Sources: src/llama-graph.cpp and src/models/*.cpp of llama.cpp, src/llama.cpp of ik_llama.cpp (`llm_build_context`).
 Operations on a few bytes per token (the choice of experts, positions) are left out or merged.
@@ -30,7 +30,7 @@ one by one. silu: activation and product are two operations, in place.
 
 @dataclass(frozen=True)
 class GraphRules:
-    """How a version builds its graph; `presets/engines/llama_cpp.toml` explains the fields."""
+    """The rules by which a version builds its graph; `presets/engines/llama_cpp.toml` explains the fields."""
 
     style: Style
     mask_f16: bool = False
@@ -41,18 +41,18 @@ class GraphRules:
     moves_by_expert: bool = False
 
     def moves(self, tokens: int) -> bool:
-        """Whether a product of so many tokens with a weight on the host moves to a GPU."""
+        """Whether a matrix product of `tokens` tokens with a weight on the host moves to a GPU."""
         return tokens >= self.least_moved_tokens
 
     def moves_experts(self, tokens: int, layer: LayerShape) -> bool:
-        """Whether products of so many tokens with experts on the host move to a GPU."""
+        """Whether matrix products of `tokens` tokens with experts on the host move to a GPU."""
         by_expert = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
         return self.moves(tokens) and (by_expert or not self.moves_by_expert)
 
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """The settings of a run that its graph depends on.
+    """The settings of a server on which its compute graph depends.
 
     tokens: tokens of a micro-batch. outputs: rows of logits. streams: caches with sequences of their own.
     cells: cells of the cache by window (None: full layers). flash: whether attention is one operation.
@@ -106,9 +106,9 @@ class _Builder:
     # -- primitives ----------------------------------------------------------------------------------------------
 
     def _weight(self, name: str, layer: int | None) -> Tensor:
-        known = self.weight(name)
+        bytes_and_device = self.weight(name)
         device = HOST if layer is None else self.layer_device(layer)
-        nbytes, place = known if known is not None else (0, device)
+        nbytes, place = bytes_and_device if bytes_and_device is not None else (0, device)
         return Tensor(nbytes, operation="weight", device=place)
 
     def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False) -> Tensor:
@@ -117,8 +117,8 @@ class _Builder:
             size *= axis
         return Tensor(size, sources, "new", (*elements, bytes), may_move=may_move)
 
-    def _typed(self, elements: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
-        """A new tensor of a type whose 256 elements have so many bytes."""
+    def _new_typed(self, elements: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
+        """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
         size = block_bytes
         for axis in elements:
             size *= axis
@@ -128,14 +128,14 @@ class _Builder:
         return Tensor(like.nbytes, sources, "inplace", like.layout)
 
     def _view(self, source: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
-        """A view, with a layout where it is contiguous. offset: whether it begins within its source."""
+        """Returns a view of a tensor. offset: whether it begins within its source."""
         layout = None if elements is None else (*elements, source.layout[-1] if source.layout else F32)
         return Tensor(source.nbytes, (source,), "view", layout, has_offset=offset)
 
     def matmul(self, name: str, layer: int | None, rows: int, source: Tensor, tokens: int) -> Tensor:
         weight = self._weight(name, layer)
-        moves = self.rules.moves(tokens) and self.settings.moves_weights
-        return self._new((rows, tokens), weight, source, may_move=moves)
+        may_move = self.rules.moves(tokens) and self.settings.moves_weights
+        return self._new((rows, tokens), weight, source, may_move=may_move)
 
     def norm(self, name: str, layer: int | None, source: Tensor) -> Tensor:
         weight = self._weight(name, layer)
@@ -147,22 +147,22 @@ class _Builder:
         return self._inplace(normed, normed, weight)
 
     def mask(self, window: int | None) -> Tensor:
-        """The mask of layers with a window, converted to 16 bits where flash attention needs it."""
+        """Returns the attention mask of layers with a window, converted to 16 bits where flash attention needs it."""
         if window not in self._masks:
             tokens = self.settings.tokens // self.settings.streams
             rows = -(-tokens // MASK_ROWS) * MASK_ROWS if self.rules.pad_mask else tokens
             cells = self.settings.cells[window] * self.settings.streams
-            flash = self.settings.flash
-            stored = F16 if flash and self.rules.mask_f16 else F32
-            source = Tensor(cells * rows * stored, operation="input", layout=(cells, rows, stored))
+            is_flash = self.settings.flash
+            element_bytes = F16 if is_flash and self.rules.mask_f16 else F32
+            source = Tensor(cells * rows * element_bytes, operation="input", layout=(cells, rows, element_bytes))
             self._mask_inputs[window] = source
-            converts = flash and not self.rules.mask_f16
+            converts = is_flash and not self.rules.mask_f16
             self._masks[window] = self._new((cells, rows), source, bytes=F16) if converts else source
         return self._masks[window]
 
     # -- attention -----------------------------------------------------------------------------------------------
 
-    def _store(self, cache: Tensor, source: Tensor, row_numbers: Tensor | None = None) -> Tensor:
+    def _store_in_cache(self, cache: Tensor, source: Tensor, row_numbers: Tensor | None = None) -> Tensor:
         numbers = (row_numbers or self.row_numbers,) if self.rules.store_rows else ()
         return Tensor(0, (source, *numbers, cache), "store")
 
@@ -183,33 +183,33 @@ class _Builder:
         query = self._inplace(query, query, self.positions)
         key = self._inplace(key, key, self.positions)
         self.graph.expand(query, *((value, key) if self.rules.store_rows else (key, value)))
-        self.graph.expand(self._store(keys, key))
+        self.graph.expand(self._store_in_cache(keys, key))
         if not settings.flash:
             value = self._view(value, None)
-        self.graph.expand(self._store(values, value))
-        mixed = self._mix(self._view(query, None), keys, values, heads, value_dim, layer.window)
-        self.graph.expand(mixed)
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, mixed, tokens)
+        self.graph.expand(self._store_in_cache(values, value))
+        heads_output = self._attend(self._view(query, None), keys, values, heads, value_dim, layer.window)
+        self.graph.expand(heads_output)
+        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
 
-    def _mix(
+    def _attend(
         self, query: Tensor, keys: Tensor, values: Tensor, heads: int, value_dim: int, window: int | None
     ) -> Tensor:
-        """Attention over the cache: one operation, or scores, their softmax in place, and the mixed values."""
+        """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
         settings, tokens = self.settings, self.settings.tokens
         cells = settings.cells[window]
         if settings.flash:
-            mixed = self._new((value_dim, heads, tokens), query, keys, values, self.mask(window))
-            return self._view(mixed, (value_dim * heads, tokens))
+            weighted_values = self._new((value_dim, heads, tokens), query, keys, values, self.mask(window))
+            return self._view(weighted_values, (value_dim * heads, tokens))
         scores = self._new((cells, tokens, heads), keys, query)
         scores = self._inplace(scores, scores, self.mask(window))
-        mixed = self._new((value_dim, tokens, heads), values, scores)
-        merged = self._new((value_dim * heads, tokens), self._view(mixed, None))
+        weighted_values = self._new((value_dim, tokens, heads), values, scores)
+        merged_heads = self._new((value_dim * heads, tokens), self._view(weighted_values, None))
         if not settings.keeps_attention:
-            merged.device = HOST
-        return merged
+            merged_heads.device = HOST
+        return merged_heads
 
     def latent_attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
-        """Latent attention: expanded keys and values, absorbed products, or ik's modes."""
+        """Adds latent attention: with expanded keys and values, absorbed products, or ik's modes."""
         assert layer.latent is not None
         settings, tokens, latent = self.settings, self.settings.tokens, layer.latent
         rank, rope, nope, _, query_rank = latent
@@ -228,24 +228,24 @@ class _Builder:
         )
         query_nope = self._view(query, None)
         query_rope = self._new((rope, heads, tokens), self._view(query, None, offset=True), self.positions)
-        compressed = self.matmul(f"blk.{i}.attn_kv_a_mqa.weight", i, rank + rope, normed, tokens)
-        key_rope = self._new((rope, tokens), self._view(compressed, None, offset=True), self.positions)
+        compressed_latent = self.matmul(f"blk.{i}.attn_kv_a_mqa.weight", i, rank + rope, normed, tokens)
+        key_rope = self._new((rope, tokens), self._view(compressed_latent, None, offset=True), self.positions)
         normed_latent = self._new(
-            (rank, tokens), self._view(compressed, None), self._weight(f"blk.{i}.attn_kv_a_norm.weight", i)
+            (rank, tokens), self._view(compressed_latent, None), self._weight(f"blk.{i}.attn_kv_a_norm.weight", i)
         )
         if settings.mla == 0:
-            expanded = self._expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
+            expanded = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
         else:
-            stored = self._new((rank + rope, tokens), key_rope, normed_latent)
-            self.graph.expand(self._store(cache, stored))
+            cached_latent = self._new((rank + rope, tokens), key_rope, normed_latent)
+            self.graph.expand(self._store_in_cache(cache, cached_latent))
             if self.rules.style == "ik" and settings.mla > 1 and settings.flash and tokens >= 128:
-                expanded = self._by_groups_of_heads(i, layer, cache, query_nope, query_rope)
+                expanded = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
             else:
-                expanded = self._absorbed(i, layer, cache, query_nope, query_rope)
+                expanded = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
         self.graph.expand(expanded)
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, expanded, tokens)
 
-    def _expanded(
+    def _attend_expanded(
         self,
         i: int,
         layer: LayerShape,
@@ -255,27 +255,27 @@ class _Builder:
         query_rope: Tensor,
         cache_device: str,
     ) -> Tensor:
-        """Keys and values of every head, in a cache of their own size."""
+        """Adds latent attention with expanded keys and values of every head in the cache."""
         assert layer.latent is not None
         tokens, (_, rope, nope, value_dim, _) = self.settings.tokens, layer.latent
         heads = layer.heads
         keys, values = (
             Tensor(size, operation="cache", device=cache_device) for size in self.settings.layer_cache(layer)
         )
-        both = self.matmul(f"blk.{i}.attn_kv_b.weight", i, heads * (nope + value_dim), normed_latent, tokens)
-        value = self._new((value_dim, heads, tokens), self._view(both, None, offset=True))
+        keys_and_values = self.matmul(f"blk.{i}.attn_kv_b.weight", i, heads * (nope + value_dim), normed_latent, tokens)
+        value = self._new((value_dim, heads, tokens), self._view(keys_and_values, None, offset=True))
         query = self._new((nope + rope, heads, tokens), query_nope, query_rope)
-        repeated = self._new((rope, heads, tokens), key_rope, query_rope)
-        key = self._new((nope + rope, heads, tokens), self._view(both, None), repeated)
+        repeated_key_rope = self._new((rope, heads, tokens), key_rope, query_rope)
+        key = self._new((nope + rope, heads, tokens), self._view(keys_and_values, None), repeated_key_rope)
         value = self._view(value, (value_dim * heads, tokens))
-        self.graph.expand(query, key, value, self._store(keys, key))
-        self.graph.expand(self._store(values, value if self.settings.flash else self._view(value, None)))
-        return self._mix(self._view(query, None), keys, values, heads, value_dim, layer.window)
+        self.graph.expand(query, key, value, self._store_in_cache(keys, key))
+        self.graph.expand(self._store_in_cache(values, value if self.settings.flash else self._view(value, None)))
+        return self._attend(self._view(query, None), keys, values, heads, value_dim, layer.window)
 
-    def _by_groups_of_heads(
+    def _attend_by_head_groups(
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
-        """ik's -mla 2 and 3 with flash attention: keys and values are expanded from the cache for some heads at a time.
+        """Adds ik's -mla 2 and 3 with flash attention, which expands keys and values from the cache per group of heads.
 
         -amb bounds the MiB of the expanded keys and values of one group of heads.
         """
@@ -284,73 +284,85 @@ class _Builder:
         _, rope, nope, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
         group, mib = heads, heads * (nope + value_dim) * cells * F32 // MIB
-        bound = settings.attention_batch_mib
-        while bound and mib > bound and group % 2 == 0:
+        most_mib = settings.attention_batch_mib
+        while most_mib and mib > most_mib and group % 2 == 0:
             group, mib = group // 2, mib // 2
         copies_as = F16 * 256 if settings.has_gpus else settings.key_type_bytes
-        rotated: Tensor = self._view(cache, None)
+        rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
-            rotated = self._new((rope, cells), rotated, bytes=F16)
-        rotated = self._typed((rope, cells, group), copies_as, rotated)
+            rotated_keys = self._new((rope, cells), rotated_keys, bytes=F16)
+        rotated_keys = self._new_typed((rope, cells, group), copies_as, rotated_keys)
         query = self._new((nope + rope, heads, tokens), query_rope, query_nope)
         self.graph.expand(query)
         result: Tensor | None = None
         for _ in range(heads // group):
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
-            both = self._new((group * (nope + value_dim), cells), weight, self._view(cache, None))
-            value = self._typed((value_dim, cells, group), copies_as, self._view(both, None, offset=True))
-            key_nope = self._typed((nope, cells, group), copies_as, self._view(both, None))
+            keys_and_values = self._new((group * (nope + value_dim), cells), weight, self._view(cache, None))
+            value = self._new_typed(
+                (value_dim, cells, group), copies_as, self._view(keys_and_values, None, offset=True)
+            )
+            key_nope = self._new_typed((nope, cells, group), copies_as, self._view(keys_and_values, None))
             self.graph.expand(key_nope, value)
-            key = self._typed((nope + rope, cells, group), copies_as, rotated, key_nope)
+            key = self._new_typed((nope + rope, cells, group), copies_as, rotated_keys, key_nope)
             self.graph.expand(key)
-            mixed = self._new((value_dim, group, tokens), self._view(query, None), key, value, self.mask(layer.window))
-            flat = self._view(mixed, (value_dim * group, tokens))
-            done = 0 if result is None or result.layout is None else result.layout[0]
-            result = flat if result is None else self._new((done + value_dim * group, tokens), result, flat)
+            weighted_values = self._new(
+                (value_dim, group, tokens), self._view(query, None), key, value, self.mask(layer.window)
+            )
+            merged_heads = self._view(weighted_values, (value_dim * group, tokens))
+            width = 0 if result is None or result.layout is None else result.layout[0]
+            result = (
+                merged_heads if result is None else self._new((width + value_dim * group, tokens), result, merged_heads)
+            )
         assert result is not None
         return result
 
-    def _absorbed(self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor) -> Tensor:
-        """Attention over the latents themselves."""
+    def _attend_absorbed(
+        self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
+    ) -> Tensor:
+        """Adds attention over the cached latents, with absorbed products."""
         assert layer.latent is not None
         settings, tokens = self.settings, self.settings.tokens
         rank, rope, _, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
         weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
-        absorbed = self._new((rank, tokens, heads), weight, query_nope)
+        absorbed_query = self._new((rank, tokens, heads), weight, query_nope)
         if self.rules.style == "ik":
-            query = self._new((rank + rope, tokens, heads), self._view(query_rope, None), absorbed)
+            query = self._new((rank + rope, tokens, heads), self._view(query_rope, None), absorbed_query)
         else:
-            query = self._new((rank + rope, heads, tokens), self._view(absorbed, None), query_rope)
+            query = self._new((rank + rope, heads, tokens), self._view(absorbed_query, None), query_rope)
         uses_flash = settings.flash and (self.rules.style != "ik" or settings.mla in (1, 3))
         if uses_flash:
-            mixed = self._new((rank, heads, tokens), query, cache, self.mask(layer.window))
+            weighted_latents = self._new((rank, heads, tokens), query, cache, self.mask(layer.window))
         else:
             values: Tensor = cache
             if self.rules.style != "ik" or settings.mla > 1:
                 values = self._new(
                     (cells, rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32
                 )
-            mixed = self._scored(query, cache, values, cells, heads, rank, layer.window)
-        expanded = self._new((value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), mixed)
+            weighted_latents = self._attend_with_scores(query, cache, values, cells, heads, rank, layer.window)
+        expanded = self._new((value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), weighted_latents)
         return self._new((value_dim * heads, tokens), self._view(expanded, None))
 
-    def _scored(
+    def _attend_with_scores(
         self, query: Tensor, cache: Tensor, values: Tensor, cells: int, heads: int, rank: int, window: int | None
     ) -> Tensor:
-        """Scores and mixed latents; ik's -amb bounds the MiB of the scores of some heads at a time."""
-        tokens, bound = self.settings.tokens, self.settings.attention_batch_mib
+        """Adds attention scores and weighted latents; ik's -amb bounds the MiB of scores per group of heads."""
+        tokens, most_mib = self.settings.tokens, self.settings.attention_batch_mib
         mib = cells * tokens * heads * F32 // MIB
-        steps = 1 if not bound or bound >= mib else min(-(-mib // bound), heads)
-        group_size, result, done = -(-heads // steps), None, 0
-        while done < heads:
-            group = min(group_size, heads - done)
+        steps = 1 if not most_mib or most_mib >= mib else min(-(-mib // most_mib), heads)
+        group_size, result, finished_heads = -(-heads // steps), None, 0
+        while finished_heads < heads:
+            group = min(group_size, heads - finished_heads)
             queries = query if steps == 1 else self._view(query, None, offset=True)
             scores = self._new((cells, tokens, group), cache, queries)
             scores = self._inplace(scores, scores, self.mask(window))
-            mixed = self._new((rank, tokens, group), values, scores)
-            done += group
-            result = mixed if result is None else self._new((rank, tokens, done), result, mixed)
+            weighted_latents = self._new((rank, tokens, group), values, scores)
+            finished_heads += group
+            result = (
+                weighted_latents
+                if result is None
+                else self._new((rank, tokens, finished_heads), result, weighted_latents)
+            )
             if steps > 1:
                 self.graph.expand(result)
         assert result is not None
@@ -360,8 +372,8 @@ class _Builder:
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         if self.rules.style == "silu":
-            activated = self._inplace(gate, gate)
-            return self._inplace(activated, activated, up)
+            activated_gate = self._inplace(gate, gate)
+            return self._inplace(activated_gate, activated_gate, up)
         return Tensor(up.nbytes, (gate, up), "new", up.layout)
 
     def network(self, i: int, end: str, width: int, is_gated: bool, source: Tensor, tokens: int) -> Tensor:
@@ -374,47 +386,47 @@ class _Builder:
 
     def experts(self, i: int, layer: LayerShape, source: Tensor, tokens: int) -> Tensor:
         n, k, width = layer.experts, layer.top_k, layer.expert_width
-        moves = self.rules.moves_experts(tokens, layer) and self.settings.moves_weights
+        may_move = self.rules.moves_experts(tokens, layer) and self.settings.moves_weights
 
         def product(name: str, rows: int, *sources: Tensor) -> Tensor:
-            return self._new((rows, k, tokens), self._weight(f"blk.{i}.{name}.weight", i), *sources, may_move=moves)
+            return self._new((rows, k, tokens), self._weight(f"blk.{i}.{name}.weight", i), *sources, may_move=may_move)
 
         logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, n, source, tokens)
         probabilities = self._inplace(logits, logits)
-        order = self._new((n, tokens), probabilities, bytes=I32)
-        chosen = self._view(order, None)
-        weights = self._new((1, k, tokens), self._view(probabilities, (1, n, tokens)), chosen)
+        sorted_experts = self._new((n, tokens), probabilities, bytes=I32)
+        chosen_experts = self._view(sorted_experts, None)
+        weights = self._new((1, k, tokens), self._view(probabilities, (1, n, tokens)), chosen_experts)
         if self.rules.store_rows:
             self.graph.expand(weights)
         rows = self._view(source, (self.hidden, 1, tokens))
         if self.rules.style == "ik" and self.settings.fused_experts and layer.is_gated:
             gate_weight = self._weight(f"blk.{i}.ffn_gate_exps.weight", i)
-            inner = product("ffn_up_exps", width, gate_weight, rows, chosen)
+            inner_states = product("ffn_up_exps", width, gate_weight, rows, chosen_experts)
         else:
-            up = product("ffn_up_exps", width, rows, chosen)
-            inner = (
-                self.gated(product("ffn_gate_exps", width, rows, chosen), up)
+            up = product("ffn_up_exps", width, rows, chosen_experts)
+            inner_states = (
+                self.gated(product("ffn_gate_exps", width, rows, chosen_experts), up)
                 if layer.is_gated
                 else self._inplace(up, up)
             )
-        down = product("ffn_down_exps", self.hidden, inner, chosen)
+        down = product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
         down = self._inplace(down, down, weights)
         if self.rules.style == "ik" or k == 1:
             return self._new((self.hidden, tokens), self._view(down, None))
-        total = self._new((self.hidden, tokens), self._view(down, None), self._view(down, None, offset=True))
+        summed_output = self._new((self.hidden, tokens), self._view(down, None), self._view(down, None, offset=True))
         for _ in range(k - 2):
-            total = self._inplace(total, total, self._view(down, None, offset=True))
-        return total
+            summed_output = self._inplace(summed_output, summed_output, self._view(down, None, offset=True))
+        return summed_output
 
     def recurrence(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
-        """A recurrent layer: its input projection, its states, and its output projection."""
+        """Adds a recurrent layer: its input projection, its states, and its output projection."""
         tokens = self.settings.tokens
         width = max(self.hidden, 2 * layer.heads * layer.head_dim)
         states = Tensor(0, operation="cache", device=self.layer_device(i))
-        inner = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * width, normed, tokens)
-        mixed = self._new((width, tokens), inner, states)
-        self.graph.expand(mixed, self._store(states, mixed))
-        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, mixed, tokens)
+        projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * width, normed, tokens)
+        recurrence_output = self._new((width, tokens), projected_input, states)
+        self.graph.expand(recurrence_output, self._store_in_cache(states, recurrence_output))
+        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, recurrence_output, tokens)
 
     # -- the model -----------------------------------------------------------------------------------------------
 
@@ -423,36 +435,38 @@ class _Builder:
         numbers = Tensor(tokens * I32, operation="input", layout=(tokens,))
         output_rows = Tensor(self.settings.outputs * I32, operation="input", layout=(self.settings.outputs,))
         table = Tensor(0, operation="weight", device=HOST)
-        vectors = Tensor(self.hidden * tokens * F32, operation="input")
-        inputs = (numbers, vectors) if self.rules.vector_input else (numbers,)
+        input_vectors = Tensor(self.hidden * tokens * F32, operation="input")
+        inputs = (numbers, input_vectors) if self.rules.vector_input else (numbers,)
         stream = self._new((self.hidden, tokens), table, *inputs)
         for i, layer in self.layers.items():
             residual = stream
-            mixed = self._mixed(i, layer, stream)
+            layer_output = self._mixer_output(i, layer, stream)
             if i == self.number - 1:
                 tokens = self.settings.outputs
-                mixed = None if mixed is None else self._new((self.hidden, tokens), mixed, output_rows)
+                layer_output = (
+                    None if layer_output is None else self._new((self.hidden, tokens), layer_output, output_rows)
+                )
                 residual = self._new((self.hidden, tokens), residual, output_rows)
-            stream = residual if mixed is None else self._inplace(mixed, mixed, residual)
+            stream = residual if layer_output is None else self._inplace(layer_output, layer_output, residual)
             stream = self._with_network(i, layer, stream, tokens)
-        final = self.norm("output_norm.weight", self.number, stream)
-        self.graph.expand(self.matmul(OUTPUT, self.number, self.vocab, final, tokens))
+        normed_output = self.norm("output_norm.weight", self.number, stream)
+        self.graph.expand(self.matmul(OUTPUT, self.number, self.vocab, normed_output, tokens))
         return self.graph
 
-    def _mixed(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:
-        """What a layer's attention or recurrence adds; None for a layer that is a network alone."""
+    def _mixer_output(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:
+        """Returns the output of a layer's attention or recurrence; None for a layer with only a network."""
         if not layer.heads and not layer.state_elements:
             return None
         normed = self.norm(f"blk.{i}.attn_norm.weight", i, stream)
         if layer.latent is not None:
-            mixed = self.latent_attention(i, layer, normed)
+            attention_output = self.latent_attention(i, layer, normed)
         elif layer.heads:
-            mixed = self.attention(i, layer, normed)
+            attention_output = self.attention(i, layer, normed)
         else:
-            mixed = self.recurrence(i, layer, normed)
+            attention_output = self.recurrence(i, layer, normed)
         if self.weight(f"blk.{i}.post_attention_norm.weight") is not None:
-            mixed = self.norm(f"blk.{i}.post_attention_norm.weight", i, mixed)
-        return mixed
+            attention_output = self.norm(f"blk.{i}.post_attention_norm.weight", i, attention_output)
+        return attention_output
 
     def _with_network(self, i: int, layer: LayerShape, stream: Tensor, tokens: int) -> Tensor:
         if not layer.width and not layer.experts:
@@ -461,8 +475,8 @@ class _Builder:
         if layer.experts:
             result = self.experts(i, layer, normed, tokens)
             if layer.shared_width:
-                shared = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed, tokens)
-                result = self._inplace(result, result, shared)
+                shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed, tokens)
+                result = self._inplace(result, result, shared_output)
         else:
             result = self.network(i, "", layer.width, layer.is_gated, normed, tokens)
         if self.weight(f"blk.{i}.post_ffw_norm.weight") is not None:
@@ -480,7 +494,7 @@ def model_graph(
     layer_device: Callable[[int], str],
     weight: Callable[[str], tuple[int, str] | None],
 ) -> Graph:
-    """Builds the graph of one micro-batch.
+    """Returns the compute graph of one micro-batch.
 
     layers: the layers that are laid out, by their index. number: layers of the model.
     layer_device: index of a layer → its device; the index after the last one is the output's.

@@ -1,4 +1,4 @@
-"""What the files of llama.cpp, ik_llama.cpp and Ollama say of a version (`presets/engines/*.toml`)."""
+"""The contents of the TOML files of llama.cpp, ik_llama.cpp and Ollama: rules by version (`presets/engines/*.toml`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .transformer_graph import GraphRules, Style
 
 
 class GgmlRules(RuleRange):
-    """The rules of a range of versions; `presets/engines/llama_cpp.toml` explains the fields."""
+    """The memory rules of a range of versions; `presets/engines/llama_cpp.toml` explains the fields."""
 
     ctx_size: int = Field(ge=0)
     parallel: int = Field(ge=1)
@@ -38,7 +38,7 @@ class GgmlRules(RuleRange):
 
     @property
     def graph(self) -> GraphRules:
-        """How the version builds its graph."""
+        """The rules by which the version builds its compute graph."""
         return GraphRules(
             style=self.style,
             mask_f16=self.mask_f16,
@@ -50,14 +50,14 @@ class GgmlRules(RuleRange):
 
 
 class DeviceContext(Record):
-    """Memory that a program has on a GPU before llama.cpp allocates. logs: number of logs behind it."""
+    """A process's GPU memory before llama.cpp allocates (CUDA context). logs: number of logs with the measurement."""
 
     mib: int = Field(ge=0)
     logs: int = Field(ge=0)
 
 
 class GgmlRecord(EngineRecord[GgmlRules]):
-    """A file of llama.cpp or ik_llama.cpp. compute_logs: logs whose compute buffers were compared."""
+    """The contents of llama_cpp.toml or ik_llama_cpp.toml. compute_logs: logs whose compute buffers were compared."""
 
     context: DeviceContext
     fit_margin_mib: int = Field(ge=0)

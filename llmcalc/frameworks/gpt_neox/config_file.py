@@ -62,35 +62,35 @@ VOCABULARY = 50_257
 
 def is_gpt_neox(data: Table) -> bool:
     """Whether a table is a config of GPT-NeoX that describes a model."""
-    return bool(SIGNS & set(_underscored(data)))
+    return bool(SIGNS & set(_with_underscores(data)))
 
 
-def _underscored(data: Table) -> dict[str, Any]:
-    """Returns the arguments with underscores, as both spellings are used."""
+def _with_underscores(data: Table) -> dict[str, Any]:
+    """Returns the arguments with underscores in place of hyphens."""
     return {str(key).replace("-", "_"): value for key, value in data.items()}
 
 
 def read_gpt_neox(data: Table, source: Source) -> Launch:
-    """Reads a GPT-NeoX config into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
-        arguments = _underscored(data)
+        arguments = _with_underscores(data)
         for name, values in OFF.items():
             if name in arguments and arguments[name] not in values:
                 reading.unknown[name] = f"{shown(arguments[name])} is not modelled"
-        mixer = _mixer(reading, arguments)
+        mixer = _mixer_kind(reading, arguments)
         reading.check_unknown()
         tp, pp = (max(1, size_of(reading, name, arguments.get(name, 1), least=0)) for name in PARALLEL_SIZES)
-        spec = _model(reading, arguments, mixer, tp)
-        words = {
+        spec = _model_of(reading, arguments, mixer, tp)
+        run_settings = {
             "seq": size_of(reading, "seq_length", arguments.get("seq_length")),
             "attn_implementation": MIXERS[mixer],
-            **_kernels(reading, arguments),
+            **_kernel_settings(reading, arguments),
         }
         config = _deepspeed_keys(reading, arguments)
         if tp * pp > 1:
-            run = _divided_run(reading, config, MegatronRun(tp=tp, pp=pp, seq=words["seq"]), words)
+            run = _divided_run(reading, config, MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"]), run_settings)
             return reading.launch("gpt-neox", "megatron", spec=spec, layout=run.layout, settings=run.settings)
-        run = run_of_program(reading, config, source.world_size, words)
+        run = run_of_program(reading, config, source.world_size, run_settings)
         reading.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
         return reading.launch(
             "gpt-neox", "deepspeed", spec=spec, layout=run.layout, settings=run.settings, own_settings=run.own_settings
@@ -139,14 +139,14 @@ def _divided_run(reading: Reading, config: Table, run: MegatronRun, words: Table
 
 
 def _deepspeed_keys(reading: Reading, arguments: Table) -> dict[str, Any]:
-    """Returns the config that DeepSpeed is given (`_set_config`, `calculate_derived`)."""
+    """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
     config = {name: value for name, value in arguments.items() if name in DEEPSPEED}
-    half = reading.table(arguments, "fp16")
-    kind = arguments.get("precision") or ("bfloat16" if half.get("type") == "bfloat16" else None)
+    fp16_table = reading.table(arguments, "fp16")
+    kind = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if kind is not None:
         config |= {"fp16": {"enabled": kind == "fp16"}, "bf16": {"enabled": kind == "bfloat16"}}
-    elif half:
-        config["fp16"] = {"enabled": half.get("enabled", half.get("fp16", False))}
+    elif fp16_table:
+        config["fp16"] = {"enabled": fp16_table.get("enabled", fp16_table.get("fp16", False))}
     elif not reading.table(arguments, "bf16"):
         reading.notes.append("the file has no number format, which another one may have: fp32, the default, is counted")
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(config):
@@ -156,38 +156,41 @@ def _deepspeed_keys(reading: Reading, arguments: Table) -> dict[str, Any]:
     return config
 
 
-def _kernels(reading: Reading, arguments: Table) -> dict[str, Any]:
+def _kernel_settings(reading: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the settings of kernels and recomputation."""
-    words: dict[str, Any] = {}
+    kernel_settings: dict[str, Any] = {}
     if reading.flag(arguments, "checkpoint_activations"):
         layers = reading.size(arguments, "checkpoint_num_layers", 1)
-        words["recompute"] = "full" if layers == 1 else f"every:{layers}"
+        kernel_settings["recompute"] = "full" if layers == 1 else f"every:{layers}"
     if reading.flag(arguments, "layernorm_fusion") or reading.flag(arguments, "rmsnorm_fusion"):
-        words["norm"] = "fused"
-    return words
+        kernel_settings["norm"] = "fused"
+    return kernel_settings
 
 
-def _mixer(reading: Reading, arguments: Table) -> str:
-    """Returns the kind of all layers."""
+def _mixer_kind(reading: Reading, arguments: Table) -> str:
+    """Returns the attention or recurrence type of all layers, and records other types as unknown."""
     config = reading.value(arguments, "attention_config", [[["global"], "all"]])
     kinds: set[str] = set()
     for entry in config if isinstance(config, list) else [config]:
         names = entry[0] if isinstance(entry, list) and entry else entry
         kinds |= set(map(str, names)) if isinstance(names, list) else {str(names)}
     if len(kinds) != 1 or not kinds <= set(MIXERS):
-        listed = ", ".join(sorted(kinds))[:60]
-        reading.unknown["attention_config"] = f"'{listed}' is not modelled; {', '.join(MIXERS)} in all layers are"
+        kinds_text = ", ".join(sorted(kinds))[:60]
+        reading.unknown["attention_config"] = f"'{kinds_text}' is not modelled; {', '.join(MIXERS)} in all layers are"
         return "global"
     return kinds.pop()
 
 
-def _model(reading: Reading, arguments: Table, mixer: str, tp: int) -> ModelSpec:
-    """Returns the model of the arguments. mixer: the kind of all layers. tp: parts of the padded vocabulary."""
+def _model_of(reading: Reading, arguments: Table, mixer: str, tp: int) -> ModelSpec:
+    """Returns the model that GPT-NeoX's arguments describe.
+
+    mixer: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
+    """
     layers, width, heads, positions = (
         size_of(reading, name, arguments.get(name))
         for name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
-    norm = _norm(reading, arguments)
+    norm = _norm_table(reading, arguments)
     biased = reading.flag(arguments, "use_bias_in_attn_linear", True)
     attention: dict[str, Any] = {
         "num_attention_heads": heads,
@@ -199,17 +202,17 @@ def _model(reading: Reading, arguments: Table, mixer: str, tp: int) -> ModelSpec
     if kind not in POSITIONS:
         raise reading.wrong("pos_emb", f"{shown(kind)}; expected {', '.join(POSITIONS)}")
     if kind == "rotary":
-        attention["position"] = _rotation(reading, arguments)
+        attention["position"] = _rotary_table(reading, arguments)
     elif kind == "alibi":
         attention["position"] = {"type": "alibi"}
     elif kind == "learned":
         decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
-    network = _network(reading, arguments, width)
+    network = _network_table(reading, arguments, width)
     block: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}
     if reading.flag(arguments, "gpt_j_residual"):
         block["parallel"] = "shared" if reading.flag(arguments, "gpt_j_tied") else "separate"
     if mixer == "mamba":
-        block = {"attention": _mamba(reading, arguments, width), "feed_forward": {"type": "none"}, "norm": norm}
+        block = {"attention": _mamba_table(reading, arguments, width), "feed_forward": {"type": "none"}, "norm": norm}
     multiple = tp * reading.size(arguments, "make_vocab_size_divisible_by", 128)
     reading.filled_in["vocabulary"] = VOCABULARY
     reading.notes.append(
@@ -225,8 +228,8 @@ def _model(reading: Reading, arguments: Table, mixer: str, tp: int) -> ModelSpec
     return validate(ModelSpec, table, reading.where)
 
 
-def _mamba(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
-    """Returns the description of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
+def _mamba_table(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
+    """Returns the model-spec table of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
     if reading.flag(arguments, "mamba_use_bias_in_linears"):
         reading.unknown["mamba_use_bias_in_linears"] = "biases of Mamba's linear layers are not modelled"
     return {
@@ -239,8 +242,8 @@ def _mamba(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
     }
 
 
-def _norm(reading: Reading, arguments: Table) -> dict[str, Any]:
-    """Returns the description of the norms."""
+def _norm_table(reading: Reading, arguments: Table) -> dict[str, Any]:
+    """Returns the model-spec table of the norms."""
     name = str(reading.value(arguments, "norm", "layernorm"))
     if name not in ("layernorm", "rmsnorm"):
         raise reading.wrong("norm", f"{shown(name)}; expected layernorm or rmsnorm")
@@ -249,21 +252,21 @@ def _norm(reading: Reading, arguments: Table) -> dict[str, Any]:
     return {"type": name}
 
 
-def _rotation(reading: Reading, arguments: Table) -> dict[str, Any]:
-    """Returns the description of rotary positions."""
-    share, base = (reading.value(arguments, name, default) for name, default in ROTATION.items())
-    if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise reading.wrong("rotary_pct", f"{shown(share)}; expected a share from 0 to 1")
+def _rotary_table(reading: Reading, arguments: Table) -> dict[str, Any]:
+    """Returns the model-spec table of rotary positions."""
+    rotary_fraction, base = (reading.value(arguments, name, default) for name, default in ROTATION.items())
+    if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
+        raise reading.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
     position = {"type": "rope", "rope_theta": float(size_of(reading, "rotary_emb_base", base))}
-    return position if share == 1 else {**position, "partial_rotary_factor": float(share)}
+    return position if rotary_fraction == 1 else {**position, "partial_rotary_factor": float(rotary_fraction)}
 
 
 ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 """Argument → its default."""
 
 
-def _network(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
-    """Returns the description of the feed-forward network (`ParallelMLP`). Gated ones have two thirds of the width."""
+def _network_table(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
+    """Returns the model-spec table of the feed-forward network (`ParallelMLP`). Gated ones have 2/3 of the width."""
     activation = str(reading.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED
     if not is_gated and activation not in ("gelu", "relu", "silu"):
@@ -271,12 +274,12 @@ def _network(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
     if arguments.get("expansion_factor") is not None:
         reading.unknown["expansion_factor"] = "expected intermediate_size"
     multiple = reading.size(arguments, "mlp_multiple_of", 1)
-    inner = reading.size(arguments, "intermediate_size", 4 * width)
-    inner = inner * 2 // 3 // 2 if is_gated else inner
+    inner_width = reading.size(arguments, "intermediate_size", 4 * width)
+    inner_width = inner_width * 2 // 3 // 2 if is_gated else inner_width
     biased = reading.flag(arguments, "use_bias_in_mlp", True)
     return {
         "type": "mlp",
-        "intermediate_size": ceil_div(inner, multiple) * multiple,
+        "intermediate_size": ceil_div(inner_width, multiple) * multiple,
         "hidden_act": GATED.get(activation, activation),
         "gated": is_gated,
         "up_bias": biased,

@@ -1,4 +1,4 @@
-"""GPT-NeoX: the record of its config files."""
+"""The registry record of GPT-NeoX's config files."""
 
 from __future__ import annotations
 

@@ -118,5 +118,5 @@ FLAGS = (
 
 
 def flags() -> tuple[Flag, ...]:
-    """Returns the flags of ik_llama.cpp."""
+    """Returns all flags of ik_llama.cpp's server."""
     return FLAGS

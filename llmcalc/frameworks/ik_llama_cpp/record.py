@@ -1,4 +1,4 @@
-"""The record of ik_llama.cpp."""
+"""The registry record of ik_llama.cpp."""
 
 from __future__ import annotations
 

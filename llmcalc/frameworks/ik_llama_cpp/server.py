@@ -1,4 +1,4 @@
-"""ik_llama.cpp's rules by version, for the functions of its record."""
+"""A server of ik_llama.cpp, with the memory rules of its version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def record() -> GgmlRecord:
 
 
 def version_of(version_text: str) -> EngineVersion:
-    """Returns the build that a user wrote, or the newest, with the range that it is in."""
+    """Returns the build that a user wrote, or the newest, with its range of versions."""
     return record().version_of(version_text)
 
 
@@ -34,7 +34,7 @@ class IkServer(GgmlServer):
 
 
 def server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
-    """Returns a server. Raises `InputError` for flags that contradict each other or the model."""
+    """Returns a server of ik_llama.cpp. Raises `InputError` for flags that contradict each other or the model."""
     return IkServer(preset, hardware, version, flags, record())
 
 

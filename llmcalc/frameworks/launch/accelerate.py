@@ -49,23 +49,23 @@ ACCELERATE_IGNORED = frozenset(
 
 
 def is_accelerate(data: Table) -> bool:
-    """Whether a table is one of accelerate's configs."""
+    """Whether a table of YAML or JSON is a config of accelerate."""
     return "distributed_type" in data or all(name in data for name in ACCELERATE_SIGNS)
 
 
 def read_accelerate(data: Table, source: Source) -> Launch:
-    """Reads accelerate's config. Raises `InputError`, which names file and key."""
+    """Returns the training run of an accelerate config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
-        return _accelerate(reading, data, source.world_size)
+        return _read_tables(reading, data, source.world_size)
 
 
-def _accelerate(reading: Reading, data: Table, world_size: int | None) -> Launch:
-    known = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
+def _read_tables(reading: Reading, data: Table, world_size: int | None) -> Launch:
+    plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
     reading.ignored += [name for name in data if name in ACCELERATE_IGNORED]
     unknown_keys(
         reading,
         data,
-        (*ACCELERATE_READ, *ACCELERATE_IGNORED, *(plugin.table for _, plugin in known.values())),
+        (*ACCELERATE_READ, *ACCELERATE_IGNORED, *(plugin.table for _, plugin in plugins_by_type.values())),
         "",
         "no key that is known",
     )
@@ -74,32 +74,32 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None) -> Launch
         if world_size not in (None, processes):
             reading.notes.append(f"--devices {world_size} in the place of num_processes: {processes}")
         world_size = world_size or processes
-    world = reading.devices(world_size)
+    device_count = reading.devices(world_size)
     if data.get("num_machines"):
         size_of(reading, "num_machines", data["num_machines"])
     kind = str(data.get("distributed_type", "NO")).upper()[:40]
-    words: dict[str, Any] = {"phase": "training", **_mixed(reading, data)}
+    run_settings: dict[str, Any] = {"phase": "training", **_precision_settings(reading, data)}
     if data.get("gradient_accumulation_steps") is not None:
         steps = size_of(reading, "gradient_accumulation_steps", data["gradient_accumulation_steps"])
-        words["num_microbatches"] = steps
+        run_settings["num_microbatches"] = steps
     dynamo = reading.table(data, "dynamo_config").get("dynamo_backend", "NO")
     if str(dynamo).upper() != "NO":
-        words["compile"] = True
-    name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
-    if kind in known:
-        name, plugin = known[kind]
-        run = plugin.accelerate(reading, data, world, words)
+        run_settings["compile"] = True
+    name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=device_count), run_settings)
+    if kind in plugins_by_type:
+        name, plugin = plugins_by_type[kind]
+        run = plugin.accelerate(reading, data, device_count, run_settings)
     elif kind in OTHER_DEVICES:
         reading.notes.append(f"distributed_type {kind}: the kernels and the runtime of CUDA are counted")
     elif kind not in WITHOUT_PLUGIN:
         raise reading.wrong(
-            "distributed_type", f"{shown(kind)}; expected one of {', '.join((*WITHOUT_PLUGIN, *known))}"
+            "distributed_type", f"{shown(kind)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}"
         )
     settings = default_attention(reading) | run.settings
     return reading.launch("accelerate", name, layout=run.layout, settings=settings, own_settings=run.own_settings)
 
 
-def _mixed(reading: Reading, data: Table) -> dict[str, Any]:
+def _precision_settings(reading: Reading, data: Table) -> dict[str, Any]:
     name = str(data.get("mixed_precision") or "no").lower()[:20]
     if name in ("no", "false"):
         return {"precision": "fp32"}

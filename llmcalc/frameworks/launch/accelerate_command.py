@@ -1,4 +1,4 @@
-"""Reads what `accelerate launch` adds to the arguments of the Trainer: its config file, and its own arguments.
+"""Reads the settings that `accelerate launch` adds to the Trainer's arguments: its config file and its own arguments.
 
 Source: accelerate 1.x, commands/launch.py; utils/launch.py, which hands both over to the script in the environment.
 """
@@ -21,11 +21,11 @@ STAGED = ("offload_optimizer_device", "offload_param_device")
 
 
 def config_table(launcher: Sequence[str], where: str, read_text: ReadText | None) -> dict[str, Any]:
-    """The config of `accelerate launch`: that of its file, with its arguments in their place; empty without it."""
-    place = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
-    if place is None or launcher[place + 1] != "launch":
+    """Returns the config of `accelerate launch`: its file, overridden by its arguments; empty for other launchers."""
+    launcher_index = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
+    if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
-    arguments = arguments_of([word for word in launcher[place + 2 :] if word != "-m"], where)
+    arguments = arguments_of([word for word in launcher[launcher_index + 2 :] if word != "-m"], where)
     flags = {flag.lstrip("-").replace("-", "_"): value for flag, value in arguments.items()}
     name = flags.pop("config_file", None)
     table: dict[str, Any] = {}
@@ -39,11 +39,11 @@ def config_table(launcher: Sequence[str], where: str, read_text: ReadText | None
         if not isinstance(data, Mapping):
             raise InputError(f"{path}: expected a config of accelerate")
         table = dict(data)
-    return _with_flags(table, {key: plain_value(value) for key, value in flags.items()})
+    return _with_command_flags(table, {key: plain_value(value) for key, value in flags.items()})
 
 
-def _with_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
-    """A config with the arguments of the command in the place of the file's."""
+def _with_command_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
+    """Returns an accelerate config in which the command's arguments replace the file's values."""
     for key in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
         if key in flags:
             table[key] = flags[key]
@@ -57,19 +57,19 @@ def _with_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
     ):
         section_flags = {key: value for key, value in flags.items() if re.fullmatch(pattern, key)}
         if section_flags:
-            earlier = table.get(section)
-            table[section] = {**(earlier if isinstance(earlier, Mapping) else {}), **section_flags}
+            section_table = table.get(section)
+            table[section] = {**(section_table if isinstance(section_table, Mapping) else {}), **section_flags}
     return table
 
 
 def processes_of(table: Table) -> int | None:
-    """The number of processes of a config; None if it has none."""
+    """Returns the number of processes in an accelerate config; None if the config states none."""
     number = table.get("num_processes")
     return number if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**7 else None
 
 
 def trainer_arguments(source: Source) -> dict[str, Any]:
-    """The arguments of the Trainer that stand for what `accelerate launch` was told.
+    """Returns the Trainer's arguments that are equivalent to the config of `accelerate launch`.
 
     Raises `InputError` for a framework that the Trainer does not start.
     """
@@ -86,14 +86,14 @@ def trainer_arguments(source: Source) -> dict[str, Any]:
         if strategy is not None:
             arguments["fsdp_config"]["sharding_strategy"] = strategy
     elif kind == "DEEPSPEED":
-        arguments["deepspeed"] = _deepspeed(table.get("deepspeed_config"))
+        arguments["deepspeed"] = _deepspeed_config(table.get("deepspeed_config"))
     elif kind == "MEGATRON_LM":
         raise InputError(f"{source.where}: distributed_type: MEGATRON_LM with the Trainer; expected FSDP or DEEPSPEED")
     return arguments
 
 
-def _deepspeed(config: Any) -> Any:
-    """The DeepSpeed config of accelerate's section: a file, or one of the section's own keys."""
+def _deepspeed_config(config: Any) -> Any:
+    """Returns the DeepSpeed config in accelerate's config: the named file, or a table of the config's keys."""
     table = config if isinstance(config, Mapping) else {}
     if table.get("deepspeed_config_file") is not None:
         return table["deepspeed_config_file"]

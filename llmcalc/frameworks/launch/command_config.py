@@ -1,4 +1,4 @@
-"""Finds the config file of a command, and puts values that are typed behind it in the place of the file's."""
+"""Finds the config file that a command names, and overrides its values with those typed in the command."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ DEEPEST = 20
 
 
 def config_place(command: CommandLine) -> tuple[str, int, int] | None:
-    """The config file with which a command starts a program, and the words that name it; None if it names none.
+    """Returns a command's config file, with start and end of the words that name it; None if the command names none.
 
     The file is the first word with the ending of one, or the value of `--config`.
     """
     words = command.words
     for i, word in enumerate(words):
-        option, equals, value = word.partition("=")
+        option, equals_sign, value = word.partition("=")
         if CONFIG_OPTION.fullmatch(option):
-            if equals and value.endswith(CONFIG_ENDINGS):
+            if equals_sign and value.endswith(CONFIG_ENDINGS):
                 return value, i, i + 1
-            if not equals and i + 1 < len(words) and words[i + 1].endswith(CONFIG_ENDINGS):
+            if not equals_sign and i + 1 < len(words) and words[i + 1].endswith(CONFIG_ENDINGS):
                 return words[i + 1], i, i + 2
         if i == 0 and "=" not in word and word.endswith(CONFIG_ENDINGS):
             return word, i, i + 1
@@ -38,45 +38,51 @@ def config_place(command: CommandLine) -> tuple[str, int, int] | None:
 
 
 def with_typed_values(config: Table, command: CommandLine, where: str) -> dict[str, Any]:
-    """The tables of a command's config file, with the values that its other words type.
+    """Returns the tables of a command's config file, overridden by the command's other words.
 
     A word is `key=value`, or an argument `--key value`; a key with dots is one of an inner table. Raises `InputError`
     for a word of another form.
     """
-    place = config_place(command)
-    words = [*command.words] if place is None else [*command.words[: place[1]], *command.words[place[2] :]]
-    typed: dict[str, Any] = {}
+    config_words = config_place(command)
+    words = (
+        [*command.words]
+        if config_words is None
+        else [*command.words[: config_words[1]], *command.words[config_words[2] :]]
+    )
+    typed_values: dict[str, Any] = {}
     arguments: list[str] = []
     for word in words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.-]{0,150})=(.*)", word, re.DOTALL)
         if match is None:
             arguments.append(word)
         else:
-            typed[match[1]] = match[2]
-    typed |= {flag.lstrip("-").replace("-", "_"): value for flag, value in arguments_of(arguments, where).items()}
-    changed = dict(config)
-    for name, value in typed.items():
+            typed_values[match[1]] = match[2]
+    typed_values |= {
+        flag.lstrip("-").replace("-", "_"): value for flag, value in arguments_of(arguments, where).items()
+    }
+    changed_config = dict(config)
+    for name, value in typed_values.items():
         key = printable(name)[:150]
-        _place(changed, key, _value(value, f"{where}: {key}"), where)
-    return changed
+        _set_dotted_key(changed_config, key, _typed_value(value, f"{where}: {key}"), where)
+    return changed_config
 
 
-def _value(value: Any, where: str) -> Any:
-    """A typed value; a list in brackets is one of YAML."""
+def _typed_value(value: Any, where: str) -> Any:
+    """Returns the value of a word of the command; brackets are a list in YAML."""
     if isinstance(value, str) and re.fullmatch(r"\[.*\]", value, re.DOTALL) and not is_unresolved(value):
         return parse_yaml(value, where)
     return plain_value(value)
 
 
-def _place(table: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Sets the value of a key with dots. The tables on its way are copied."""
+def _set_dotted_key(table: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Sets the value of a dotted key, and copies the tables on its path."""
     *names, name = key.split(".")
     if len(names) >= DEEPEST:
         raise InputError(f"{where}: {key[:60]}: too many dots; expected at most {DEEPEST} names")
-    for inner in names:
-        current = table.get(inner)
-        if not isinstance(current, Mapping) and current is not None:
-            raise InputError(f"{where}: {key}: {inner} is no table in the config file; expected one of its keys")
-        table[inner] = dict(current or {})
-        table = table[inner]
+    for inner_key in names:
+        inner_table = table.get(inner_key)
+        if not isinstance(inner_table, Mapping) and inner_table is not None:
+            raise InputError(f"{where}: {key}: {inner_key} is no table in the config file; expected one of its keys")
+        table[inner_key] = dict(inner_table or {})
+        table = table[inner_key]
     table[name] = value

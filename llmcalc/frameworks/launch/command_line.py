@@ -1,4 +1,4 @@
-"""Splits a script's command into launcher, program and arguments, and the text of `--launch` into its parts."""
+"""Splits a shell command into launcher, program and arguments, and the value of `--launch` into its parts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
 
 
 class TypedLaunch(NamedTuple):
-    """The text of `--launch`: `NAME=VALUE … FILE ARGUMENT …`.
+    """The parts of the value of `--launch`: `NAME=VALUE … FILE ARGUMENT …`.
 
     path: the file's name.
     variables: variables typed before it.
@@ -63,10 +63,10 @@ class TypedLaunch(NamedTuple):
 
 
 def typed_launch(text: str) -> TypedLaunch:
-    """Splits the text of `--launch`. The name of a file that exists is not split."""
+    """Splits the value of `--launch` into its parts. The name of an existing file is not split."""
     if len(text) > LONGEST_TYPED:
         raise InputError(f"--launch: {len(text):,} letters; expected at most {LONGEST_TYPED:,}")
-    if not re.search(r"\s", text) or _exists(text):
+    if not re.search(r"\s", text) or _file_exists(text):
         return TypedLaunch(text, {}, ())
     try:
         words = shlex.split(text)
@@ -80,13 +80,13 @@ def typed_launch(text: str) -> TypedLaunch:
         words.pop(0)
     if not words:
         raise InputError("--launch: no file; expected NAME=VALUE … FILE ARGUMENTS")
-    if not variables and not _exists(words[0]):
+    if not variables and not _file_exists(words[0]):
         return TypedLaunch(text, {}, ())
     return TypedLaunch(words[0], variables, tuple(words[1:]))
 
 
-def _exists(name: str) -> bool:
-    """Whether a file has a name, which may be none that a file can have."""
+def _file_exists(name: str) -> bool:
+    """Whether a file of this name exists; false for a name that no file can have."""
     try:
         return Path(name).exists()
     except (OSError, ValueError):
@@ -94,45 +94,52 @@ def _exists(name: str) -> bool:
 
 
 def command_line(command: Command) -> CommandLine | None:
-    """The parts of a command; None if it starts neither a Python file, a module, nor a program of a known package."""
+    """Returns a command's launcher, program and arguments; None unless it starts Python or a known program."""
     words = list(command.words)
-    place = (command.line, command.loops)
+    line_and_loops = (command.line, command.loops)
     for i, word in enumerate(words):
         name = word.rpartition("/")[2]
-        after = words[i + 1] if i + 1 < len(words) else ""
+        next_word = words[i + 1] if i + 1 < len(words) else ""
         if word.endswith(".py") and not word.startswith("-"):
-            return CommandLine(words[:i], name, _after_dashes(words[i + 1 :]), *place)
-        if word in ("-m", "--module") and after and not after.startswith(("torch.distributed", "-", "accelerate.")):
-            return CommandLine(words[:i], after, _after_dashes(words[i + 2 :]), *place)
-        if name == "tune" and after == "run":
-            rest = words[i + 2 :]
-            start = next((j for j, text in enumerate(rest) if text.startswith("--config")), len(rest))
-            return CommandLine([*words[:i], *rest[:start]], "tune run", rest[start:], *place)
-        if name in CONSOLE_PROGRAMS and (after in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
-            return CommandLine(words[:i], f"{name} {after}".strip(), words[i + 2 :], *place)
+            return CommandLine(words[:i], name, _without_separator(words[i + 1 :]), *line_and_loops)
+        if (
+            word in ("-m", "--module")
+            and next_word
+            and not next_word.startswith(("torch.distributed", "-", "accelerate."))
+        ):
+            return CommandLine(words[:i], next_word, _without_separator(words[i + 2 :]), *line_and_loops)
+        if name == "tune" and next_word == "run":
+            arguments = words[i + 2 :]
+            start = next(
+                (program_index for program_index, text in enumerate(arguments) if text.startswith("--config")),
+                len(arguments),
+            )
+            return CommandLine([*words[:i], *arguments[:start]], "tune run", arguments[start:], *line_and_loops)
+        if name in CONSOLE_PROGRAMS and (next_word in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
+            return CommandLine(words[:i], f"{name} {next_word}".strip(), words[i + 2 :], *line_and_loops)
     return None
 
 
-def _after_dashes(words: list[str]) -> list[str]:
-    """The arguments without the `--` that ends those of a launcher."""
+def _without_separator(words: list[str]) -> list[str]:
+    """Returns the arguments without the `--` that ends a launcher's own arguments."""
     return words[1:] if words[:1] == ["--"] else words
 
 
 def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
-    """Argument → its value: True without a value, a text for one value, a list for several."""
-    out: dict[str, Any] = {}
+    """Returns argument → value: True without a value, a text for one value, a list for several."""
+    argument_values: dict[str, Any] = {}
     name = ""
     values: list[str] = []
 
     def keep() -> None:
         if name:
-            out[name] = True if not values else values[0] if len(values) == 1 else list(values)
+            argument_values[name] = True if not values else values[0] if len(values) == 1 else list(values)
 
     for word in words:
         if re.match(r"--[A-Za-z]", word):
             keep()
-            name, equals, value = word.partition("=")
-            values = [value] if equals else []
+            name, equals_sign, value = word.partition("=")
+            values = [value] if equals_sign else []
         elif not word:
             continue
         elif name:
@@ -143,52 +150,52 @@ def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
                 raise InputError(f"{where}: {unresolved_reason(word)}")
             raise InputError(f"{where}: '{printable(word)[:60]}' stands before every argument; expected --name value")
     keep()
-    return out
+    return argument_values
 
 
 def overrides_of(words: Sequence[str]) -> dict[str, Any]:
-    """Hydra's overrides, `key=value` or `+key=value`, as a table of dotted keys. Words of another form are left out."""
-    out: dict[str, Any] = {}
+    """Returns Hydra's overrides, `key=value` or `+key=value`, as dotted key → value. Other words are skipped."""
+    overrides: dict[str, Any] = {}
     for word in words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", word, re.DOTALL)
         if match is not None:
-            out[match[1]] = match[2]
-    return out
+            overrides[match[1]] = match[2]
+    return overrides
 
 
 def plain_arguments(
     arguments: Mapping[str, Any], reading: Reading, read: Sequence[str] | frozenset[str]
 ) -> dict[str, Any]:
-    """Arguments by their names with underscores, with flags and numbers converted.
+    """Returns arguments with underscores in their names, and with booleans and numbers converted.
 
     read: names whose values matter. One of them that is known only when the script runs is an error.
     """
-    out: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
         for word in value if isinstance(value, list) else [value]:
             if isinstance(word, str) and is_unresolved(word) and name in read:
                 raise reading.wrong(flag, unresolved_reason(word))
-        out[name] = plain_value(value)
-    return out
+        values[name] = plain_value(value)
+    return values
 
 
 def plain_value(value: Any) -> Any:
-    """The value of a command-line argument, converted to a flag or a number if it is one."""
+    """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
     if isinstance(value, list):
         return [plain_value(item) for item in value]
     if not isinstance(value, str):
         return value
     if is_unresolved(value):
         return printable(value)
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if value.lower() in words:
-        return words[value.lower()]
+    constants = {"true": True, "false": False, "none": None, "null": None}
+    if value.lower() in constants:
+        return constants[value.lower()]
     return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
 
 
 def model_name(reading: Reading, flag: str, value: Any) -> str:
-    """The model that an argument names; with a mark before it if it is known only when the script runs."""
+    """Returns the model name in an argument, with a mark before it if the name is known only when the script runs."""
     if isinstance(value, str) and is_unresolved(value):
         return f"${printable(value).lstrip('$')}"
     return "" if value is None else str(value)[:200]

@@ -1,4 +1,4 @@
-"""GRPO by TRL's trainer, and by trainers that inherit from it: its sequences, engine and reference model.
+"""The memory settings of GRPO training with TRL and trainers derived from it: sequences, engine and reference model.
 
 Source: TRL 1.10 (f2cd57710), trainer/grpo_{config,trainer}.py and generation/vllm_generation.py.
 """
@@ -24,7 +24,7 @@ GRPO_READ = (
 def grpo_length(
     reading: Reading, data: Table, prompt_key: str, has_adapters: bool, beta: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the settings of a GRPO training step, whose sequences are prompts with completions.
+    """Returns the sequence length of a GRPO training step, whose sequences are prompts with completions, in tokens.
 
     With a beta other than 0 it has a reference model: beside adapters the frozen weights, else a copy of all weights.
 
@@ -46,7 +46,7 @@ def grpo_length(
 
 
 def _colocates(data: Table) -> bool:
-    """Whether vLLM runs in the processes of the training, as it does by default."""
+    """Whether vLLM runs in the training processes (colocate mode), which is the default."""
     return bool(data.get("use_vllm")) and data.get("vllm_mode", "colocate") == "colocate"
 
 
@@ -62,7 +62,7 @@ def colocated_rollout(
     source: str = SOURCE,
     reference_bytes: int = 0,
 ) -> Rollout:
-    """Returns the engine and the reference model beside the trained one.
+    """Returns the rollout engine and the reference model that share devices with the trained model.
 
     launch: the training step.
     utilization: the program's default of `vllm_gpu_memory_utilization`.
@@ -78,7 +78,7 @@ def colocated_rollout(
     is_divided = launch.layout.zero == 3
     has_reference = data.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launch.settings
     element = 2 if launch.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
-    master = launch.settings.get("master_weights") == "none"
+    has_master_weights = launch.settings.get("master_weights") == "none"
     sleeps = reading.flag(data, "vllm_enable_sleep_mode") or bool(data.get("sleep_level"))
     return Rollout(
         source=source,
@@ -88,7 +88,7 @@ def colocated_rollout(
         offloaded=offloaded if colocates else frozenset(),
         reference=Model(
             "device" if has_reference else "none",
-            reference_bytes or (element if master else 4),
+            reference_bytes or (element if has_master_weights else 4),
             launch.layout.dp if is_divided else 1,
         ),
         sequences=sequences,
@@ -101,7 +101,7 @@ def colocated_rollout(
 def _engine_flags(
     reading: Reading, data: Table, sequences: int, launch: Launch, utilization: float, max_tokens: int | None
 ) -> dict[str, Any]:
-    """Returns the flags of the colocated vLLM (generation/vllm_generation.py)."""
+    """Returns the flags of the colocated vLLM engine (generation/vllm_generation.py)."""
     tensor = reading.size(data, "vllm_tensor_parallel_size", 1)
     steps = reading.size(data, "steps_per_generation", reading.size(data, "gradient_accumulation_steps", 1))
     batch = data.get("generation_batch_size")

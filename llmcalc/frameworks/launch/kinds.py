@@ -1,4 +1,4 @@
-"""The kinds of launch files: one per framework, and those of programs that run several frameworks."""
+"""Lists the kinds of launch files: one per framework, and those of programs that run several frameworks."""
 
 from __future__ import annotations
 
@@ -58,24 +58,24 @@ PROGRAMS = (
 
 @cache
 def program_files() -> tuple[LaunchFile, ...]:
-    """The kinds of launch files of programs that train with a framework, and of those that are refused by name."""
+    """Returns the kinds of launch files of programs that train with a framework, and of programs that are refused."""
     records = (import_module(f"..{name}.record", __package__).LAUNCH_FILE for name in PROGRAMS)
     return (*records, *REFUSED)
 
 
 @cache
 def _framework_files() -> tuple[LaunchFile, ...]:
-    """The kinds of launch files of frameworks, and of files that select one."""
+    """Returns the kinds of launch files of frameworks, and of files that select a framework."""
     files = (framework(name).launch_file for name in NAMES)
     return (*(file for file in files if file is not None), ACCELERATE, TRAINER)
 
 
 def kinds() -> tuple[LaunchFile, ...]:
-    """All kinds of launch files, in the order in which a file is compared with them."""
+    """Returns all kinds of launch files, in the order in which a file is compared with them."""
     return (*program_files(), *_framework_files())
 
 
 def launch_files() -> str:
-    """The titles of the kinds of launch files with tables, for messages."""
+    """Returns the titles of the kinds of launch files with tables, as text for messages."""
     *titles, last = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read is not None)
     return f"{', '.join(titles)} or {last}"

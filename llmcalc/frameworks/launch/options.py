@@ -1,4 +1,4 @@
-"""Options typed beside a launch file replace the file's values, for all readers."""
+"""Replaces values of a launch file by options that the user typed beside the file, for all readers."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ LAYOUT_OPTIONS = frozenset(field.name for field in fields(LayoutRequest)) - {*NO
 
 def read_with_options(
     file: LaunchFile,
-    read: Callable[[Any, Source], Launch],
+    read_launch_data: Callable[[Any, Source], Launch],
     data: Any,
     source: Source,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Reads a launch file, with options typed beside it in the place of its values.
+    """Returns the training run of a launch file, in which options typed beside the file replace its values.
 
     file: the kind of the file.
-    read: the function that reads its tables, its arguments, its command or its text.
+    read_launch_data: the function that reads its tables, its arguments, its command or its text.
     data: what that function reads.
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """
-    launch = _adapter_formats(read(data, source))
+    launch = _without_master_format(read_launch_data(data, source))
     if not launch.program:
         launch = replace(launch, program=file.program or file.title, version=launch.version or file.version)
     if not options:
         return launch
     if file.with_options is None or not isinstance(data, Mapping):
-        return _adapter_formats(override(launch, options))
-    changed = read(file.with_options(data, options, launch, source.where), source)
+        return _without_master_format(override(launch, options))
+    changed_launch = read_launch_data(file.with_options(data, options, launch, source.where), source)
     return replace(
-        changed,
+        changed_launch,
         program=launch.program,
         version=launch.version,
-        overridden={name: Override(value, _value(launch, name)) for name, value in options.items()},
+        overridden={name: Override(value, _file_value(launch, name)) for name, value in options.items()},
     )
 
 
-def _adapter_formats(launch: Launch) -> Launch:
-    """The run without a format of master weights, if it trains adapters, which have a format of their own."""
+def _without_master_format(launch: Launch) -> Launch:
+    """Returns the training run, without a number format of master weights if it trains adapters."""
     if launch.settings.get("lora_rank") is None:
         return launch
     return replace(
@@ -65,8 +65,8 @@ def _adapter_formats(launch: Launch) -> Launch:
     )
 
 
-def _value(launch: Launch, name: str) -> Any:
-    """The file's value of an option; None if the file leaves it open."""
+def _file_value(launch: Launch, name: str) -> Any:
+    """Returns the launch file's value of an option; None if the file states none."""
     if name == "framework":
         return launch.framework
     if name == "fsdp":
@@ -77,33 +77,33 @@ def _value(launch: Launch, name: str) -> Any:
 
 
 def override(launch: Launch, options: Mapping[str, Any]) -> Launch:
-    """The run with options in the place of the file's settings and layout.
+    """Returns the training run in which options replace the file's settings and layout.
 
     Raises `InputError` for sizes of a layout that contradict each other.
     """
     layout_options = {name: value for name, value in options.items() if name in LAYOUT_OPTIONS}
     settings = {name: value for name, value in options.items() if name not in LAYOUT_OPTIONS}
-    dropped = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
-    values = {name: value for name, value in launch.settings.items() if name not in dropped}
+    dropped_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
+    values = {name: value for name, value in launch.settings.items() if name not in dropped_options}
     if "dtype" in settings and launch.settings.get("precision") == "autocast":
         values.setdefault("master_weights", "none")
-    overridden = {name: Override(value, _value(launch, name)) for name, value in options.items()}
-    changed = replace(
+    replaced_values = {name: Override(value, _file_value(launch, name)) for name, value in options.items()}
+    changed_launch = replace(
         launch,
         settings={**values, **settings},
-        overridden=overridden,
+        overridden=replaced_values,
         published_weights=launch.published_weights and not set(FORMATS) & set(settings),
     )
-    return _with_layout(changed, layout_options) if layout_options else changed
+    return _with_layout(changed_launch, layout_options) if layout_options else changed_launch
 
 
 def _with_layout(launch: Launch, options: Mapping[str, Any]) -> Launch:
-    """The run in another layout over the same number of devices.
+    """Returns the training run with another layout over the same number of devices.
 
     A file that leaves the framework open takes that of the options. Raises `InputError` for a framework that
     contradicts the file's, and for sizes that contradict each other.
     """
-    wanted = options.get("framework")
+    framework_name = options.get("framework")
     world = launch.layout.world
     if launch.framework == WITHOUT_A_NAME:
         request = LayoutRequest(devices=world, **options)
@@ -121,18 +121,18 @@ def _with_layout(launch: Launch, options: Mapping[str, Any]) -> Launch:
             own_settings=launch.own_settings if is_default else None,
             published_weights=launch.published_weights and is_default,
         )
-    if wanted not in (None, launch.framework):
+    if framework_name not in (None, launch.framework):
         title = framework(launch.framework).title
         raise InputError(
-            f"--framework {wanted}: {launch.where} runs {title}, whose settings no other framework has; remove the "
-            "option, or answer without the file"
+            f"--framework {framework_name}: {launch.where} runs {title}, whose settings no other framework has; remove "
+            "the option, or answer without the file"
         )
     sizes = {name: value for name, value in options.items() if name not in ("framework", "fsdp")}
     if "fsdp" in options:
         replicas = sizes.get("hsdp_replicas", launch.layout.hsdp_replicas)
         sizes |= {"zero": 3, "dp": options["fsdp"] * replicas}
-    inner = {name: sizes.get(name, getattr(launch.layout, name)) for name in ("tp", "pp", "cp")}
-    replica_devices = inner["tp"] * inner["pp"] * inner["cp"]
+    replica_sizes = {name: sizes.get(name, getattr(launch.layout, name)) for name in ("tp", "pp", "cp")}
+    replica_devices = replica_sizes["tp"] * replica_sizes["pp"] * replica_sizes["cp"]
     dp = sizes.get("dp", world // replica_devices if world % replica_devices == 0 else 0)
     if dp * replica_devices != world:
         raise InputError(

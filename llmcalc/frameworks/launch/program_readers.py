@@ -1,4 +1,4 @@
-"""Makes the launch of a program from arguments of the Trainer, or from the run of a framework."""
+"""Builds the `Launch` of a training program from Trainer arguments, or from a framework's run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .trainer import read_trainer
 
 
 def launch_as_trainer(reading: Reading, file: LaunchFile, table: Table, target: str) -> Launch:
-    """The run of arguments of the Trainer, under a program's name.
+    """Returns the training run that Trainer arguments describe, under a program's name.
 
     table: the Trainer's arguments, with the program's defaults.
     target: the model's name.
@@ -37,14 +37,14 @@ def launch_as_trainer(reading: Reading, file: LaunchFile, table: Table, target: 
 
 
 def _with_adapters(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run without a format of master weights if it trains adapters, which have a format of their own."""
+    """Returns settings without a format of master weights if the run trains adapters, which have their own format."""
     return {name: value for name, value in settings.items() if name != "master_weights" or "lora_rank" not in settings}
 
 
 def launch_of_run(
     reading: Reading, file: LaunchFile, framework_name: str, run: RunUnder, target: str, rollout: Rollout | None = None
 ) -> Launch:
-    """The run of a program.
+    """Returns the training run of a program.
 
     framework_name: the framework that runs it. target: the model's name. rollout: see `Launch`; default None.
     """

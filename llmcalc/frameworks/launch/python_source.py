@@ -1,4 +1,4 @@
-"""Reads values of a Python file from its syntax tree. Nothing in the file is imported or run.
+"""Evaluates constants in a Python file from its syntax tree. Nothing in the file is imported or run.
 
 It evaluates literals, arithmetic of numbers, names of constants, attributes of names, and the arguments of calls. A
 value of any other form is `UNKNOWN`.
@@ -23,22 +23,22 @@ DEEPEST = 40
 
 
 class Unknown:
-    """A value that the syntax tree does not state. text: the source of its expression."""
+    """A value that cannot be evaluated from the syntax tree. text: the source of its expression."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 def is_python(text: str, where: str) -> bool:
-    """Whether a file has Python in it, by the ending of its name, or by its first statement."""
+    """Whether a file is Python source, by the suffix of its name or by its first statement."""
     if where.endswith(".py"):
         return True
-    first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
-    return re.match(r"(from [\w.]+ import |import [\w.]+(\s|$)|def \w+\(|class \w+)", first) is not None
+    first_line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+    return re.match(r"(from [\w.]+ import |import [\w.]+(\s|$)|def \w+\(|class \w+)", first_line) is not None
 
 
 def parse_python(text: str, where: str) -> ast.Module:
-    """The syntax tree of a Python file. Raises `InputError` for a text that is too large or no Python."""
+    """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large or no Python."""
     if len(text) > LARGEST:
         raise InputError(f"{where}: {len(text):,} letters of Python; expected at most {LARGEST:,}")
     try:
@@ -49,9 +49,9 @@ def parse_python(text: str, where: str) -> ast.Module:
         raise InputError(f"{where}: not valid Python; expected a configuration") from None
 
 
-def value_of(node: ast.expr, names: Mapping[str, Any], deep: int = 0) -> Any:
-    """The value of an expression. names: values of names, dotted ones too."""
-    if deep > DEEPEST:
+def value_of(node: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
+    """Returns the value of an expression. names: variable or dotted name → value."""
+    if depth > DEEPEST:
         return Unknown("…")
     if isinstance(node, ast.Constant):
         return node.value
@@ -59,65 +59,65 @@ def value_of(node: ast.expr, names: Mapping[str, Any], deep: int = 0) -> Any:
         name = dotted(node)
         return names[name] if name in names else Unknown(name)
     if isinstance(node, ast.List | ast.Tuple):
-        return [value_of(item, names, deep + 1) for item in node.elts[:1000]]
+        return [value_of(item, names, depth + 1) for item in node.elts[:1000]]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = value_of(node.operand, names, deep + 1)
+        value = value_of(node.operand, names, depth + 1)
         return -value if isinstance(value, int | float) else Unknown("-")
     if isinstance(node, ast.BinOp):
-        left, right = value_of(node.left, names, deep + 1), value_of(node.right, names, deep + 1)
+        left, right = value_of(node.left, names, depth + 1), value_of(node.right, names, depth + 1)
         if type(left) is int and type(right) is int:
-            return _whole(node.op, left, right)
+            return _whole_number_result(node.op, left, right)
     return Unknown(source_of(node))
 
 
-def _whole(operation: ast.operator, left: int, right: int) -> Any:
+def _whole_number_result(operation: ast.operator, left_value: int, right_value: int) -> Any:
     value: Any = Unknown("…")
     if isinstance(operation, ast.Add):
-        value = left + right
+        value = left_value + right_value
     elif isinstance(operation, ast.Sub):
-        value = left - right
+        value = left_value - right_value
     elif isinstance(operation, ast.Mult):
-        value = left * right
-    elif isinstance(operation, ast.FloorDiv) and right:
-        value = left // right
-    elif isinstance(operation, ast.Pow) and 0 <= right < 64 and abs(left) < 1000:
-        value = left**right
+        value = left_value * right_value
+    elif isinstance(operation, ast.FloorDiv) and right_value:
+        value = left_value // right_value
+    elif isinstance(operation, ast.Pow) and 0 <= right_value < 64 and abs(left_value) < 1000:
+        value = left_value**right_value
     return value if isinstance(value, Unknown) or abs(value) < LARGEST_NUMBER else Unknown("…")
 
 
 def dotted(node: ast.expr) -> str:
-    """The dotted name of an expression, such as `Trainer.Config`; empty if it is none."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute) and len(parts) < DEEPEST:
-        parts.append(node.attr)
+    """Returns the dotted name that an expression is, such as `Trainer.Config`; empty for other expressions."""
+    name_parts: list[str] = []
+    while isinstance(node, ast.Attribute) and len(name_parts) < DEEPEST:
+        name_parts.append(node.attr)
         node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+    return ".".join([node.id, *reversed(name_parts)]) if isinstance(node, ast.Name) else ""
 
 
 def source_of(node: ast.AST) -> str:
-    """The kind of an expression and its name, for messages."""
+    """Returns a description of an expression for messages: its kind and its name."""
     if isinstance(node, ast.Call):
         return f"{dotted(node.func) or 'a call'}(…)"[:60]
     return type(node).__name__
 
 
 def constants(body: list[ast.stmt]) -> dict[str, Any]:
-    """The values of names that plain assignments give, in order."""
+    """Returns variable → value from plain assignments, in their order."""
     names: dict[str, Any] = {}
     for statement in body:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-            target, value = statement.targets[0], statement.value
+            target_node, value = statement.targets[0], statement.value
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            target, value = statement.target, statement.value
+            target_node, value = statement.target, statement.value
         else:
             continue
-        if isinstance(target, ast.Name):
-            names[target.id] = value_of(value, names)
+        if isinstance(target_node, ast.Name):
+            names[target_node.id] = value_of(value, names)
     return names
 
 
 def functions_of(module: ast.Module) -> dict[str, ast.FunctionDef]:
-    """The functions of a module, by their names."""
+    """Returns name → function definition of a module."""
     return {statement.name: statement for statement in module.body if isinstance(statement, ast.FunctionDef)}
 
 
@@ -146,15 +146,15 @@ class Configurations:
         self.known: Mapping[str, dict[str, Any]] = known or {}
         self.work: int = 0
 
-    def spend(self, values: int) -> None:
-        """Counts values that are read. Raises `RecursionError` beyond `MOST_WORK`."""
+    def count_work(self, values: int) -> None:
+        """Counts evaluated values. Raises `RecursionError` beyond `MOST_WORK`."""
         self.work += values
         if self.work > MOST_WORK:
             raise RecursionError
 
-    def of(self, name: str, arguments: Mapping[str, Any] | None = None, deep: int = 0) -> Config:
-        """The configuration that a function returns. Raises `RecursionError` for functions that call each other."""
-        if deep > 10:
+    def of(self, name: str, arguments: Mapping[str, Any] | None = None, depth: int = 0) -> Config:
+        """Returns the configuration that a function builds. Raises `RecursionError` for recursive functions."""
+        if depth > 10:
             raise RecursionError
         function = self.functions[name]
         parameters = [*function.args.args, *function.args.kwonlyargs]
@@ -166,23 +166,23 @@ class Configurations:
         configs: dict[str, Config] = {}
         for statement in function.body:
             if isinstance(statement, ast.Return) and statement.value is not None:
-                return self.value(statement.value, names, configs, deep)
-            self.statement(statement, names, configs, deep)
+                return self.evaluate(statement.value, names, configs, depth)
+            self.read_statement(statement, names, configs, depth)
         return {}
 
-    def statement(self, statement: ast.stmt, names: Config, configs: dict[str, Config], deep: int) -> None:
-        """Reads a statement of a function. What a condition or a loop assigns is unknown."""
+    def read_statement(self, statement: ast.stmt, names: Config, configs: dict[str, Config], depth: int) -> None:
+        """Evaluates a statement of a function. Assignments in a condition or a loop give unknown values."""
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             for target in targets:
-                self.assign(target, self.value(statement.value, names, configs, deep), names, configs)
+                self.assign_value(target, self.evaluate(statement.value, names, configs, depth), names, configs)
             return
-        for inner in ast.walk(statement):
-            if isinstance(inner, ast.Assign):
-                for target in inner.targets:
-                    self.assign(target, {"": Unknown("a condition")}, names, configs)
+        for inner_node in ast.walk(statement):
+            if isinstance(inner_node, ast.Assign):
+                for target in inner_node.targets:
+                    self.assign_value(target, {"": Unknown("a condition")}, names, configs)
 
-    def assign(self, target: ast.expr, config: Config, names: Config, configs: dict[str, Config]) -> None:
+    def assign_value(self, target: ast.expr, config: Config, names: Config, configs: dict[str, Config]) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""
         path = dotted(target)
         variable, _, attribute = path.partition(".")
@@ -197,17 +197,17 @@ class Configurations:
                 configs[variable] = dict(config)
             return
         owner = configs.setdefault(variable, {})
-        self.spend(len(owner) + len(config))
+        self.count_work(len(owner) + len(config))
         for key in [key for key in owner if key == attribute or key.startswith(f"{attribute}.")]:
             del owner[key]
         owner |= {f"{attribute}.{key}".rstrip("."): value for key, value in config.items()}
         if len(owner) > MOST_VALUES:
             raise RecursionError
 
-    def value(self, node: ast.expr, names: Config, configs: dict[str, Config], deep: int) -> Config:
-        """The value of an expression: under the empty path if it is no configuration."""
-        self.spend(1)
-        if deep > DEEPEST:
+    def evaluate(self, node: ast.expr, names: Config, configs: dict[str, Config], depth: int) -> Config:
+        """Returns the configuration that an expression gives; a value that is no configuration has the empty path."""
+        self.count_work(1)
+        if depth > DEEPEST:
             raise RecursionError
         name = dotted(node)
         if name in configs:
@@ -216,27 +216,27 @@ class Configurations:
             variable, _, attribute = name.partition(".")
             if attribute and variable in configs:
                 owner = configs[variable]
-                inner = {
+                inner_config = {
                     key[len(attribute) + 1 :]: value for key, value in owner.items() if key.startswith(f"{attribute}.")
                 }
-                return inner or {"": owner.get(attribute, Unknown(name))}
+                return inner_config or {"": owner.get(attribute, Unknown(name))}
             return {"": value_of(node, names)}
         called = dotted(node.func)
         keywords = {word.arg: word.value for word in node.keywords if word.arg is not None}
         if called in self.functions:
-            plain = {key: value_of(value, names) for key, value in keywords.items()}
+            argument_values = {key: value_of(value, names) for key, value in keywords.items()}
             parameters = [parameter.arg for parameter in self.functions[called].args.args]
-            plain |= {key: value_of(value, names) for key, value in zip(parameters, node.args, strict=False)}
-            return self.of(called, plain, deep + 1)
-        out: Config = dict(self.known.get(called, {}))
+            argument_values |= {key: value_of(value, names) for key, value in zip(parameters, node.args, strict=False)}
+            return self.of(called, argument_values, depth + 1)
+        config: Config = dict(self.known.get(called, {}))
         if not called and isinstance(node.func, ast.Attribute):  # a method of what another call returns
-            out = self.value(node.func.value, names, configs, deep + 1)
+            config = self.evaluate(node.func.value, names, configs, depth + 1)
             called = f"….{node.func.attr}"
-        out[CALLED] = called
+        config[CALLED] = called
         for key, argument in (*((str(i), value) for i, value in enumerate(node.args)), *keywords.items()):
-            inner = self.value(argument, names, configs, deep + 1)
-            out |= {f"{key}.{path}".rstrip("."): value for path, value in inner.items()}
-        self.spend(len(out))
-        if len(out) > MOST_VALUES:
+            inner_config = self.evaluate(argument, names, configs, depth + 1)
+            config |= {f"{key}.{path}".rstrip("."): value for path, value in inner_config.items()}
+        self.count_work(len(config))
+        if len(config) > MOST_VALUES:
             raise RecursionError
-        return out
+        return config

@@ -1,4 +1,4 @@
-"""Reads launch files of any kind, which it recognizes by their contents."""
+"""Reads training launch files of any kind, which it recognizes by their contents."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_launch(
     gpu: str = "",
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Reads a launch file.
+    """Returns the training run of a launch file.
 
     path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as they
         are typed in a shell.
@@ -54,18 +54,18 @@ def read_launch(
     options: options typed beside the file → values, which replace the file's.
     Raises `InputError`, which names file, field and fix.
     """
-    typed = typed_launch(str(path))
-    where = Path(typed.path)
+    typed_text = typed_launch(str(path))
+    where = Path(typed_text.path)
     return launch_of(
         read_text(where, LARGEST),
-        typed.path,
+        typed_text.path,
         world_size,
         allow_unknown,
         date=date,
         gpu=gpu,
         folder=where.parent,
-        variables=typed.variables,
-        arguments=typed.arguments,
+        variables=typed_text.variables,
+        arguments=typed_text.arguments,
         options=options,
     )
 
@@ -87,7 +87,7 @@ def launch_of(
     arguments: Sequence[str] = (),
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Reads the text of a launch file.
+    """Returns the training run of a launch file's text.
 
     folder: folder of files that it names; None (default) to read no such file.
     variables: variables that are set before a script runs.
@@ -102,27 +102,27 @@ def launch_of(
         allow_unknown,
         date,
         gpu,
-        _fetcher(where, folder),
+        _table_reader(where, folder),
         arguments=arguments,
         read_text=_text_reader(where, folder),
     )
     if not text.strip():
         raise InputError(f"{where}: is empty; expected {launch_files()}")
     if is_python(text, where):
-        return _python(text, source, options)
+        return _read_python(text, source, options)
     if text.lstrip()[:2] == "#!" or where.endswith(SCRIPT_ENDINGS) or _is_script(text):
         script = read_script(text, where, variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
         batch = [word for words in sbatch_options for word in words if word]
-        return _script(script, source, batch, options)
+        return _read_script(script, source, batch, options)
     if variables or arguments:
-        typed = next(iter(variables or arguments))
-        raise InputError(f"{where}: is no script; expected --launch {where} without '{one_line(typed)[:40]}'")
-    return _tables(_parsed(text, where), source, options)
+        typed_word = next(iter(variables or arguments))
+        raise InputError(f"{where}: is no script; expected --launch {where} without '{one_line(typed_word)[:40]}'")
+    return _read_tables(_parse_tables(text, where), source, options)
 
 
-def _tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
-    """Reads tables of any kind."""
+def _read_tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
+    """Returns the training run of the parsed tables of a launch file."""
     where = source.where
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: is no launch file; expected {launch_files()}")
@@ -134,8 +134,8 @@ def _tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
     raise InputError(f"{where}: is no launch file: it has {keys or 'nothing'}; expected {launch_files()}")
 
 
-def _parsed(text: str, where: str) -> Any:
-    """The tables of a text in JSON, TOML or YAML."""
+def _parse_tables(text: str, where: str) -> Any:
+    """Returns the tables of a text, parsed as JSON, TOML or YAML."""
     if text.lstrip().startswith("{"):
         return parse_braces(text, where)
     toml = re.search(r"^[ \t]*\[[A-Za-z_][\w.\- \"]*\][ \t]*(#.*)?$", text, re.MULTILINE)
@@ -144,21 +144,21 @@ def _parsed(text: str, where: str) -> Any:
     return parse_yaml(text, where)
 
 
-def _python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:
-    """Reads a Python file by the kind that recognizes it, without running it."""
+def _read_python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:
+    """Returns the training run of a Python launch file, which is not executed."""
     for file in kinds():
         if file.read_python is not None and file.is_python(text):
             return read_with_options(file, file.read_python, text, source, options)
-    known = ", ".join(file.title for file in kinds() if file.read_python is not None)
+    known_titles = ", ".join(file.title for file in kinds() if file.read_python is not None)
     raise InputError(
-        f"{source.where}: a Python file of no program that is read (it is never run); expected {known}, "
+        f"{source.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
         "or the script that starts it"
     )
 
 
 @cache
-def _command() -> re.Pattern[str]:
-    """A pattern of script lines that start Python, directly or with a launcher."""
+def _command_pattern() -> re.Pattern[str]:
+    """Returns a regular expression for script lines that start Python, directly or with a launcher."""
     launchers = (framework(name).launcher for name in NAMES)
     console = (rf"{name}\s+({'|'.join(verbs)})" if verbs else name for name, verbs in CONSOLE_PROGRAMS.items())
     programs = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *console))
@@ -166,8 +166,8 @@ def _command() -> re.Pattern[str]:
 
 
 def starts_python(text: str) -> bool:
-    """Whether a line of a text starts Python."""
-    return _command().search(text) is not None
+    """Whether a line of a shell script starts Python."""
+    return _command_pattern().search(text) is not None
 
 
 def _is_script(text: str) -> bool:
@@ -180,7 +180,7 @@ def _is_script(text: str) -> bool:
 
 
 def _text_reader(where: str, folder: Path | None) -> ReadText:
-    """A reader of the text of a file that another one names.
+    """Returns a function that reads a file named in the launch file, as (path, text).
 
     The file is in that one's folder, in the current folder, or in the folder above.
     """
@@ -200,11 +200,11 @@ def _text_reader(where: str, folder: Path | None) -> ReadText:
     return read
 
 
-def _fetcher(where: str, folder: Path | None) -> Fetch:
-    read = _text_reader(where, folder)
+def _table_reader(where: str, folder: Path | None) -> Fetch:
+    read_text = _text_reader(where, folder)
 
     def fetch(name: str) -> Mapping[str, Any]:
-        path, text = read(name)
+        path, text = read_text(name)
         data = parse_yaml(text, path) if path.endswith((".yaml", ".yml")) else parse_json(text, path)
         if not isinstance(data, Mapping):
             raise InputError(f"{path}: expected a table of keys")
@@ -216,10 +216,10 @@ def _fetcher(where: str, folder: Path | None) -> Fetch:
 # ---- scripts
 
 
-def _script(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
-    """Reads the command of a script that trains. An error names the arguments that the script is without."""
+def _read_script(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
+    """Returns the training run of a shell script. An error names script arguments that were not typed."""
     try:
-        return _training_command(script, source, batch, options)
+        return _read_training_command(script, source, batch, options)
     except InputError as error:
         text = str(error)
         if not script.missing or "known only when" not in text or "is argument " in text:
@@ -229,7 +229,7 @@ def _script(script: Script, source: Source, batch: list[str], options: Mapping[s
         ) from None
 
 
-def _training_command(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
+def _read_training_command(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
     where = source.where
     script = replace(
         script, commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS]
@@ -238,25 +238,25 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
     environments = {command.line: command.env for command in script.commands}
 
     def start(command: CommandLine) -> Source:
-        """The source of a command: its environment and its number of devices."""
+        """Returns the source information of a command: its environment and its number of devices."""
         command_env = environments.get(command.line, {})
         env = {**script.env(), **{name: value for name, value in command_env.items() if not is_unresolved(value)}}
         world = source.world_size or processes([*batch, *command.launcher], env)
         if world is None:
             world = processes_of(config_table(command.launcher, where, source.read_text))
-        fetch = _with_written_files(source.fetch, script.files, where)
-        left_out = {
+        fetch = _reader_with_written_files(source.fetch, script.files, where)
+        skipped_variables = {
             printable(word)
-            for earlier, word in pairwise(command.words)
-            if is_unset_variable(word) and not earlier.startswith("--")
+            for previous_word, word in pairwise(command.words)
+            if is_unset_variable(word) and not previous_word.startswith("--")
         }
-        unset = sorted(script.unset | left_out)
+        unset_variables = sorted(script.unset | skipped_variables)
         return replace(
             source,
             world_size=world,
             env=env,
             script=command.program,
-            unset=unset,
+            unset=unset_variables,
             fetch=fetch,
             launcher=command.launcher,
             devices_typed=source.world_size is not None,
@@ -268,12 +268,12 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
             commands = [line for line in lines if file.runs(line)]
             commands = [command for command in commands if file.trains(command)] or commands
             if commands:
-                command = commands[0] if file.reads_first else _only(commands, where)
+                command = commands[0] if file.reads_first else _only_command(commands, where)
                 return read_with_options(file, file.read_command, command, start(command), options)
     for line in lines:
-        place = config_place(line)
-        if place is not None:
-            return _config(place[0], line, start(line), options)
+        config_words = config_place(line)
+        if config_words is not None:
+            return _read_config(config_words[0], line, start(line), options)
     for line in lines:
         reader = next((file for file in kinds() if file.name == TABLES_OF.get(line.program)), None)
         if reader is not None and reader.read is not None:
@@ -281,60 +281,63 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
             table = {flag.lstrip("-").replace("-", "_"): plain_value(value) for flag, value in words.items()}
             table = {**IMPLIED_BY.get(line.program, {}), **table}
             return read_with_options(reader, reader.read, table, start(line), options)
-    return _with_arguments(script, lines, source, start, options)
+    return _read_by_arguments(script, lines, source, start, options)
 
 
-def _with_arguments(
+def _read_by_arguments(
     script: Script,
     lines: list[CommandLine],
     source: Source,
     start: Callable[[CommandLine], Source],
     options: Mapping[str, Any],
 ) -> Launch:
-    """Reads the arguments of a command that no kind recognizes by its program."""
+    """Returns the training run of a command by its arguments, where no kind of launch file recognizes its program."""
     where = source.where
     readers = [file for file in kinds() if file.read_arguments is not None]
     for file in readers:
-        runs = [command for command in script.commands if file.is_run_by(command.words)]
-        if not runs or file.read_arguments is None:
+        matching_commands = [command for command in script.commands if file.is_run_by(command.words)]
+        if not matching_commands or file.read_arguments is None:
             continue
-        commands = [line for command in runs if (line := command_line(command)) is not None]
+        commands = [line for command in matching_commands if (line := command_line(command)) is not None]
         if not commands:
-            words = list(runs[0].words)
-            first = next((i for i, word in enumerate(words) if word.startswith("--")), 0)
+            words = list(matching_commands[0].words)
+            first_flag = next((i for i, word in enumerate(words) if word.startswith("--")), 0)
             raise InputError(
-                f"{where}: line {runs[0].line}: no Python file is run by '{printable(' '.join(words[:first]))[:60]}'; "
+                f"{where}: line {matching_commands[0].line}: no Python file is run by "
+                f"'{printable(' '.join(words[:first_flag]))[:60]}'; "
                 "expected one, such as pretrain_gpt.py"
             )
-        command = _only(commands, where)
+        command = _only_command(commands, where)
         arguments = arguments_of(command.words, where)
         return read_with_options(file, file.read_arguments, arguments, start(command), options)
     starts = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
-    unresolved = ((command.line, word) for command in starts for word in command.words if is_unresolved(word))
-    number, word = next(unresolved, (0, ""))
-    why = f" (line {number}: {unresolved_reason(word)})" if word else ""
+    unresolved_words = ((command.line, word) for command in starts for word in command.words if is_unresolved(word))
+    number, word = next(unresolved_words, (0, ""))
+    reason = f" (line {number}: {unresolved_reason(word)})" if word else ""
     programs = dict.fromkeys(f"{command.program} (line {command.line})" for command in lines)
     runs_programs = f"; it runs {', '.join(map(printable, list(programs)[:4]))}" if programs else ""
-    known = " or ".join(file.arguments_of for file in readers)
+    known_programs = " or ".join(file.arguments_of for file in readers)
     raise InputError(
-        f"{where}: no command runs with arguments of {known}{why}{runs_programs}; expected {launch_files()}"
+        f"{where}: no command runs with arguments of {known_programs}{reason}{runs_programs}; expected {launch_files()}"
     )
 
 
-def _only(commands: list[CommandLine], where: str) -> CommandLine:
-    """The only command that trains. Raises `InputError` for several different ones."""
+def _only_command(commands: list[CommandLine], where: str) -> CommandLine:
+    """Returns the only training command. Raises `InputError` for several different commands."""
     if len({(command.program, tuple(command.words)) for command in commands}) == 1:
         return commands[0]
     values: dict[str, list[str]] = {}
     for command in commands:
         for name, value in command.loops:
             values.setdefault(name, []).append(value)
-    loops = {name: list(dict.fromkeys(taken)) for name, taken in values.items()}
-    several = {name: taken for name, taken in loops.items() if len(taken) > 1}
+    loops = {name: list(dict.fromkeys(loop_values)) for name, loop_values in values.items()}
+    varying_loops = {name: loop_values for name, loop_values in loops.items() if len(loop_values) > 1}
     lines = ", ".join(dict.fromkeys(str(command.line) for command in commands[:5]))
-    if several:
-        pins = " ".join(f"{name}={printable(taken[0])[:40]}" for name, taken in several.items())
-        ranges = "; ".join(f"{name}: {', '.join(map(printable, taken[:6]))}"[:120] for name, taken in several.items())
+    if varying_loops:
+        pins = " ".join(f"{name}={printable(loop_values[0])[:40]}" for name, loop_values in varying_loops.items())
+        ranges = "; ".join(
+            f"{name}: {', '.join(map(printable, loop_values[:6]))}"[:120] for name, loop_values in varying_loops.items()
+        )
         raise InputError(
             f"{where}: a loop trains several times (line {lines}; {ranges}); expected one of them, "
             f"as in --launch '{pins} {where}'"
@@ -342,24 +345,24 @@ def _only(commands: list[CommandLine], where: str) -> CommandLine:
     raise InputError(f"{where}: several commands train (lines {lines}); expected one")
 
 
-def _config(name: str, command: CommandLine, source: Source, options: Mapping[str, Any]) -> Launch:
-    """Reads the file that a program is started with, by the kind of its contents, with what is typed behind it."""
+def _read_config(name: str, command: CommandLine, source: Source, options: Mapping[str, Any]) -> Launch:
+    """Returns the training run of a program's config file, overridden by the command's other words."""
     if is_unresolved(name):
         raise InputError(f"{source.where}: line {command.line}: {unresolved_reason(name)}")
     if source.read_text is None:
         raise InputError(f"{source.where}: {name[:80]}: names a file, which is not read; expected its contents")
     path, text = source.read_text(name)
     try:
-        config = _parsed(text, path)
+        config = _parse_tables(text, path)
         if isinstance(config, Mapping):
             config = {**IMPLIED_BY.get(command.program, {}), **with_typed_values(config, command, path)}
-        return _tables(config, replace(source, where=path), options)
+        return _read_tables(config, replace(source, where=path), options)
     except InputError as error:
         raise InputError(f"{source.where}: line {command.line} runs {command.program} with {error}") from None
 
 
-def _with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: str) -> Fetch | None:
-    """A reader of files that prefers those that the script writes."""
+def _reader_with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: str) -> Fetch | None:
+    """Returns a function that reads a config file, first from the files that the script writes."""
     if not files:
         return fetch
 
@@ -406,24 +409,24 @@ COUNTS = {
 """Argument of a launcher → what it counts: processes of a machine, machines, or all processes."""
 
 
-def _counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What arguments of a launcher count, and their values."""
+def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields (what is counted, such as machines, number as text) for each count in a launcher's arguments."""
     for i, word in enumerate(launcher):
-        name, equals, value = word.partition("=")
+        name, equals_sign, value = word.partition("=")
         key = COUNTS.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)
         if key is not None:
-            yield key, value if equals else (launcher[i + 1] if i + 1 < len(launcher) else "")
+            yield key, value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
 
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
-    """Variables of a launcher's counts that the script does not set, processes of a machine first."""
-    pairs = sorted(_counts(launcher), key=lambda pair: pair[0])
+    """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
+    pairs = sorted(_launcher_counts(launcher), key=lambda pair: pair[0])
     names = (re.sub(r"\W+", "", printable(value)) for _, value in pairs if is_unresolved(value) and "(" not in value)
     return tuple(dict.fromkeys(name for name in names if re.match(r"[A-Za-z_]", name)))
 
 
 def processes(launcher: list[str], env: Mapping[str, str]) -> int | None:
-    """The number of devices in arguments of the batch system and of the launcher: processes per machine · machines.
+    """Returns the number of devices, processes per machine · machines, from a launcher's arguments.
 
     env: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
     """
@@ -432,7 +435,7 @@ def processes(launcher: list[str], env: Mapping[str, str]) -> int | None:
         text = env.get(name, "")
         if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
             counts[key] = int(text)
-    for key, text in _counts(launcher):
+    for key, text in _launcher_counts(launcher):
         if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
             counts[key] = int(text)
     if "all" in counts:

@@ -1,4 +1,4 @@
-"""The contents of a launch file in the same form for all frameworks, and the record of a kind of launch file."""
+"""The training run that a launch file describes, in one form for all frameworks, and the kinds of launch files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ReadText: TypeAlias = Callable[[str], tuple[str, str]]
 
 @dataclass(frozen=True)
 class Launch:
-    """The run of a launch file.
+    """The training run that a launch file describes.
 
     where: the file's name in messages.
     kind: the name of its `LaunchFile`.
@@ -84,7 +84,7 @@ class Launch:
     rollout: Rollout | None = None
 
     def data(self) -> dict[str, Any]:
-        """The file's part of a JSON document."""
+        """Returns the launch file's values as a part of a JSON document."""
         return {
             "file": self.where,
             "kind": self.kind,
@@ -116,13 +116,13 @@ class Override(NamedTuple):
 
 
 def plain_of(value: Any) -> Any:
-    """A value as JSON has it."""
+    """Returns a value converted to types that JSON has."""
     return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
 class Source:
-    """The name of a launch file and the options of its reading.
+    """The name of a launch file, and the options with which it is read.
 
     where: the file's name in messages.
     world_size: number of devices; None (default) for that of the file, or the smallest that its layout allows.
@@ -156,16 +156,18 @@ class Source:
     unset_counts: Sequence[str] = ()
 
     def devices_advice(self) -> str:
-        """How to state the number of devices, with the variables that a script leaves open."""
+        """Returns advice on how to state the number of devices, with the script's unset variables."""
         if not self.unset_counts:
             return "--devices says another number"
         names = ", ".join(self.unset_counts)
-        typed = " ".join(f"{name}={8 if i == 0 else 1}" for i, name in enumerate(self.unset_counts))
-        return f"{names} of the launcher is not set: --devices, or --launch '{typed} FILE', says another number"
+        typed_variables = " ".join(f"{name}={8 if i == 0 else 1}" for i, name in enumerate(self.unset_counts))
+        return (
+            f"{names} of the launcher is not set: --devices, or --launch '{typed_variables} FILE', says another number"
+        )
 
 
 class CommandLine(NamedTuple):
-    """A command of a script that starts a program.
+    """A command of a shell script that starts a program.
 
     launcher: the words before the program, such as `torchrun --nproc-per-node 8`.
     program: the name of the Python file or module, or of an installed program.
@@ -223,7 +225,7 @@ class LaunchFile:
 
 
 class RunUnder(NamedTuple):
-    """The part of a `Launch` that a framework's reader returns to another reader. Fields as in `Launch`."""
+    """Layout and settings of a training run, from a framework's reader to other readers. Fields as in `Launch`."""
 
     layout: Layout
     settings: dict[str, Any]
@@ -232,7 +234,7 @@ class RunUnder(NamedTuple):
 
 @dataclass(frozen=True)
 class Plugin:
-    """The selection of a framework in files of accelerate and of the Trainer.
+    """The keys by which files of accelerate and of the Trainer select a framework.
 
     distributed_type: accelerate's name of the framework.
     table: accelerate's table of the framework's settings.
@@ -250,7 +252,7 @@ class Plugin:
 
 @dataclass
 class Reading:
-    """The state of reading a file.
+    """The state of a launch file's reader: the file, and the notes collected so far.
 
     source: the file.
     unknown: argument → why it is not modelled.
@@ -272,49 +274,49 @@ class Reading:
 
     @property
     def where(self) -> str:
-        """The file's name in messages."""
+        """The launch file's name in messages."""
         return self.source.where
 
     def check_unknown(self) -> None:
-        """Raises `InputError` with the arguments that are not modelled, unless those are allowed."""
+        """Raises `InputError` with the arguments that are not modelled, unless unknown arguments are allowed."""
         if not self.unknown or self.source.allow_unknown:
             return
-        listed = "; ".join(f"{name} ({why})" for name, why in list(self.unknown.items())[:MOST_LISTED])
-        more = len(self.unknown) - MOST_LISTED
+        listed_text = "; ".join(f"{name} ({reason})" for name, reason in list(self.unknown.items())[:MOST_LISTED])
+        unlisted = len(self.unknown) - MOST_LISTED
         raise InputError(
-            f"{self.where}: not understood, and may change memory: {listed}"
-            f"{f'; and {more} more' if more > 0 else ''}; expected a run without, or --allow-unknown"
+            f"{self.where}: not understood, and may change memory: {listed_text}"
+            f"{f'; and {unlisted} more' if unlisted > 0 else ''}; expected a run without, or --allow-unknown"
         )
 
     def value(self, data: Table, name: str, default: Any) -> Any:
-        """The value of an argument, or the program's default if it is absent or null."""
+        """Returns the value of an argument, or the program's default if it is absent or null."""
         if data.get(name) is not None:
             return data[name]
         self.filled_in[name] = default
         return default
 
     def size(self, data: Table, name: str, default: int) -> int:
-        """The value of an argument as a positive whole number, or the program's default."""
+        """Returns the value of an argument as a positive whole number, or the program's default."""
         return size_of(self, name, self.value(data, name, default))
 
     def flag(self, data: Table, name: str, default: bool = False) -> bool:
-        """The value of an argument as true or false. A default of false is not listed as filled in."""
+        """Returns the value of an argument as a boolean, or its default. A false default is not listed as filled in."""
         if data.get(name) is None and not default:
             return False
         return flag_value(self, name, self.value(data, name, default))
 
     def wrong(self, name: str, text: str) -> InputError:
-        """The error of one field, with the file's name."""
+        """Returns the error of a field, with the file's name."""
         return InputError(f"{self.where}: {name}: {text}")
 
     def devices(self, world_size: int | None) -> int:
-        """The number of devices: the given one, or one with a note."""
+        """Returns the number of devices; without `world_size` 1, with a note."""
         if world_size is None:
             self.notes.append(f"1 device is assumed; {self.source.devices_advice()}")
         return world_size or 1
 
     def fetched(self, name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES) -> Table:
-        """The tables of a file that a field names.
+        """Returns the tables of a file that a field names.
 
         expected: the kind of file, for the error.
         shipped: files that come with the program: path → tables. One is read where the user has no file of that path.
@@ -331,7 +333,7 @@ class Reading:
         return own_file
 
     def table(self, data: Table, name: str) -> Table:
-        """The table under a key; empty if the key is absent. Raises `InputError` for a value that is no table."""
+        """Returns the table under a key; empty if the key is absent. Raises `InputError` for other values."""
         table = data.get(name)
         if table in (None, []):
             return {}
@@ -340,13 +342,13 @@ class Reading:
         return table
 
     def frozen_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
-        """The frozen copy of the model, whose weights ZeRO 3 and FSDP divide like the trained ones; None without."""
+        """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
         if not isinstance(self.frozen, FrozenModel) or layout.zero != 3:
             return self.frozen
         return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
 
     def launch(self, kind: str, framework: str, **fields: Any) -> Launch:
-        """The run that was read. fields: further fields of `Launch`.
+        """Returns the training run that was read. fields: further fields of `Launch`.
 
         Raises `InputError` as `check_unknown` does.
         """
@@ -383,7 +385,7 @@ MOST_LISTED = 12
 
 @contextmanager
 def reading_of(source: Source) -> Iterator[Reading]:
-    """Reads a file within the context. An error that is raised in it begins with the file's name."""
+    """Returns a context in which a file is read; errors raised inside begin with the file's name."""
     where = source.where
     try:
         yield Reading(source)
@@ -396,13 +398,13 @@ ATTENTION = "attn_implementation"
 
 
 def default_attention(reading: Reading) -> dict[str, Any]:
-    """The settings of attention that a file leaves open: none, so that it is transformers' default, sdpa."""
+    """Returns no attention setting, so that transformers' default (sdpa) runs, and lists the default as filled in."""
     reading.filled_in[ATTENTION] = "sdpa"
     return {}
 
 
 def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
-    """The setting of torch's allocator in environment variables (docs: `PYTORCH_CUDA_ALLOC_CONF`)."""
+    """Returns the segment type of torch's allocator from environment variables (docs: `PYTORCH_CUDA_ALLOC_CONF`)."""
     for name in ALLOCATOR_VARIABLES:
         options = env.get(name, "").replace(" ", "").lower().split(",")
         if "expandable_segments:true" in options:
@@ -411,7 +413,7 @@ def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
 
 
 def check_env(reading: Reading, env: Mapping[str, str]) -> None:
-    """Notes options of torch's allocator that change memory and are not modelled."""
+    """Records options of torch's allocator that change memory and are not modelled, as unknown arguments."""
     for name in ALLOCATOR_VARIABLES:
         for option in filter(None, env.get(name, "").replace(" ", "").split(",")):
             key = option.partition(":")[0].lower()
@@ -424,7 +426,7 @@ HARMLESS = ("garbage_collection_threshold", "backend")
 
 
 def size_of(reading: Reading, name: str, value: Any, *, least: int = 1) -> int:
-    """The value as a whole number of at least `least`. Raises `InputError`, which names the field."""
+    """Returns the value as a whole number of at least `least`. Raises `InputError`, which names the field."""
     number = value
     if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("+-").isdecimal() and value.isascii():
         number = int(value)
@@ -436,19 +438,19 @@ def size_of(reading: Reading, name: str, value: Any, *, least: int = 1) -> int:
 
 
 def share_of(reading: Reading, name: str, data: Table, default: float) -> float:
-    """The value of an argument as a share above 0, at most 1, or the program's default."""
+    """Returns the value of an argument as a fraction above 0 and at most 1, or the program's default."""
     value = reading.value(data, name, default)
     try:
-        share = float(str(value)[:20])
+        fraction = float(str(value)[:20])
     except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
+        fraction = 0.0
+    if not 0 < fraction <= 1:
         raise reading.wrong(name, f"{shown(value)}; expected a share above 0, at most 1")
-    return share
+    return fraction
 
 
 def flag_value(reading: Reading, name: str, value: Any) -> bool:
-    """The value as true or false. Raises `InputError`, which names the field."""
+    """Returns the value as a boolean. Raises `InputError`, which names the field."""
     flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
     if isinstance(value, bool):
         return value
@@ -462,9 +464,9 @@ LARGEST = 2**40
 """A bound above all sizes in launch files."""
 
 
-def unknown_keys(reading: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, why: str) -> None:
-    """Notes the keys of a table that are not among `known` and have a value. why: the note."""
+def unknown_keys(reading: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, reason: str) -> None:
+    """Records the keys of a table that are not in `known` and have a value, as unknown. reason: the reason."""
     names = set(known)
     for key, value in table.items():
         if key not in names and value is not None:
-            reading.unknown[f"{at}.{key}".strip(".")[:100]] = why
+            reading.unknown[f"{at}.{key}".strip(".")[:100]] = reason

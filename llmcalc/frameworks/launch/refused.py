@@ -1,4 +1,4 @@
-"""Names the programs whose launch files are not read, by their keys."""
+"""Refuses launch files of programs that llmcalc does not read, which it recognizes by their keys."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class RefusedProgram(NamedTuple):
     instead: str
 
 
-def _tables(data: Table, *names: str) -> bool:
-    """Whether all of these keys have tables."""
+def _has_tables(data: Table, *names: str) -> bool:
+    """Whether the file has a table under every one of these keys."""
     return all(isinstance(data.get(name), Mapping) for name in names)
 
 
 REFUSED = (
     RefusedProgram(
         "verl",
-        lambda data: "actor_rollout_ref" in data or _tables(data, "actor", "rollout"),
+        lambda data: "actor_rollout_ref" in data or _has_tables(data, "actor", "rollout"),
         "TARGET with --phase training --fsdp N for the actor, and --phase inference for the rollout",
     ),
     RefusedProgram(
@@ -40,7 +40,7 @@ REFUSED = (
     ),
     RefusedProgram(
         "nanotron",
-        lambda data: _tables(data, "general", "parallelism", "tokens"),
+        lambda data: _has_tables(data, "general", "parallelism", "tokens"),
         "TARGET with options such as --tp, --pp and --devices",
     ),
 )

@@ -11,19 +11,19 @@ from .record import CommandLine, Launch, LaunchFile, Source
 
 @dataclass(frozen=True)
 class RefusedProgram:
-    """A program whose files are not read.
+    """A training program whose launch files are refused.
 
     name: its name.
     commands: pattern of the programs of its commands.
     python: pattern of a line of its Python files; empty (default) if it has none.
     signs: an argument that its commands have; empty (default) if their program says enough.
-    why: what is not modelled, and what to do.
+    reason_and_advice: what is not modelled, and what to do.
     reads_configs: whether its configs are read, so that a command with one is not refused.
     """
 
     name: str
     commands: str
-    why: str
+    reason_and_advice: str
     python: str = ""
     signs: str = ""
     reads_configs: bool = False
@@ -38,16 +38,18 @@ class RefusedProgram:
         return has_sign and re.fullmatch(self.commands, command.program) is not None
 
     def read_command(self, command: CommandLine, source: Source) -> Launch:
-        """Refuses a command."""
-        raise InputError(f"{source.where}: line {command.line}: {command.program} is {self.name}'s: {self.why}")
+        """Raises `InputError` for a command of the program."""
+        raise InputError(
+            f"{source.where}: line {command.line}: {command.program} is {self.name}'s: {self.reason_and_advice}"
+        )
 
     def is_python(self, text: str) -> bool:
-        """Whether the text of a Python file is of the program."""
+        """Whether a Python file is written for the program."""
         return bool(self.python) and re.search(self.python, text, re.MULTILINE) is not None
 
     def read_python(self, _: str, source: Source) -> Launch:
-        """Refuses a Python file."""
-        raise InputError(f"{source.where}: a Python file of {self.name}: {self.why}")
+        """Raises `InputError` for a Python file of the program."""
+        raise InputError(f"{source.where}: a Python file of {self.name}: {self.reason_and_advice}")
 
 
 PROGRAMS = (

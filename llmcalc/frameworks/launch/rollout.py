@@ -1,4 +1,4 @@
-"""What shares the devices of a training run by reinforcement learning: an engine that generates, and other models."""
+"""The rollout engine and the further models that share devices with reinforcement-learning training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ States: TypeAlias = Literal["weights", "gradients", "optimizer"]
 
 @dataclass(frozen=True)
 class Model:
-    """A model beside the trained one.
+    """A further model on the training devices, such as the reference model.
 
     place: where it is. weight_bytes: bytes of an element of its weights. ranks: ranks that divide its weights.
     """
@@ -26,7 +26,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Rollout:
-    """An engine that generates on the devices of a training run, and what else is there.
+    """The rollout engine that generates on the training devices, and the further models on them.
 
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.
@@ -57,7 +57,7 @@ class Rollout:
     transfer_bytes: int = 0
 
     def data(self) -> dict[str, Any]:
-        """The file's rollouts in a JSON document."""
+        """Returns the rollout settings as a part of a JSON document."""
         return {
             "engine": self.engine or None,
             "flags": dict(self.flags),

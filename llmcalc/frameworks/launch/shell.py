@@ -46,7 +46,7 @@ SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a script.
+    """A command of a shell script.
 
     words: its words.
     env: the variables set for this command.
@@ -62,7 +62,7 @@ class Command:
 
 @dataclass
 class Script:
-    """A script that is being read.
+    """A shell script, with the state of its reader.
 
     where: the file's name in messages.
     variables: name → text, or a list of texts for an array.
@@ -94,37 +94,41 @@ class Script:
     work: int = 0
 
     def env(self) -> dict[str, str]:
-        """The exported variables with known values."""
+        """The exported variables of the script whose values are known."""
         values = {name: self.variables.get(name, "") for name in sorted(self.exported)}
         return {name: value for name, value in values.items() if isinstance(value, str) and not is_unresolved(value)}
 
 
-def read_script(text: str, where: str, typed: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Script:
-    """Reads a script.
+def read_script(
+    text: str, where: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> Script:
+    """Returns a shell script with its variables and commands, without running it.
 
-    typed: variables that are set before the script runs.
+    typed_variables: variables that are set before the script runs.
     arguments: arguments of the script.
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
-    typed = {name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed or {}).items()}
-    script = Script(where, typed, [word.replace(UNRESOLVED, "").replace(ITEM, " ") for word in arguments])
-    script.variables |= typed
-    _Reader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).run()
+    typed_variables = {
+        name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed_variables or {}).items()
+    }
+    script = Script(where, typed_variables, [word.replace(UNRESOLVED, "").replace(ITEM, " ") for word in arguments])
+    script.variables |= typed_variables
+    _Reader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
     return script
 
 
 def expander(where: str, variables: Mapping[str, str]) -> Callable[[str], str]:
-    """A function that expands the variables of texts, as Docker Compose does it: no letter but `$` has a meaning.
+    """Returns a function that expands variables in texts as Docker Compose does: only `$` has a meaning.
 
     variables: those that are set. The letters of all texts count as those of one script.
     """
     script = Script(where, variables=dict(variables))
 
-    def expanded(text: str) -> str:
-        plain = re.sub(r"[\\`]", r"\\\g<0>", text.replace(UNRESOLVED, ""))
-        return _Reader(script, "").expanded_text(plain)
+    def expand_variables(text: str) -> str:
+        escaped_text = re.sub(r"[\\`]", r"\\\g<0>", text.replace(UNRESOLVED, ""))
+        return _Reader(script, "").expand_here_document(escaped_text)
 
-    return expanded
+    return expand_variables
 
 
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
@@ -136,7 +140,7 @@ _QUOTED = re.compile(r'[^"\\$`\0]+')
 
 
 class _Reader:
-    """Reads a text into a script. depth: number of `sh -c` around the text."""
+    """Parses shell source and adds its commands to a script. depth: number of `sh -c` around the source."""
 
     def __init__(self, script: Script, text: str, depth: int = 0, line: int = 1) -> None:
         self.script, self.text, self.depth = script, text, depth
@@ -147,10 +151,10 @@ class _Reader:
         self.statement_start = (0, line)
         self.here_string: str | None = None
         self.output_file = ""
-        self.spend(len(text))
+        self.count_work(len(text))
 
-    def spend(self, letters: int) -> None:
-        """Counts letters that are read or produced. Raises `InputError` beyond `MOST_WORK`."""
+    def count_work(self, letters: int) -> None:
+        """Counts characters that are read or produced. Raises `InputError` beyond `MOST_WORK`."""
         self.script.work += letters
         if self.script.work > MOST_WORK:
             raise self.error(
@@ -162,16 +166,16 @@ class _Reader:
 
     @property
     def line(self) -> int:
-        place, line = self.lines
-        self.lines = (self.at, line + self.text.count("\n", place, self.at))
+        line_start, line = self.lines
+        self.lines = (self.at, line + self.text.count("\n", line_start, self.at))
         return self.lines[1]
 
-    def run(self) -> None:
+    def read_all(self) -> None:
         while self.at < len(self.text):
-            self.statement()
+            self.read_statement()
 
-    def statement(self) -> None:
-        """Reads a simple command up to its end, and runs it."""
+    def read_statement(self) -> None:
+        """Reads a simple command up to its end, and applies its effect to the script."""
         words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
         line, end = self.line, ""
@@ -186,26 +190,26 @@ class _Reader:
             if letter == "#":
                 self.skip_comment()
             elif letter in "\n;&|()":
-                end = self.separator()
+                end = self.read_separator()
             elif (
                 letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
             ) and not self.at_placeholder():
-                self.redirection()
+                self.skip_redirection()
             elif assignment and (not words or words[0] in DECLARES):
                 self.at = assignment.end()
                 name, appends = assignment[1], bool(assignment[2])
-                assignments[name] = self.assigned(name, appends)
+                assignments[name] = self.read_assigned_value(name, appends)
                 words += [name] if words else []
             else:
-                words += self.word()
+                words += self.read_word()
                 words = self.without_keyword(words)
         if not self.read_patterns(words, end):
-            self.finish(words, assignments, line, end)
+            self.apply_command(words, assignments, line, end)
         if end == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
 
     def at_placeholder(self) -> bool:
-        """Whether a place that a user is to fill begins here."""
+        """Whether a placeholder that the user has to fill in, such as `<path>`, begins here."""
         return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
 
     def skip_comment(self) -> None:
@@ -213,28 +217,28 @@ class _Reader:
         end = self.text.find("\n", self.at)
         self.at = len(self.text) if end < 0 else end
 
-    def separator(self) -> str:
-        """Reads the separator that ends a command. Returns an empty text for `&>`, which is a redirection."""
+    def read_separator(self) -> str:
+        """Reads and returns the separator that ends a command; empty for `&>`, which is a redirection."""
         letter = self.text[self.at]
         self.at += 1
-        following = self.text[self.at : self.at + 1]
+        next_character = self.text[self.at : self.at + 1]
         if letter == "\n":
             self.skip_here_documents()
-        elif letter == ";" and following == ";":
+        elif letter == ";" and next_character == ";":
             self.at += 1
             return ";;"
-        elif letter == "&" and following == ">":
+        elif letter == "&" and next_character == ">":
             self.at += 2 if self.text[self.at + 1 : self.at + 2] == ">" else 1
             self.skip_space()
             if self.text[self.at : self.at + 1] not in ("", *"\n;&|()<>"):
-                self.word()
+                self.read_word()
             return ""
         return letter
 
     def without_keyword(self, words: list[str]) -> list[str]:
-        """The words of a command without a keyword before it, such as `then` or `{`, which takes effect here."""
+        """Returns the words of a command without a leading keyword, such as `then`, and applies the keyword."""
         if words == ["{"]:
-            self.begins(words, "")
+            self.open_block(words, "")
             return []
         if len(words) == 1 and words[0] in BETWEEN:
             if words[0] == "else" and self.branches:
@@ -250,32 +254,32 @@ class _Reader:
         branch.patterns += words
         if end == ")":
             has_unresolved = is_unresolved(branch.value) or any(map(is_unresolved, branch.patterns))
-            fits = None if has_unresolved else self.fits(branch.value, branch.patterns)
+            is_match = None if has_unresolved else self.matches_patterns(branch.value, branch.patterns)
             branch.patterns = None
-            branch.turn(fits)
+            branch.turn(is_match)
         return True
 
-    def fits(self, value: str, patterns: list[str]) -> bool | None:
+    def matches_patterns(self, value: str, patterns: list[str]) -> bool | None:
         """Whether a text matches one of the patterns of a `case`; None if it is too long to be compared."""
-        unsure = False
+        has_uncomparable_pattern = False
         for pattern in patterns:
             if not set(pattern) & set("*?["):
                 if pattern == value:
                     return True
             elif max(len(value), len(pattern)) > LONGEST_PATTERN:
-                unsure = True
+                has_uncomparable_pattern = True
             else:
-                self.spend(LONGEST_PATTERN)
+                self.count_work(LONGEST_PATTERN)
                 if fnmatchcase(value, pattern):
                     return True
-        return None if unsure else False
+        return None if has_uncomparable_pattern else False
 
-    def condition(self, words: list[str], end: str, branch: Branch) -> None:
-        """Reads a condition of `if` or `elif`, or a further one after && or ||, and turns to the branch after the last.
+    def read_condition(self, words: list[str], end: str, branch: Branch) -> None:
+        """Evaluates a condition of `if`, `elif`, && or ||, and opens the branch after the last condition.
 
         end: the separator after the condition.
         """
-        result = self.holds(words)
+        result = self.evaluate_condition(words)
         if branch.joins == "&":
             result = (
                 False if False in (branch.condition, result) else (None if None in (branch.condition, result) else True)
@@ -290,8 +294,8 @@ class _Reader:
         else:
             branch.runs = None if branch.runs is not False else False
 
-    def holds(self, words: list[str]) -> bool | None:
-        """Whether a condition holds. Notes the variables that it assumes to be unset."""
+    def evaluate_condition(self, words: list[str]) -> bool | None:
+        """Whether a condition is true; None if unresolved. Records the variables that it assumes to be unset."""
         if words[:1] == ["[["] and words[-1] != "]]":  # && or || inside of the brackets
             words = [*words, "]]"]
         elif words[-1:] == ["]]"] and words[0] != "[[":
@@ -301,13 +305,13 @@ class _Reader:
             self.script.unset |= {printable(word) for word in words if UNSET.fullmatch(word)}
         return result
 
-    def begins(self, words: list[str], end: str) -> None:
-        """Opens the block of a word such as `if`."""
+    def open_block(self, words: list[str], end: str) -> None:
+        """Opens the block of a keyword such as `if`."""
         if len(self.branches) >= MOST_BLOCKS:
             raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
         if words[0] == "if":
             branch = Branch(None)
-            self.condition(words[1:], end, branch)
+            self.read_condition(words[1:], end, branch)
         elif words[0] == "case" and len(words) > 2 and words[2] == "in":
             branch = Branch(False, value=words[1], patterns=[])
             self.branches.append(branch)
@@ -315,109 +319,109 @@ class _Reader:
                 self.read_patterns(words[3:], ")")
             return
         elif words[0] in ("while", "until"):
-            result = self.holds(words[1:]) if end not in ("&", "|") else None
-            fits = result if result is None or words[0] == "while" else not result
-            branch = Branch(fits, taken=None, start=self.statement_start if fits else None)
+            result = self.evaluate_condition(words[1:]) if end not in ("&", "|") else None
+            condition = result if result is None or words[0] == "while" else not result
+            branch = Branch(condition, earlier_branch_runs=None, start=self.statement_start if condition else None)
         elif words[0] in ("for", "select") and len(words) > 1:
-            branch = self.loop(words[1][:80], words[3:] if words[2:3] == ["in"] else [unresolved("$@")])
+            branch = self.loop_block(words[1][:80], words[3:] if words[2:3] == ["in"] else [unresolved("$@")])
         else:
-            branch = Branch(None, taken=None)
+            branch = Branch(None, earlier_branch_runs=None)
         self.branches.append(branch)
 
-    def loop(self, variable: str, values: list[str]) -> Branch:
-        """The block of a loop over values. A variable that is typed beside the file's name has that value alone."""
+    def loop_block(self, variable: str, values: list[str]) -> Branch:
+        """Returns the block of a loop over values; a variable that the user typed has only the typed value."""
         if variable in self.script.typed:
             values = [self.script.typed[variable]]
         if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
             if variable not in self.script.typed:
                 self.script.variables[variable] = unresolved(variable)
-            return Branch(None, taken=None)
-        if not values or not self.runs():
-            return Branch(False, taken=None)
+            return Branch(None, earlier_branch_runs=None)
+        if not values or not self.is_running():
+            return Branch(False, earlier_branch_runs=None)
         self.script.variables[variable] = self.script.loops[variable] = values[0]
-        return Branch(True, taken=None, start=(self.at, self.line), variable=variable, values=values[1:])
+        return Branch(True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable, values=values[1:])
 
-    def ends(self) -> None:
-        """Closes a block, or goes back to the start of a loop that is not finished."""
+    def close_block(self) -> None:
+        """Closes a block, or returns to the start of an unfinished loop."""
         branch = self.branches.pop()
         if branch.start is None:
             return
         if branch.variable and not branch.values:
             self.script.loops.pop(branch.variable, None)
             return
-        self.spend(max(LOOP_WORK, self.at - branch.start[0]))
+        self.count_work(max(LOOP_WORK, self.at - branch.start[0]))
         self.at = branch.start[0]
         self.lines = branch.start
         if branch.variable:
             self.script.variables[branch.variable] = self.script.loops[branch.variable] = branch.values.pop(0)
             self.branches.append(branch)
 
-    def runs(self) -> bool:
-        """Whether no block around the place is skipped."""
+    def is_running(self) -> bool:
+        """Whether the current position runs: no block around it is skipped."""
         return not any(branch.runs is False for branch in self.branches)
 
     def in_unsure_branch(self) -> bool:
-        """Whether a block around the place may be skipped or repeated."""
+        """Whether a block around the current position may be skipped or repeated."""
         return any(branch.runs is None for branch in self.branches)
 
-    def finish(self, words: list[str], assignments: dict[str, str | list[str]], line: int, end: str) -> None:
-        """Runs a simple command: opens or closes a block, sets variables, or adds the command to the script."""
-        first = words[0] if words else ""
-        joined = self.branches[-1] if self.branches and self.branches[-1].joins else None
-        if joined is not None:
+    def apply_command(self, words: list[str], assignments: dict[str, str | list[str]], line: int, end: str) -> None:
+        """Applies a simple command: opens or closes a block, sets variables, or adds the command to the script."""
+        first_word = words[0] if words else ""
+        open_condition = self.branches[-1] if self.branches and self.branches[-1].joins else None
+        if open_condition is not None:
             if words:
-                self.condition(words, end, joined)
-        elif first in BEGINS:
-            self.begins(words, end)
-        elif first == "elif" and self.branches:
-            self.condition(words[1:], end, self.branches[-1])
-        elif first in ENDS:
+                self.read_condition(words, end, open_condition)
+        elif first_word in BEGINS:
+            self.open_block(words, end)
+        elif first_word == "elif" and self.branches:
+            self.read_condition(words[1:], end, self.branches[-1])
+        elif first_word in ENDS:
             if self.branches:
-                self.ends()
-        elif not self.runs():
+                self.close_block()
+        elif not self.is_running():
             if not self.script.missing:  # without its arguments, the script's conditions say nothing
                 self.script.skipped |= set(assignments)
-        elif not words or first in DECLARES:
-            self.assign(words, assignments)
-        elif first == "shift" and len(words) < 3:
+        elif not words or first_word in DECLARES:
+            self.set_variables(words, assignments)
+        elif first_word == "shift" and len(words) < 3:
             count = int(words[1]) if words[1:] and WHOLE.fullmatch(words[1]) else 1
             if not self.in_unsure_branch():
                 del self.script.arguments[: max(0, count)]
-        elif first == "eval" and self.depth < 3:
-            _Reader(self.script, " ".join(words[1:]), self.depth + 1, line).run()
-        elif first == "read" and self.here_string is not None:
+        elif first_word == "eval" and self.depth < 3:
+            _Reader(self.script, " ".join(words[1:]), self.depth + 1, line).read_all()
+        elif first_word == "read" and self.here_string is not None:
             names = [name for name in words[1:] if NAME.fullmatch(name)]
             if "-d" in words and names:  # the whole text
                 self.script.variables[names[-1]] = self.here_string.strip()
             else:
                 self.here_string = self.here_string.partition("\n")[0]
                 self.read_words(names, assignments.get("IFS"))
-        elif first in SETS_VARIABLES:
+        elif first_word in SETS_VARIABLES:
             for name in filter(NAME.fullmatch, words[1:]):
                 self.script.variables[name] = self.script.typed.get(name, unresolved(name))
         else:
             self.add_command(words, assignments, line)
 
-    def assign(self, words: list[str], assignments: dict[str, str | list[str]]) -> None:
-        """Sets variables, and exports those of `export` and `declare -x`. words: of the command; none for `NAME=…`."""
-        is_certain = all(branch.runs for branch in self.branches)
+    def set_variables(self, words: list[str], assignments: dict[str, str | list[str]]) -> None:
+        """Sets variables, and exports them for `export` and `declare -x`. words: the command's; none for `NAME=…`."""
+        surely_runs = all(branch.runs for branch in self.branches)
         for name, value in assignments.items():
-            is_known = is_certain and not (isinstance(value, str) and is_unresolved(value))
-            if is_known or name not in self.script.typed:
-                self.script.variables[name] = value if is_certain else unresolved(name)
+            has_known_value = surely_runs and not (isinstance(value, str) and is_unresolved(value))
+            if has_known_value or name not in self.script.typed:
+                self.script.variables[name] = value if surely_runs else unresolved(name)
         if words and words[0] != "local" and (words[0] == "export" or "-x" in words):
             self.script.exported |= set(filter(NAME.fullmatch, words[1:]))
 
     def read_words(self, names: list[str], separators: str | list[str] | None) -> None:
-        """Sets variables to the words of a here-string, as `read` does."""
+        """Sets variables to the words of a here-string, as the command `read` does."""
         text = self.here_string or ""
-        parts = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
+        split_words = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
         for i, name in enumerate(names):
-            value = " ".join(parts[i:]) if i == len(names) - 1 else parts[i] if i < len(parts) else ""
+            value = " ".join(split_words[i:]) if i == len(names) - 1 else split_words[i] if i < len(split_words) else ""
             self.script.variables[name] = value.strip()
 
     def add_command(self, words: list[str], assignments: dict[str, str | list[str]], line: int) -> None:
-        """Adds a command to the script; reads the text of `sh -c` instead."""
+        """Adds a command to the script; for `sh -c`, reads the quoted script instead."""
         self.script.words += len(words)
         if self.script.words > MOST_WORDS:
             raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
@@ -426,17 +430,17 @@ class _Reader:
                 self.set_container_variables(words[:i])
                 outer_arguments = self.script.arguments
                 self.script.arguments = words[i + 3 :] or outer_arguments  # the first word is the name of the script
-                _Reader(self.script, words[i + 1], self.depth + 1, line).run()
+                _Reader(self.script, words[i + 1], self.depth + 1, line).read_all()
                 self.script.arguments = outer_arguments
                 return
         env = {name: value for name, value in assignments.items() if isinstance(value, str)}
         self.script.commands.append(Command(tuple(words), env, line, tuple(self.script.loops.items())))
 
     def set_container_variables(self, words: list[str]) -> None:
-        """Sets the variables that options of a container set for the script in it: `-e NAME=VALUE`."""
+        """Sets the environment variables of a container's options, `-e NAME=VALUE`, for the script in the container."""
         for option, word in pairwise(words):
-            name, sets, value = word.partition("=")
-            if option in ("-e", "--env") and sets and NAME.fullmatch(name):
+            name, equals_sign, value = word.partition("=")
+            if option in ("-e", "--env") and equals_sign and NAME.fullmatch(name):
                 self.script.variables[name] = self.script.typed.get(name, value)
 
     def skip_space(self) -> None:
@@ -448,65 +452,65 @@ class _Reader:
             else:
                 return
 
-    def redirection(self) -> None:
+    def skip_redirection(self) -> None:
         """Skips a redirection. The text of a here-document is skipped at the end of the line."""
         operator_match = re.compile(r"\d?(<<<|<<-?|>>|[<>]&?|<>)").match(self.text, self.at)
         assert operator_match is not None
         self.at = operator_match.end()
         self.skip_space()
         if operator_match[1] in ("<<", "<<-"):
-            mark = re.compile(r"(['\"\\]?)([A-Za-z0-9_]+)['\"]?").match(self.text, self.at)
-            if mark is None:
+            delimiter_match = re.compile(r"(['\"\\]?)([A-Za-z0-9_]+)['\"]?").match(self.text, self.at)
+            if delimiter_match is None:
                 raise self.error("a here-document without a name")
-            self.at = mark.end()
-            self.waiting.append((mark[2], not mark[1]))
+            self.at = delimiter_match.end()
+            self.waiting.append((delimiter_match[2], not delimiter_match[1]))
         elif self.at < len(self.text) and self.text[self.at] not in "\n;&|()":
-            target = " ".join(self.word())
+            file_name = " ".join(self.read_word())
             if operator_match[1] == "<<<":
-                self.here_string = target
+                self.here_string = file_name
             elif operator_match[1] in (">", ">>") and not operator_match[0].startswith("2"):
-                self.output_file = target
+                self.output_file = file_name
 
     def skip_here_documents(self) -> None:
-        """Reads the texts of here-documents. One whose command writes to a file is the text of that file."""
+        """Reads the texts of here-documents, and stores those that a command writes to a file."""
         waiting, self.waiting = self.waiting, []
-        for mark, expands in waiting:
+        for delimiter, expands in waiting:
             start = self.at
             while True:
                 if self.at >= len(self.text):
-                    raise self.error(f"a here-document without its end, {mark}")
+                    raise self.error(f"a here-document without its end, {delimiter}")
                 end = self.text.find("\n", self.at)
                 end = len(self.text) if end < 0 else end
                 line = self.text[self.at : end]
                 self.at = end + 1
-                if line.lstrip("\t").rstrip(_SPACE) == mark:
+                if line.lstrip("\t").rstrip(_SPACE) == delimiter:
                     text, self.at = self.text[start : end - len(line)], end
-                    if self.runs() and self.depth < 3:
-                        self.here_string = self.expanded_text(text) if expands else text
+                    if self.is_running() and self.depth < 3:
+                        self.here_string = self.expand_here_document(text) if expands else text
                         if self.output_file:
                             self.script.files[self.output_file] = self.here_string
                     break
 
-    def assigned(self, name: str, appends: bool) -> str | list[str]:
-        """The value after `NAME=`."""
+    def read_assigned_value(self, name: str, appends: bool) -> str | list[str]:
+        """Reads and returns the value after `NAME=`."""
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
-            items = self.array()
-            earlier = self.script.variables.get(name, [])
+            items = self.read_array()
+            previous_value = self.script.variables.get(name, [])
             if not appends:
                 return items
-            self.spend(len(earlier))
-            return [*(earlier if isinstance(earlier, list) else [earlier]), *items]
-        value = "".join(text for text, _ in self.pieces())
+            self.count_work(len(previous_value))
+            return [*(previous_value if isinstance(previous_value, list) else [previous_value]), *items]
+        value = "".join(text for text, _ in self.read_pieces())
         if appends:
-            earlier = self.script.variables.get(name, "")
-            self.spend(len(earlier))
-            value = (" ".join(earlier) if isinstance(earlier, list) else earlier) + value
+            previous_value = self.script.variables.get(name, "")
+            self.count_work(len(previous_value))
+            value = (" ".join(previous_value) if isinstance(previous_value, list) else previous_value) + value
         if len(value) > LONGEST_VALUE:
             raise self.error(f"{name} grows too long; expected at most {LONGEST_VALUE:,} letters")
         return value
 
-    def array(self) -> list[str]:
+    def read_array(self) -> list[str]:
         items: list[str] = []
         size = 0
         while True:
@@ -522,26 +526,26 @@ class _Reader:
             elif letter in "\n;&|(":
                 self.at += 1
             elif letter in "<>" and not self.at_placeholder():
-                self.redirection()
+                self.skip_redirection()
             else:
-                word = self.word()
+                word = self.read_word()
                 items += word
                 size += sum(map(len, word))
             if size > LONGEST_VALUE:
                 raise self.error("an array grows too long")
 
-    def word(self) -> list[str]:
-        """Reads a word; unquoted expansions are split where they have spaces, and an array gives its items."""
+    def read_word(self) -> list[str]:
+        """Reads and returns a shell word, as several words where an unquoted expansion has spaces or is an array."""
         words: list[str] = []
         parts_so_far: list[str] = []  # the parts of the word that is not finished; empty if there is none
         start = self.at
-        for text, splits in self.pieces():
+        for text, splits in self.read_pieces():
             if not splits:
                 parts_so_far.append(text)
                 continue
             parts = text.split(ITEM) if ITEM in text else text.split()
-            joined = ITEM in text or not text[:1].isspace()
-            if parts and parts_so_far and joined:
+            joins_next = ITEM in text or not text[:1].isspace()
+            if parts and parts_so_far and joins_next:
                 parts[0] = "".join([*parts_so_far, parts[0]])
                 parts_so_far = []
             if parts_so_far and parts:
@@ -559,92 +563,92 @@ class _Reader:
             self.at += 1
         return words
 
-    def pieces(self) -> list[tuple[str, bool]]:
-        """The pieces of a word: (text, whether spaces in it split the word)."""
-        out: list[tuple[str, bool]] = []
-        size, counted = 0, 0
+    def read_pieces(self) -> list[tuple[str, bool]]:
+        """Reads and returns the pieces of a word: (text, whether its spaces split the word)."""
+        pieces: list[tuple[str, bool]] = []
+        size, counted_letters = 0, 0
         while self.at < len(self.text):
             letter = self.text[self.at]
             if self.at_placeholder():
-                out.append(self.plain(_PLACEHOLDER))
+                pieces.append(self.read_plain_text(_PLACEHOLDER))
                 continue
             if letter == UNRESOLVED:
-                out.append(self.marked())
+                pieces.append(self.read_marked_name())
                 continue
             if letter in " \t\n;&|()<>":
                 break
             if letter == "\\":
                 if self.text[self.at + 1 : self.at + 2] != "\n":
-                    out.append((self.text[self.at + 1 : self.at + 2], False))
+                    pieces.append((self.text[self.at + 1 : self.at + 2], False))
                 self.at += 2
             elif letter == "'":
                 end = self.text.find("'", self.at + 1)
                 if end < 0:
                     raise self.error("a quote ' that does not end")
-                out.append((self.text[self.at + 1 : end], False))
+                pieces.append((self.text[self.at + 1 : end], False))
                 self.at = end + 1
             elif letter == '"':
                 self.at += 1
-                out += self.quoted()
+                pieces += self.read_quoted_text()
             elif letter in "$`":
-                text = self.expansion()
-                out.append((text.replace(ITEM, " "), True))
+                text = self.read_expansion()
+                pieces.append((text.replace(ITEM, " "), True))
             else:
-                out.append(self.plain(_PLAIN))
-            size += sum(len(text) for text, _ in out[counted:])
-            counted = len(out)
+                pieces.append(self.read_plain_text(_PLAIN))
+            size += sum(len(text) for text, _ in pieces[counted_letters:])
+            counted_letters = len(pieces)
             if size > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
-        return out
+        return pieces
 
-    def quoted(self) -> list[tuple[str, bool]]:
-        """The pieces of a text in double quotes."""
-        out: list[tuple[str, bool]] = [("", False)]
+    def read_quoted_text(self) -> list[tuple[str, bool]]:
+        """Reads and returns the pieces of a text in double quotes."""
+        pieces: list[tuple[str, bool]] = [("", False)]
         while self.at < len(self.text):
             letter = self.text[self.at]
             if letter == '"':
                 self.at += 1
-                return out
+                return pieces
             if letter == "\\":
-                after = self.text[self.at + 1 : self.at + 2]
-                if after != "\n":
-                    out.append((after if after in '$`"\\' else f"\\{after}", False))
+                next_character = self.text[self.at + 1 : self.at + 2]
+                if next_character != "\n":
+                    pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
                 self.at += 2
             elif letter == UNRESOLVED:
-                out.append(self.marked())
+                pieces.append(self.read_marked_name())
             elif letter in "$`":
-                text = self.expansion()
+                text = self.read_expansion()
                 if ITEM not in text:
-                    out.append((text, False))
+                    pieces.append((text, False))
                 elif text == ITEM:  # an array without items is no word at all
-                    out = [] if out == [("", False)] else out
+                    pieces = [] if pieces == [("", False)] else pieces
                 else:
-                    out.append((text, True))
+                    pieces.append((text, True))
             else:
-                out.append(self.plain(_QUOTED))
+                pieces.append(self.read_plain_text(_QUOTED))
         raise self.error('a quote " that does not end')
 
-    def marked(self) -> tuple[str, bool]:
-        """Reads an unresolved name with its marks, in a text that is read again."""
+    def read_marked_name(self) -> tuple[str, bool]:
+        """Reads and returns an unresolved name with its marks, in a text that is parsed a second time."""
         end = self.text.find(UNRESOLVED, self.at + 1)
         end = len(self.text) if end < 0 else end + 1
         start, self.at = self.at, end
         return self.text[start:end], False
 
-    def plain(self, letters: re.Pattern[str]) -> tuple[str, bool]:
-        """Reads letters without a meaning in the shell. letters: their pattern."""
+    def read_plain_text(self, letters: re.Pattern[str]) -> tuple[str, bool]:
+        """Reads and returns characters without a special meaning in the shell. letters: their pattern."""
         match = letters.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
         return match[0], False
 
-    def expansion(self) -> str:
-        """The text of an expansion, which begins with a dollar sign or a backquote."""
-        text = self.expanded()
-        self.spend(len(text))
+    def read_expansion(self) -> str:
+        """Reads an expansion, which begins with a dollar sign or a backquote, and returns its text."""
+        text = self.expand_dollar()
+        self.count_work(len(text))
         return text
 
-    def expanded(self) -> str:
+    def expand_dollar(self) -> str:
         start = self.at
         if self.text[start] == "`":
             end = self.text.find("`", start + 1)
@@ -653,13 +657,13 @@ class _Reader:
             self.at = end + 1
             return unresolved("`…`")
         if self.text.startswith("$((", start):
-            inner = self.balanced(start + 1)
-            return self.arithmetic(inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner)
+            inside = self.read_balanced_text(start + 1)
+            return self.evaluate_arithmetic(inside[1:-1] if inside.startswith("(") and inside.endswith(")") else inside)
         if self.text.startswith("$(", start):
-            inner = self.balanced(start + 1)
-            return self.command_output(inner.strip())
+            inside = self.read_balanced_text(start + 1)
+            return self.command_output(inside.strip())
         if self.text.startswith("${", start):
-            return self.braced(self.balanced(start + 1))
+            return self.expand_braces(self.read_balanced_text(start + 1))
         name = NAME.match(self.text, start + 1)
         if name is not None:
             self.at = name.end()
@@ -667,69 +671,75 @@ class _Reader:
             if value is None:
                 return "" if name[0] in self.script.skipped else unresolved(f"${name[0]}")
             return value if isinstance(value, str) else (value[0] if value else "")
-        sign = self.text[start + 1 : start + 2]
+        next_character = self.text[start + 1 : start + 2]
         self.at = start + 2
-        if sign and sign in "@*":
+        if next_character and next_character in "@*":
             return ITEM.join(self.script.arguments) or ITEM
-        if sign == "#":
+        if next_character == "#":
             return str(len(self.script.arguments))
-        if sign and sign in "123456789":
-            return self.argument(int(sign))
-        return unresolved(f"${sign}") if sign and sign in "0123456789#?$!-" else f"${sign}".rstrip()
+        if next_character and next_character in "123456789":
+            return self.script_argument(int(next_character))
+        return (
+            unresolved(f"${next_character}")
+            if next_character and next_character in "0123456789#?$!-"
+            else f"${next_character}".rstrip()
+        )
 
     def command_output(self, text: str) -> str:
-        """The output of a command that only computes: `expr`, and `echo` of known words; else unresolved."""
-        name, _, rest = text.partition(" ")
-        if name in ("expr", "echo") and self.depth < 3 and not set(rest) & set("|<>;&`()"):
-            value = self.inner(rest.replace("\\*", "*").replace("'*'", "*") if name == "expr" else rest)
+        """Returns the output of `expr` and of `echo` with known words; unresolved for other commands."""
+        name, _, arguments = text.partition(" ")
+        if name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
+            value = self.expand_nested_text(
+                arguments.replace("\\*", "*").replace("'*'", "*") if name == "expr" else arguments
+            )
             if name == "expr" and not is_unresolved(value):
-                number = self.arithmetic(value)
+                number = self.evaluate_arithmetic(value)
                 return number if not is_unresolved(number) else unresolved(f"$({text[:20]})")
             if name == "echo" and not is_unresolved(value) and not value.startswith("-"):
                 return value.strip()
         return unresolved(f"$({text[:20]})")
 
-    def argument(self, place: int) -> str:
-        """The script's argument at a place, from 1; unresolved if it is not typed."""
+    def script_argument(self, place: int) -> str:
+        """Returns the script's argument number `place`, counted from 1; unresolved if it was not typed."""
         arguments = self.script.arguments
         if place > len(arguments):
             self.script.missing = max(self.script.missing, place)
         return arguments[place - 1] if 0 < place <= len(arguments) else unresolved(f"${place}")
 
-    def balanced(self, start: int) -> str:
-        """The text inside brackets that open at `start`; continues after them."""
-        opens, closes = self.text[start], {"(": ")", "{": "}"}[self.text[start]]
+    def read_balanced_text(self, start: int) -> str:
+        """Reads and returns the text inside the brackets that open at `start`."""
+        opening_bracket, closing_bracket = self.text[start], {"(": ")", "{": "}"}[self.text[start]]
         depth, i = 0, start
         while i < len(self.text):
             letter = self.text[i]
             if letter == "\\":
                 i += 1
-            elif letter == "'" and opens == "(":
+            elif letter == "'" and opening_bracket == "(":
                 i = self.text.find("'", i + 1)
                 if i < 0:
                     break
-            elif letter == opens:
+            elif letter == opening_bracket:
                 depth += 1
-            elif letter == closes:
+            elif letter == closing_bracket:
                 depth -= 1
                 if depth == 0:
                     self.at = i + 1
                     return self.text[start + 1 : i]
             i += 1
-        raise self.error(f"{opens} that does not end; expected {closes}")
+        raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
 
-    def braced(self, inner: str) -> str:
-        """The text of `${…}`."""
-        whole = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", inner)
-        if whole is not None:
-            value = self.script.variables.get(whole[1])
+    def expand_braces(self, inner: str) -> str:
+        """Returns the expansion of `${…}`."""
+        array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", inner)
+        if array_match is not None:
+            value = self.script.variables.get(array_match[1])
             if value is None:
-                return ITEM if whole[1] in self.script.skipped else unresolved(f"${whole[1]}")
+                return ITEM if array_match[1] in self.script.skipped else unresolved(f"${array_match[1]}")
             items = value if isinstance(value, list) else [value]
             return ITEM.join(items) if len(items) > 1 else (items[0] if items else ITEM)
-        later = re.fullmatch(r"[@*]:([0-9]{1,3})", inner)
-        if later is not None:
-            return ITEM.join(self.script.arguments[max(0, int(later[1]) - 1) :]) or ITEM
+        arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", inner)
+        if arguments_match is not None:
+            return ITEM.join(self.script.arguments[max(0, int(arguments_match[1]) - 1) :]) or ITEM
         match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", inner, re.DOTALL)
         if match is None:
             start = NAME.match(inner)
@@ -739,17 +749,17 @@ class _Reader:
             return str(len(self.script.arguments))
         value = self.script.variables.get(name)
         if name.isdecimal() and 0 < int(name) <= len(self.script.arguments):
-            value = self.argument(int(name))
+            value = self.script_argument(int(name))
         elif name.isdecimal() and not operation:
-            return self.argument(int(name))
+            return self.script_argument(int(name))
         is_set = value is not None and not (operation.startswith(":") and value in ("", []))
         text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
         if operation.endswith("+"):
-            return self.inner(alternative) if is_set else ""
+            return self.expand_nested_text(alternative) if is_set else ""
         if is_set:
             return text
         if operation.endswith(("-", "=")):
-            text = self.inner(alternative)
+            text = self.expand_nested_text(alternative)
             if operation.endswith("=") and NAME.fullmatch(name):
                 self.script.variables[name] = text
             return text
@@ -757,41 +767,41 @@ class _Reader:
             return ITEM.join(self.script.arguments) or ITEM
         return text if value is not None or name in self.script.skipped else unresolved(f"${name}")
 
-    def inner(self, text: str) -> str:
-        """A text with its own expansions, such as a default."""
+    def expand_nested_text(self, text: str) -> str:
+        """Returns a nested text, such as a default value, with its expansions."""
         if self.depth > 20:
             raise self.error("defaults nested too deeply")
         reader = _Reader(self.script, text, self.depth + 1, self.line)
-        out = ""
+        expanded_text = ""
         while reader.at < len(text):
-            before = reader.at
-            out += "".join(piece for piece, _ in reader.pieces())
-            if reader.at == before:
-                out += text[reader.at]
+            position_before = reader.at
+            expanded_text += "".join(piece for piece, _ in reader.read_pieces())
+            if reader.at == position_before:
+                expanded_text += text[reader.at]
                 reader.at += 1
-        return out
+        return expanded_text
 
-    def expanded_text(self, text: str) -> str:
-        """The text of a here-document with its expansions. Quotes are letters in it."""
+    def expand_here_document(self, text: str) -> str:
+        """Returns the text of a here-document with its expansions, in which quotes have no special meaning."""
         reader = _Reader(self.script, text, self.depth + 1, self.line)
-        parts: list[str] = []
+        text_parts: list[str] = []
         while reader.at < len(text):
             letter = text[reader.at]
             if letter in "$`":
-                parts.append(reader.expansion().replace(ITEM, " "))
+                text_parts.append(reader.read_expansion().replace(ITEM, " "))
             elif letter == "\\" and text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
-                parts.append(text[reader.at + 1].replace("\n", ""))
+                text_parts.append(text[reader.at + 1].replace("\n", ""))
                 reader.at += 2
             else:
-                parts.append(letter)
+                text_parts.append(letter)
                 reader.at += 1
-        out = "".join(parts)
+        out = "".join(text_parts)
         if len(out) > LONGEST_VALUE:
             raise self.error(f"a here-document grows too long; expected at most {LONGEST_VALUE:,} letters")
         return out
 
-    def arithmetic(self, text: str) -> str:
-        """The value of an expression of whole numbers, variables, brackets and + - * / %; unresolved without it."""
+    def evaluate_arithmetic(self, text: str) -> str:
+        """Returns the value of an arithmetic expression of whole numbers; unresolved if it cannot be evaluated."""
         from .shell_arithmetic import value_of
 
         value = value_of(text, self.script.variables)

@@ -1,4 +1,4 @@
-"""Whole-number expressions of launch files, evaluated without running anything: sums, products, brackets, lists.
+"""Evaluates whole-number expressions of launch files without running them: sums, products, brackets, lists.
 
 Two grammars: the shell's `$((…))`, and the lists in which Megatron-LM gives a pattern of layers (`([0]*3+[1]*45)`).
 """
@@ -27,7 +27,7 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 
 
 def tokens_of(text: str) -> list[str] | None:
-    """The tokens of an expression; None if a part of it is no token."""
+    """Returns the tokens of an arithmetic expression; None if a part of it is no token."""
     tokens, at = [], 0
     text = text.rstrip()
     if len(text) > 2000:
@@ -42,130 +42,130 @@ def tokens_of(text: str) -> list[str] | None:
 
 
 class _Expression:
-    """Reads tokens from the left. Raises `ValueError` for anything that is not an expression."""
+    """Parses and evaluates the tokens of an expression. Raises `ValueError` for tokens that are not an expression."""
 
     def __init__(self, tokens: list[str], variables: Mapping[str, str | list[str]]) -> None:
         self.tokens, self.variables, self.at = tokens, variables, 0
 
-    def next(self) -> str:
+    def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
-    def take(self) -> str:
+    def take_token(self) -> str:
         self.at += 1
         return self.tokens[self.at - 1]
 
-    def choice(self, deep: int = 0) -> int | list[int]:
-        """A sum, a comparison (1 or 0), or a choice between two values by one."""
-        value = self.sum(deep)
-        if self.next() in COMPARISONS:
-            sign, other = self.take(), self.sum(deep)
-            if isinstance(value, list) or isinstance(other, list):
+    def evaluate_choice(self, depth: int = 0) -> int | list[int]:
+        """Returns the value of a sum, of a comparison (1 or 0), or of a conditional `a ? b : c`."""
+        value = self.evaluate_sum(depth)
+        if self.peek() in COMPARISONS:
+            operator, right_value = self.take_token(), self.evaluate_sum(depth)
+            if isinstance(value, list) or isinstance(right_value, list):
                 raise ValueError("a list is compared")
-            value = int(COMPARISONS[sign](value, other))
-        if self.next() == "?":
-            self.take()
-            if isinstance(value, list) or deep > DEEPEST:
+            value = int(COMPARISONS[operator](value, right_value))
+        if self.peek() == "?":
+            self.take_token()
+            if isinstance(value, list) or depth > DEEPEST:
                 raise ValueError("a choice by a list")
-            first = self.choice(deep + 1)
-            self.expect(":")
-            second = self.choice(deep + 1)
-            value = first if value else second
+            true_value = self.evaluate_choice(depth + 1)
+            self.expect_token(":")
+            false_value = self.evaluate_choice(depth + 1)
+            value = true_value if value else false_value
         return value
 
-    def sum(self, deep: int = 0) -> int | list[int]:
-        value = self.product(deep)
-        while self.next() in ("+", "-"):
-            sign, other = self.take(), self.product(deep)
-            if isinstance(value, list) and isinstance(other, list) and sign == "+":
-                value = value + other
-            elif isinstance(value, int) and isinstance(other, int):
-                value = value + other if sign == "+" else value - other
+    def evaluate_sum(self, depth: int = 0) -> int | list[int]:
+        value = self.evaluate_product(depth)
+        while self.peek() in ("+", "-"):
+            operator, right_value = self.take_token(), self.evaluate_product(depth)
+            if isinstance(value, list) and isinstance(right_value, list) and operator == "+":
+                value = value + right_value
+            elif isinstance(value, int) and isinstance(right_value, int):
+                value = value + right_value if operator == "+" else value - right_value
             else:
                 raise ValueError("a sum of a list and a number")
-            self.check(value)
+            self.check_size(value)
         return value
 
-    def product(self, deep: int) -> int | list[int]:
-        value = self.atom(deep)
-        while self.next() in ("*", "/", "%"):
-            sign, other = self.take(), self.atom(deep)
-            if isinstance(value, int) and isinstance(other, int):
-                if sign != "*" and other == 0:
+    def evaluate_product(self, depth: int) -> int | list[int]:
+        value = self.evaluate_atom(depth)
+        while self.peek() in ("*", "/", "%"):
+            operator, right_value = self.take_token(), self.evaluate_atom(depth)
+            if isinstance(value, int) and isinstance(right_value, int):
+                if operator != "*" and right_value == 0:
                     raise ValueError("division by zero")
-                if sign == "*":
-                    value = value * other
+                if operator == "*":
+                    value = value * right_value
                 else:
-                    quotient = abs(value) // abs(other) * (1 if (value < 0) == (other < 0) else -1)
-                    value = quotient if sign == "/" else value - quotient * other
-            elif sign == "*" and isinstance(value, list) != isinstance(other, list):
-                items, times = (value, other) if isinstance(value, list) else (other, value)
+                    quotient = abs(value) // abs(right_value) * (1 if (value < 0) == (right_value < 0) else -1)
+                    value = quotient if operator == "/" else value - quotient * right_value
+            elif operator == "*" and isinstance(value, list) != isinstance(right_value, list):
+                items, repetitions = (value, right_value) if isinstance(value, list) else (right_value, value)
                 assert isinstance(items, list)
-                assert isinstance(times, int)
-                if len(items) * max(0, times) > LONGEST_LIST:
+                assert isinstance(repetitions, int)
+                if len(items) * max(0, repetitions) > LONGEST_LIST:
                     raise ValueError("a list that is too long")
-                value = items * max(0, times)
+                value = items * max(0, repetitions)
             else:
                 raise ValueError("not a product")
-            self.check(value)
+            self.check_size(value)
         return value
 
-    def atom(self, deep: int) -> int | list[int]:
-        if deep > DEEPEST or self.at >= len(self.tokens):
+    def evaluate_atom(self, depth: int) -> int | list[int]:
+        if depth > DEEPEST or self.at >= len(self.tokens):
             raise ValueError("nested too deeply, or cut off")
-        token = self.take()
+        token = self.take_token()
         if token.isdecimal():
             return int(token)
         if token == "-":
-            inner = self.atom(deep + 1)
-            if isinstance(inner, list):
+            bracketed_value = self.evaluate_atom(depth + 1)
+            if isinstance(bracketed_value, list):
                 raise ValueError("a list with a sign")
-            return -inner
+            return -bracketed_value
         if token == "(":
-            value = self.choice(deep + 1)
-            self.expect(")")
+            value = self.evaluate_choice(depth + 1)
+            self.expect_token(")")
             return value
         if token == "[":
             items: list[int] = []
-            while self.next() != "]":
-                value = self.sum(deep + 1)
+            while self.peek() != "]":
+                value = self.evaluate_sum(depth + 1)
                 if isinstance(value, list):
                     raise ValueError("a list in a list")
                 items.append(value)
-                if self.next() != ",":
+                if self.peek() != ",":
                     break
-                self.take()
-            self.expect("]")
+                self.take_token()
+            self.expect_token("]")
             return items
         text = self.variables.get(token.strip("${}"), "")
         if not isinstance(text, str) or len(text) > LONGEST_NUMBER or not re.fullmatch(r"\s*-?\d{1,15}\s*", text):
             raise ValueError("a name without a value")
         return int(text)
 
-    def expect(self, token: str) -> None:
-        if self.next() != token:
+    def expect_token(self, token: str) -> None:
+        if self.peek() != token:
             raise ValueError(f"no {token}")
-        self.take()
+        self.take_token()
 
-    def check(self, value: int | list[int]) -> None:
+    def check_size(self, value: int | list[int]) -> None:
         too_large = len(value) > LONGEST_LIST if isinstance(value, list) else abs(value) > LARGEST
         if too_large:
             raise ValueError("too large")
 
 
 def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
-    """The number or the list of numbers of an expression; None if it cannot be evaluated."""
+    """Returns the number or list of numbers that an expression has as value; None if it cannot be evaluated."""
     tokens = tokens_of(text)
     if not tokens:
         return None
     expression = _Expression(tokens, variables)
     try:
-        value = expression.choice()
+        value = expression.evaluate_choice()
     except ValueError:
         return None
     return value if expression.at == len(tokens) else None
 
 
 def value_of(text: str, variables: Mapping[str, str | list[str]]) -> int | None:
-    """The whole number of an expression; None if it cannot be evaluated."""
+    """Returns the whole number that an expression has as value; None if it cannot be evaluated."""
     value = evaluated(text, variables)
     return value if isinstance(value, int) else None

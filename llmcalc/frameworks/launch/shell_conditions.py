@@ -1,4 +1,4 @@
-"""Conditions of a script, `[ … ]` and `test`, and the blocks that they choose."""
+"""Evaluates conditions of a shell script, `[ … ]` and `test`, and tracks the blocks that they select."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 
 @dataclass
 class Branch:
-    """A block that is being read.
+    """An open block of a shell script: a branch of `if` or `case`, or a loop.
 
     runs: whether its lines run; None if unresolved.
-    taken: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
+    earlier_branch_runs: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
     value: the value that a `case` compares; None in other blocks.
     patterns: patterns of the next branch of a `case`; None inside a branch.
     start: place and line to which a loop goes back; None in other blocks.
@@ -37,7 +37,7 @@ class Branch:
     """
 
     runs: bool | None
-    taken: bool | None = False
+    earlier_branch_runs: bool | None = False
     value: str | None = None
     patterns: list[str] | None = None
     start: tuple[int, int] | None = None
@@ -47,38 +47,42 @@ class Branch:
     condition: bool | None = None
 
     def turn(self, fits: bool | None) -> None:
-        """Goes on to the next branch. fits: whether its condition holds; None if unresolved."""
-        self.runs = False if self.taken else (None if self.taken is None else fits)
-        self.taken = self.taken or (None if fits is None else fits) or (None if self.taken is None else False)
+        """Enters the next branch of the block. fits: whether its condition is true; None if unresolved."""
+        self.runs = False if self.earlier_branch_runs else (None if self.earlier_branch_runs is None else fits)
+        self.earlier_branch_runs = (
+            self.earlier_branch_runs
+            or (None if fits is None else fits)
+            or (None if self.earlier_branch_runs is None else False)
+        )
 
 
 def holds(words: list[str]) -> bool | None:
-    """Whether a condition `[ … ]` holds; None if it is unresolved or not supported.
+    """Whether a condition `[ … ]` is true; None if it is unresolved or not supported.
 
     A variable that the script never sets is assumed to be unset.
     """
-    closes = {"[": "]", "[[": "]]", "test": ""}
+    closing_words = {"[": "]", "[[": "]]", "test": ""}
     words = ["" if UNSET.fullmatch(word) else word for word in words]
-    if not words or words[0] not in closes or any(is_unresolved(word) for word in words):
+    if not words or words[0] not in closing_words or any(is_unresolved(word) for word in words):
         return None
-    if closes[words[0]] and words[-1] != closes[words[0]]:
+    if closing_words[words[0]] and words[-1] != closing_words[words[0]]:
         return None
-    operands = words[1:-1] if closes[words[0]] else words[1:]
+    operands = words[1:-1] if closing_words[words[0]] else words[1:]
     negations = next((i for i, word in enumerate(operands) if word != "!"), len(operands))
     if negations:
-        negated = holds(["test", *operands[negations:]])
-        return None if negated is None else negated == (negations % 2 == 0)
+        negated_result = holds(["test", *operands[negations:]])
+        return None if negated_result is None else negated_result == (negations % 2 == 0)
     if len(operands) == 1 and not operands[0].startswith("-"):
         return operands[0] != ""
     if operands in (["-z"], ["-n"]) or (len(operands) == 2 and operands[0] in ("-z", "-n")):
         return (operands[1:] in ([], [""])) == (operands[0] == "-z")
     if len(operands) != 3:
         return None
-    left, sign, right = operands
-    if sign in ("=", "==", "!="):
+    left, operator, right = operands
+    if operator in ("=", "==", "!="):
         if words[0] == "[[" and set(right) & set("*?["):
             return None
-        return (left == right) == (sign != "!=")
-    if sign in NUMBERS and WHOLE.fullmatch(left) and WHOLE.fullmatch(right):
-        return NUMBERS[sign](int(left), int(right))
+        return (left == right) == (operator != "!=")
+    if operator in NUMBERS and WHOLE.fullmatch(left) and WHOLE.fullmatch(right):
+        return NUMBERS[operator](int(left), int(right))
     return None

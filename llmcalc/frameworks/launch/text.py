@@ -1,4 +1,4 @@
-"""Reads YAML into plain tables, with limits against malicious files.
+"""Parses YAML into dictionaries and lists, with limits against malicious files.
 
 YAML has aliases, with which a short text stands for a huge one, and a list can contain itself. Both are refused before
 anything is built. What is built are texts, numbers, flags, lists and tables with texts as keys; a tag of any other type
@@ -33,10 +33,10 @@ def parse_yaml(text: str, where: str) -> Any:
     try:
         _check_events(yaml, text, where)
         root = yaml.compose(text, Loader=loader)
-        return None if root is None else _Builder(yaml, where).value(root)
+        return None if root is None else _ValueBuilder(yaml, where).build_value(root)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        at = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
+        error_mark = error.problem_mark or error.context_mark
+        at = "" if error_mark is None else f" at line {error_mark.line + 1}, column {error_mark.column + 1}"
         raise InputError(f"{where}: not valid YAML: {one_line(error.problem or str(error))}{at}") from None
     except InputError:
         raise
@@ -45,7 +45,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def parse_braces(text: str, where: str) -> Any:
-    """The tables of JSON, or of YAML in braces. Raises `InputError` for a text that is neither, as JSON."""
+    """Returns the tables of JSON, or of YAML in braces. Raises `InputError` for a text that is neither."""
     try:
         return parse_json(text, where)
     except InputError as error:
@@ -67,20 +67,20 @@ def _check_events(yaml: Any, text: str, where: str) -> None:
     open_anchors: list[str | None] = []
     starts: list[int] = []
     depths: list[int] = []
-    total = 0
+    expanded_values = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth = -1  # of the value that ends here
         if isinstance(event, yaml.events.CollectionStartEvent):
             open_anchors.append(event.anchor)
-            starts.append(total)
+            starts.append(expanded_values)
             depths.append(0)
-            total += 1
+            expanded_values += 1
         elif isinstance(event, yaml.events.CollectionEndEvent):
             anchor, start, depth = open_anchors.pop(), starts.pop(), depths.pop() + 1
             if anchor is not None:
-                sizes[anchor] = (total - start, depth)
+                sizes[anchor] = (expanded_values - start, depth)
         elif isinstance(event, yaml.events.ScalarEvent):
-            total, depth = total + 1, 0
+            expanded_values, depth = expanded_values + 1, 0
             if event.anchor is not None:
                 sizes[event.anchor] = (1, 0)
         elif isinstance(event, yaml.events.AliasEvent):
@@ -89,20 +89,20 @@ def _check_events(yaml: Any, text: str, where: str) -> None:
                     f"{where}: line {event.start_mark.line + 1}: *{event.anchor} stands inside what it names"
                 )
             values, depth = sizes.get(event.anchor, (1, 0))
-            total += values
+            expanded_values += values
         if depth >= 0 and depths:
             depths[-1] = max(depths[-1], depth)
         if len(open_anchors) + max(depth, 0) > DEEPEST:
             raise InputError(f"{where}: nested too deeply; expected at most {DEEPEST} tables and lists")
-        if total > MOST_VALUES:
+        if expanded_values > MOST_VALUES:
             raise InputError(
                 f"{where}: line {event.start_mark.line + 1}: too many values, with aliases expanded; expected at most "
                 f"{MOST_VALUES:,}"
             )
 
 
-class _Builder:
-    """Builds plain values from PyYAML's nodes. A node is built once, for all of its aliases."""
+class _ValueBuilder:
+    """Builds Python values from PyYAML's nodes. A node is built once for all of its aliases."""
 
     def __init__(self, yaml: Any, where: str) -> None:
         self.yaml, self.where = yaml, where
@@ -112,22 +112,22 @@ class _Builder:
     def error(self, node: Any, text: str) -> InputError:
         return InputError(f"{self.where}: line {node.start_mark.line + 1}: {text}")
 
-    def value(self, node: Any) -> Any:
-        """The value of a node."""
+    def build_value(self, node: Any) -> Any:
+        """Returns the Python value of a YAML node."""
         if id(node) not in self.built:
             if isinstance(node, self.yaml.ScalarNode):
-                value = self.scalar(node)
+                value = self.build_scalar(node)
             elif isinstance(node, self.yaml.SequenceNode):
                 self.require_tag(node, "seq")
-                value = [self.value(item) for item in node.value]
+                value = [self.build_value(item) for item in node.value]
             else:
                 self.require_tag(node, "map")
-                value = self.table(node)
+                value = self.build_table(node)
             self.built[id(node)] = value
         return self.built[id(node)]
 
     def require_tag(self, node: Any, *names: str) -> str:
-        """Returns the type of a YAML node. Raises `InputError` if it is none of `names`."""
+        """Returns the tag (type) of a YAML node. Raises `InputError` for a tag that is not supported."""
         name = str(node.tag).removeprefix("tag:yaml.org,2002:")
         if name not in names:
             raise InputError(
@@ -136,8 +136,8 @@ class _Builder:
             )
         return name
 
-    def scalar(self, node: Any) -> Any:
-        """The value of a scalar: a text, a number, a flag or None. A date stays text."""
+    def build_scalar(self, node: Any) -> Any:
+        """Returns the value of a YAML scalar: text, number, boolean or None. A date stays text."""
         kind = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
         if kind in ("int", "float"):
             if len(node.value) > LONGEST_NUMBER:
@@ -147,34 +147,36 @@ class _Builder:
             return self.constructor.construct_yaml_bool(node)
         return None if kind == "null" else node.value
 
-    def table(self, node: Any) -> dict[str, Any]:
-        """The entries of a table. They replace entries that `<<` merges.
+    def build_table(self, node: Any) -> dict[str, Any]:
+        """Returns the entries of a YAML mapping, which replace entries that `<<` merges.
 
         Raises `InputError` for a key that the table has twice with two values; YAML would keep the last.
         """
-        merged: dict[str, Any] = {}
+        merged_entries: dict[str, Any] = {}
         entries: dict[str, tuple[Any, Any]] = {}  # key as written → key and value nodes
         for key, value in node.value:
             if isinstance(key, self.yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:merge":
-                for table in self.merged(value):
-                    for name, inner in table.items():
-                        merged.setdefault(name, inner)
+                for table in self.merged_tables(value):
+                    for name, merged_value in table.items():
+                        merged_entries.setdefault(name, merged_value)
                 continue
             if not isinstance(key, self.yaml.ScalarNode):
                 raise self.error(key, "a key is a list or a table; expected text")
-            before = entries.setdefault(key.value, (key, value))[1]
-            if before is not value and not self.are_equal_scalars(before, value):
+            previous_value = entries.setdefault(key.value, (key, value))[1]
+            if previous_value is not value and not self.are_equal_scalars(previous_value, value):
                 raise self.error(key, f"{one_line(key.value)[:60]} is given twice; expected once")
-        return merged | {str(self.value(key)): self.value(value) for key, value in entries.values()}
+        return merged_entries | {str(self.build_value(key)): self.build_value(value) for key, value in entries.values()}
 
-    def merged(self, node: Any) -> list[dict[str, Any]]:
-        """The tables that `<<` merges; the first one takes precedence."""
+    def merged_tables(self, node: Any) -> list[dict[str, Any]]:
+        """Returns the YAML mappings that `<<` merges; the first mapping takes precedence."""
         nodes = node.value if isinstance(node, self.yaml.SequenceNode) else [node]
         if not all(isinstance(table, self.yaml.MappingNode) for table in nodes):
             raise self.error(node, "<< merges something that is no table; expected a table or a list of tables")
-        return [self.value(table) for table in nodes]
+        return [self.build_value(table) for table in nodes]
 
-    def are_equal_scalars(self, first: Any, second: Any) -> bool:
-        """Whether two nodes are scalars of the same text."""
+    def are_equal_scalars(self, first_node: Any, second_node: Any) -> bool:
+        """Whether two YAML nodes are scalars of the same text."""
         scalar = self.yaml.ScalarNode
-        return isinstance(first, scalar) and isinstance(second, scalar) and first.value == second.value
+        return (
+            isinstance(first_node, scalar) and isinstance(second_node, scalar) and first_node.value == second_node.value
+        )

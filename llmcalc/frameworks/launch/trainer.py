@@ -110,7 +110,7 @@ TRAINER_SIGNS = (
 
 
 def is_trainer(data: Table) -> bool:
-    """Whether a table has arguments of the Trainer."""
+    """Whether a table has arguments of Hugging Face's Trainer."""
     return any(name in data for name in TRAINER_SIGNS) and "distributed_type" not in data
 
 
@@ -120,77 +120,77 @@ def is_run_by(words: Sequence[str]) -> bool:
 
 
 def read_trainer(data: Table, source: Source) -> Launch:
-    """Reads arguments of the Trainer. Raises `InputError`, which names file and argument."""
+    """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
-        return _trainer(reading, data, source.world_size)
+        return _read_arguments(reading, data, source.world_size)
 
 
 def read_arguments(arguments: Table, source: Source) -> Launch:
-    """Reads the arguments of a script's command, as `read_trainer` does."""
-    plain: dict[str, Any] = {}
+    """Returns the training run of a command's Trainer arguments, as `read_trainer` does for a file."""
+    plain_arguments: dict[str, Any] = {}
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
         if name in keys_read() and name != "model_name_or_path":  # a TARGET may replace the model
             for word in value if isinstance(value, list) else [value]:
                 if isinstance(word, str) and is_unresolved(word):
                     raise InputError(f"{source.where}: {flag}: {unresolved_reason(word)}")
-        plain[name] = _plain(value)
-    return read_trainer({**trainer_arguments(source), **plain}, source)
+        plain_arguments[name] = _plain_value(value)
+    return read_trainer({**trainer_arguments(source), **plain_arguments}, source)
 
 
 def keys_read() -> frozenset[str]:
-    """All arguments that are read, with those that select a framework."""
+    """Returns all argument names that are read, with those that select a framework."""
     return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
 
 
-def _plain(value: Any) -> Any:
-    """The value of a command-line argument, converted to a flag or a number if it is one."""
+def _plain_value(value: Any) -> Any:
+    """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_plain_value(item) for item in value]
     if not isinstance(value, str):
         return value
     if is_unresolved(value):
         return printable(value)
-    words = {"true": True, "false": False, "none": None}
-    if value.lower() in words:
-        return words[value.lower()]
+    constants = {"true": True, "false": False, "none": None}
+    if value.lower() in constants:
+        return constants[value.lower()]
     return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
 
 
-def _trainer(reading: Reading, data: Table, world_size: int | None) -> Launch:
+def _read_arguments(reading: Reading, data: Table, world_size: int | None) -> Launch:
     reading.ignored += [name for name in data if name in TRAINER_IGNORED]
     unknown_keys(reading, data, (*keys_read(), *TRAINER_IGNORED), "", "no argument that is known")
-    words = trainer_words(reading, data)
+    run_settings = trainer_settings(reading, data)
     precision, is_published = weight_formats(reading, data)
-    return trained(reading, "trainer", data, words | precision, world_size, published_weights=is_published)
+    return trained(reading, "trainer", data, run_settings | precision, world_size, published_weights=is_published)
 
 
 def trained(
     reading: Reading,
     kind: str,
     data: Table,
-    words: dict[str, Any],
+    run_settings: dict[str, Any],
     world_size: int | None,
     target: Any = None,
     published_weights: bool = False,
     shipped: Mapping[str, Table] = NO_FILES,
 ) -> Launch:
-    """The run of arguments of the Trainer, under the framework that they select.
+    """Returns the training run of Trainer arguments, under the framework that they select.
 
     kind: the name of the kind of file.
     data: the arguments, of which those that select a framework are read here.
-    words: the settings of the run without a framework.
+    run_settings: the settings of the run without a framework.
     target: the model's name; None (default) for that of `model_name_or_path`.
     published_weights: whether weights keep the checkpoint's number format.
     shipped: configs of frameworks that come with the program.
     """
     world = reading.devices(world_size)
     name = data.get("model_name_or_path") if target is None else target
-    framework_name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
+    framework_name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), run_settings)
     for plugin_name, plugin in plugins().items():
         if plugin.trainer is not None and any(data.get(key) for key in plugin.trainer_keys):
             arguments = _with_named_files(reading, data, plugin_name, plugin.trainer_keys, shipped)
-            framework_name, run = plugin_name, plugin.trainer(reading, arguments, world, words)
+            framework_name, run = plugin_name, plugin.trainer(reading, arguments, world, run_settings)
             break
     return reading.launch(
         kind,
@@ -206,25 +206,25 @@ def trained(
 def _with_named_files(
     reading: Reading, data: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
-    """The arguments with the tables of the files that these keys of a framework name."""
-    expected = f"a config of {framework(name).title}"
+    """Returns the arguments in which the framework's config files are replaced by their tables."""
+    expected_text = f"a config of {framework(name).title}"
     tables = {
-        key: reading.fetched(key, data[key], expected, shipped)
+        key: reading.fetched(key, data[key], expected_text, shipped)
         for key in keys
         if isinstance(data.get(key), str) and re.search(r"\.(json|ya?ml)$", data[key])
     }
     return {**data, **tables}
 
 
-def trainer_words(
+def trainer_settings(
     reading: Reading, data: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, prefers: str = ""
 ) -> dict[str, Any]:
-    """The settings of a run of the Trainer, without the number formats of weights.
+    """Returns the settings of a Trainer run, without the number formats of weights.
 
     defaults: argument that the program fills in → its default.
     prefers: the argument with the length of sequences; empty (default) for any.
     """
-    words: dict[str, Any] = {
+    run_settings: dict[str, Any] = {
         "phase": "training",
         "batch": reading.size(data, "per_device_train_batch_size", defaults["per_device_train_batch_size"]),
         "num_microbatches": reading.size(data, "gradient_accumulation_steps", 1),
@@ -232,17 +232,17 @@ def trainer_words(
     names = (prefers,) if prefers else ("max_seq_length", "max_length", "block_size", "cutoff_len")
     length = next((name for name in names if data.get(name) is not None), "")
     if length or prefers:
-        words["seq"] = size_of(
+        run_settings["seq"] = size_of(
             reading, length or prefers, reading.value(data, length or prefers, defaults.get(prefers))
         )
-    words |= optimizer_words(reading, "optim", reading.value(data, "optim", defaults["optim"]))
-    words |= trainer_kernels(reading, data, defaults)
-    words |= trainer_adapters(reading, data)
+    run_settings |= optimizer_settings(reading, "optim", reading.value(data, "optim", defaults["optim"]))
+    run_settings |= trainer_kernels(reading, data, defaults)
+    run_settings |= trainer_adapters(reading, data)
     noise_words(reading, data)
     for name in ("auto_find_batch_size", "optim_args", "optim_target_modules"):
         if data.get(name) not in (None, False, ""):
             reading.unknown[name] = "it is modelled without"
-    return words
+    return run_settings
 
 
 def noise_words(reading: Reading, data: Table) -> None:
@@ -253,8 +253,8 @@ def noise_words(reading: Reading, data: Table) -> None:
         )
 
 
-def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
-    """The settings of an optimizer by the Trainer's name of it. key: the argument that names it."""
+def optimizer_settings(reading: Reading, key: str, value: Any) -> dict[str, Any]:
+    """Returns the settings of an optimizer from the Trainer's name for it. key: the argument with the name."""
     name = str(value)[:60]
     if name.startswith("OptimizerNames."):
         name = name.partition(".")[2].lower()
@@ -267,51 +267,53 @@ def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
 WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
-def pair_words(
+def pair_settings(
     reading: Reading,
     loss: str,
-    words: Mapping[str, Any],
+    run_settings: Mapping[str, Any],
     reference: FrozenModel | None = None,
     caches_reference: bool = False,
     keeps_logits: bool = False,
 ) -> dict[str, Any]:
-    """The batch of training on pairs, of which each has two sequences.
+    """Returns the batch settings of training on preference pairs, with two sequences per pair.
 
     loss: its name; those of `LOSSES_WITHOUT_REFERENCE` need no reference model.
-    words: the settings of the run.
+    run_settings: the settings of the run.
     reference: the copy of the model that a loss compares with; None (default) for one of the trained weights' format.
     caches_reference: whether the program computes the reference's log-probabilities with the trained model, before it
         is trained; false by default.
     keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
     if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
-        add_reference(reading, words, reference)
+        add_reference(reading, run_settings, reference)
     if loss == "reward" and not keeps_logits:
         reading.notes.append(
             "a pair is two sequences; scores have no logits, and the loss is counted in chunks of them"
         )
-        return {"batch": 2 * words["batch"], "cross_entropy": "chunked"}
+        return {"batch": 2 * run_settings["batch"], "cross_entropy": "chunked"}
     reading.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
-    return {"batch": 2 * words["batch"]}
+    return {"batch": 2 * run_settings["batch"]}
 
 
-def kto_words(reading: Reading, words: Mapping[str, Any], reference: FrozenModel | None = None) -> dict[str, Any]:
-    """The batch of KTO, whose samples are single sequences; mismatched answers run without gradients before them.
+def kto_settings(
+    reading: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
+) -> dict[str, Any]:
+    """Returns KTO's batch settings: samples are single sequences; mismatched answers run without gradients first.
 
-    words: the settings of the run. reference: as of `pair_words`.
+    run_settings: the settings of the run. reference: as of `pair_settings`.
     """
-    add_reference(reading, words, reference)
+    add_reference(reading, run_settings, reference)
     reading.notes.append("the loss of KTO is counted as that of SFT, an estimate")
-    return {"batch": words["batch"]}
+    return {"batch": run_settings["batch"]}
 
 
-def add_reference(reading: Reading, words: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
-    """Adds the reference model of a loss to a run: beside adapters the frozen weights, else a copy of all weights.
+def add_reference(reading: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
+    """Adds a loss's reference model to a run: with adapters the frozen weights, otherwise a copy of all weights.
 
-    words: the settings of the run.
+    run_settings: the settings of the run.
     reference: the copy; None (default) for one in the number format of the trained weights.
     """
-    if "lora_rank" in words:
+    if "lora_rank" in run_settings:
         reading.notes.append("the reference model is the frozen weights beside the adapters")
         return
     reading.frozen = reference or FrozenModel(TRL_REFERENCE)
@@ -333,7 +335,7 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 
 
 def weight_formats(reading: Reading, data: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
-    """The number formats of weights and products, and whether they depend on the checkpoint's.
+    """Returns the number formats of weights and matrix products, and whether they depend on the checkpoint's format.
 
     Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
     products of weights in fp32 alone. default: the program's default of `dtype`.
@@ -342,16 +344,16 @@ def weight_formats(reading: Reading, data: Table, default: str = "auto") -> tupl
     kind = data.get(key)
     if kind is None:
         kind = reading.value(data, key, default)
-    half = "bf16" if reading.flag(data, "bf16") else "fp16" if reading.flag(data, "fp16") else None
-    if half == "fp16":
+    half_format = "bf16" if reading.flag(data, "bf16") else "fp16" if reading.flag(data, "fp16") else None
+    if half_format == "fp16":
         reading.notes.append(FP16_NOTE)
     if kind == "auto":
-        return {"precision": "fp32" if half is None else "autocast"}, True
+        return {"precision": "fp32" if half_format is None else "autocast"}, True
     dtype = WEIGHTS.get(str(kind).removeprefix("torch.")[:20])
     if dtype is None:
         raise reading.wrong(key, f"{shown(kind)}; expected bfloat16, float16 or float32")
     if dtype == "fp32":
-        return {"precision": "fp32" if half is None else "autocast"}, False
+        return {"precision": "fp32" if half_format is None else "autocast"}, False
     return {"dtype": dtype, "master_weights": "none"}, False
 
 
@@ -359,12 +361,12 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 """Beginnings and parts of the names of attention implementations that keep no scores."""
 
 
-def attention_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
-    """The setting of an attention implementation by transformers' name of it. key: the argument that names it."""
+def attention_settings(reading: Reading, key: str, value: Any) -> dict[str, Any]:
+    """Returns the attention setting from transformers' name of the implementation. key: the argument with the name."""
     name = str(value)[:80]
     if name in ("eager", "sdpa"):
         return {"attn_implementation": name}
-    if not any(part in name for part in FLASH_KERNELS):
+    if not any(kernel_name in name for kernel_name in FLASH_KERNELS):
         raise reading.wrong(key, f"{shown(value)}; expected eager, sdpa or flash_attention_2")
     if name == "flex_attention":
         reading.notes.append(f"{key}: flex_attention is counted as flash attention, an estimate")
@@ -372,28 +374,28 @@ def attention_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
 
 
 def trainer_kernels(reading: Reading, data: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS) -> dict[str, Any]:
-    """The settings of recomputation, attention, compilation and fused kernels."""
-    words: dict[str, Any] = {}
+    """Returns the settings of recomputation, attention, compilation and fused kernels."""
+    kernel_settings: dict[str, Any] = {}
     checkpoints = reading.flag(data, "gradient_checkpointing", defaults["gradient_checkpointing"])
     if checkpoints or reading.flag(data, "activation_checkpointing"):
         kwargs = data.get("gradient_checkpointing_kwargs") or data.get("activation_checkpointing_kwargs") or {}
         if not isinstance(kwargs, Mapping):
             raise reading.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
         is_reentrant = kwargs.get("use_reentrant", defaults["use_reentrant"])
-        words["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
+        kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
     if data.get("attn_implementation") is not None:
-        words |= attention_words(reading, "attn_implementation", data["attn_implementation"])
+        kernel_settings |= attention_settings(reading, "attn_implementation", data["attn_implementation"])
     else:
-        words |= default_attention(reading)
+        kernel_settings |= default_attention(reading)
     if reading.flag(data, "torch_compile"):
-        words["compile"] = True
+        kernel_settings["compile"] = True
     if reading.flag(data, "use_liger_kernel"):
-        words |= {"norm": "fused", "cross_entropy": "chunked"}
-    return words
+        kernel_settings |= {"norm": "fused", "cross_entropy": "chunked"}
+    return kernel_settings
 
 
 def trainer_adapters(reading: Reading, data: Table) -> dict[str, Any]:
-    """The settings of low-rank adapters, by PEFT's names as TRL's `ModelConfig` has them."""
+    """Returns the settings of LoRA adapters, from PEFT's names in TRL's `ModelConfig`."""
     if data.get("lora_r") is None and not reading.flag(data, "use_peft"):
         for name in ("load_in_4bit", "load_in_8bit"):
             if reading.flag(data, name):
@@ -402,7 +404,7 @@ def trainer_adapters(reading: Reading, data: Table) -> dict[str, Any]:
     base: dict[str, Any] = {"base": "int8"} if reading.flag(data, "load_in_8bit") else {}
     if reading.flag(data, "load_in_4bit"):
         base = {"base": "nf4-dq" if reading.flag(data, "use_bnb_nested_quant") else "nf4"}
-    return base | lora_words(
+    return base | lora_settings(
         reading,
         rank=("lora_r", reading.value(data, "lora_r", 16)),
         targets=("lora_target_modules", data.get("lora_target_modules")),
@@ -411,7 +413,7 @@ def trainer_adapters(reading: Reading, data: Table) -> dict[str, Any]:
     )
 
 
-def lora_words(
+def lora_settings(
     reading: Reading,
     *,
     rank: tuple[str, Any],
@@ -419,19 +421,19 @@ def lora_words(
     modules_to_save: tuple[str, Any] = ("", None),
     dropout: Any = None,
 ) -> dict[str, Any]:
-    """The settings of low-rank adapters.
+    """Returns the settings of LoRA adapters.
 
     rank, targets, modules_to_save: the argument's name and its value; None for the default.
     dropout: the dropout of the adapters' input; None or 0 for none.
     """
-    words: dict[str, Any] = {"lora_rank": size_of(reading, *rank)}
+    adapter_settings: dict[str, Any] = {"lora_rank": size_of(reading, *rank)}
     for setting, (key, value) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
         if value in (None, [], ""):
             continue
         names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise reading.wrong(key, f"{shown(value)}; expected a list of names")
-        words[setting] = tuple(names)
+        adapter_settings[setting] = tuple(names)
     if dropout not in (None, 0, 0.0):
-        words["lora_dropout"] = True
-    return words
+        adapter_settings["lora_dropout"] = True
+    return adapter_settings

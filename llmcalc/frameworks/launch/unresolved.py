@@ -1,4 +1,4 @@
-"""Words of a script that are known only when it runs, and what a message says of them."""
+"""Marks words of a script whose values are known only when it runs, and explains them in messages."""
 
 from __future__ import annotations
 
@@ -19,45 +19,46 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def unresolved(name: str) -> str:
-    """A word for a value that only a run has: the name between marks."""
-    return f"{UNRESOLVED}{''.join(c for c in name if not c.isspace() and c not in (UNRESOLVED, ITEM))}{UNRESOLVED}"
+    """Returns a word that stands for a value known only when the script runs: a name between marks."""
+    letters = (letter for letter in name if not letter.isspace() and letter not in (UNRESOLVED, ITEM))
+    return f"{UNRESOLVED}{''.join(letters)}{UNRESOLVED}"
 
 
 def is_unresolved(text: str) -> bool:
-    """Whether a part of a word is known only when the script runs."""
+    """Whether a word has a part that is known only when the script runs."""
     return UNRESOLVED in text
 
 
 def is_unset_variable(word: str) -> bool:
-    """Whether a word is nothing but a variable that the script never sets. A shell would leave the word out."""
+    """Whether a word is only a variable that the script never sets, which a shell would expand to no word."""
     return UNSET.fullmatch(word) is not None and not word[2:3].isdecimal()
 
 
 def printable(text: str, letters: int = 80) -> str:
-    """The word for a message, without marks, on one line, and cut to a number of letters."""
+    """Returns a word for a message: without marks, on one line, and cut to `letters` characters."""
     return one_line(text.replace(UNRESOLVED, ""))[:letters]
 
 
 def unresolved_reason(text: str) -> str:
-    """The message about an unresolved word: its variable, and what sets that variable."""
+    """Returns the message about an unresolved word: its variable, and the command that sets the variable."""
     name = text.split(UNRESOLVED)[1] if text.count(UNRESOLVED) > 1 else printable(text)
-    shown = f"'{printable(text)[:60]}' is known only when the script runs"
+    message = f"'{printable(text)[:60]}' is known only when the script runs"
     variable = NAME.match(name, 1) if name.startswith("$") else None
     if variable is not None and variable.end() == len(name):
         unset = variable[0][:60]
-        return f"{shown}: the variable {unset} is not set in it; expected --launch '{unset}=… FILE', or a value"
+        return f"{message}: the variable {unset} is not set in it; expected --launch '{unset}=… FILE', or a value"
     if name.startswith("$(("):
-        used = ", ".join(dict.fromkeys(NAME.findall(name)))
-        return f"{shown}: the script does not set all of {used or 'it'}; expected whole numbers, or a value"
+        used_names = ", ".join(dict.fromkeys(NAME.findall(name)))
+        return f"{message}: the script does not set all of {used_names or 'it'}; expected whole numbers, or a value"
     if NAME.fullmatch(name):
         return (
-            f"{shown}: a loop, a condition or a command sets the variable {name[:60]}; expected "
+            f"{message}: a loop, a condition or a command sets the variable {name[:60]}; expected "
             f"--launch '{name[:60]}=… FILE', or a value"
         )
     if name[:2] in ("$(", "`…"):
-        return f"{shown}: a command prints it; expected a value"
+        return f"{message}: a command prints it; expected a value"
     if re.fullmatch(r"\$[0-9]{1,3}", name):
-        place = int(name[1:])
-        typed = " ".join(("ARG1", "ARG2", f"… ARG{place}" if place > 3 else "ARG3")[: min(place, 3)])
-        return f"{shown}: it is argument {place} of the script; expected --launch 'FILE {typed}', or a value"
-    return f"{shown}; expected a value"
+        number = int(name[1:])
+        arguments = " ".join(("ARG1", "ARG2", f"… ARG{number}" if number > 3 else "ARG3")[: min(number, 3)])
+        return f"{message}: it is argument {number} of the script; expected --launch 'FILE {arguments}', or a value"
+    return f"{message}; expected a value"

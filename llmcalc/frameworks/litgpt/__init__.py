@@ -1,5 +1,5 @@
 """LitGPT: fine-tuning with Lightning Fabric.
 
-All of it may be changed without reading another program; `frameworks/launch/trainer.py` has the words that programs of
+All of it may be changed without reading another program; `frameworks/launch/trainer.py` has settings that programs of
 the Trainer share.
 """

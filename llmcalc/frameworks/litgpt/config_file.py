@@ -13,7 +13,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import HEAD_ADAPTER, lora_words
+from ..launch.trainer import HEAD_ADAPTER, lora_settings
 
 READ = frozenset(
     """
@@ -59,53 +59,53 @@ def is_litgpt(data: Table) -> bool:
 
 
 def read_litgpt(data: Table, source: Source) -> Launch:
-    """Reads a LitGPT config into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a LitGPT config. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
         if not any(str(name).startswith("lora_") for name in data) and data.get("checkpoint_dir") is None:
             reading.unknown["model_name"] = "pretraining of LitGPT is not modelled; finetune_lora and finetune_full are"
         train = reading.table(data, "train")
-        world = source.world_size or _devices(reading, data)
+        world = source.world_size or _device_count(reading, data)
         batch = reading.size(train, "micro_batch_size", 1)
-        total = reading.size(train, "global_batch_size", 16)
-        words: dict[str, Any] = {
+        global_batch = reading.size(train, "global_batch_size", 16)
+        run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": max(1, total // world // batch),
+            "num_microbatches": max(1, global_batch // world // batch),
             "attn_implementation": "flash",
             "norm": "eager",
             "keep_logits": True,
             "cross_entropy": "split",
             "loss_chunk": HEAD_CHUNK,
-            **_optimizer(reading, data),
+            **_optimizer_settings(reading, data),
         }
         reading.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
         if train.get("max_seq_length") is not None:
-            words["seq"] = size_of(reading, "train.max_seq_length", train["max_seq_length"])
+            run_settings["seq"] = size_of(reading, "train.max_seq_length", train["max_seq_length"])
         else:
             reading.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
         precision = str(reading.value(data, "precision", "bf16-true"))
         if precision not in PRECISIONS:
             raise reading.wrong("precision", f"{shown(precision)}; expected one of {', '.join(PRECISIONS)}")
-        words |= PRECISIONS[precision]
+        run_settings |= PRECISIONS[precision]
         if any(str(name).startswith("lora_") for name in data):
-            words |= _adapters(reading, data, precision)
+            run_settings |= _adapter_settings(reading, data, precision)
         elif world > 1:
-            words["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
-        target = str(data.get("checkpoint_dir") or data.get("model_name") or "")
+            run_settings["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
+        model_name = str(data.get("checkpoint_dir") or data.get("model_name") or "")
         is_sharded = world > 1
         return reading.launch(
             "litgpt",
             "fsdp2" if is_sharded else "torch",
-            target=re.sub(r"^(\./)?checkpoints/", "", target).rstrip("/")[:200],
+            target=re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200],
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
-            settings=words,
+            settings=run_settings,
             own_settings=TitanSettings(reduced="bfloat16" if "bf16" in precision else "") if is_sharded else None,
         )
 
 
-def _devices(reading: Reading, data: Table) -> int:
+def _device_count(reading: Reading, data: Table) -> int:
     """Returns the number of devices: devices per machine times machines."""
     devices = reading.value(data, "devices", 1)
     if isinstance(devices, str) and not devices.isdecimal():
@@ -113,7 +113,7 @@ def _devices(reading: Reading, data: Table) -> int:
     return size_of(reading, "devices", devices) * reading.size(data, "num_nodes", 1)
 
 
-def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
     value = reading.value(data, "optimizer", "AdamW")
     name = str(value.get("class_path") if isinstance(value, Mapping) else value).rpartition(".")[2]
     options = value.get("init_args") if isinstance(value, Mapping) else None
@@ -126,27 +126,27 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
     return {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
 
 
-def _adapters(reading: Reading, data: Table, precision: str) -> dict[str, Any]:
-    """Returns the settings of adapters, whose number format is that of the weights, and of the frozen weights."""
+def _adapter_settings(reading: Reading, data: Table, precision: str) -> dict[str, Any]:
+    """Returns the settings of LoRA adapters, in the weights' number format, and of the frozen weights."""
     targets = [
-        target
+        projection
         for name, (default, projections) in TARGETS.items()
         if reading.flag(data, name, default)
-        for target in projections
+        for projection in projections
     ]
     if reading.flag(data, "lora_head"):
         reading.notes.append(HEAD_ADAPTER)
-    words = lora_words(
+    adapter_settings = lora_settings(
         reading,
         rank=("lora_r", reading.value(data, "lora_r", 8)),
         targets=("lora_query", targets),
         dropout=reading.value(data, "lora_dropout", 0.05),
     )
-    words |= {"lora_library": "litgpt", "lora_dtype": "bf16" if precision == "bf16-true" else "fp32"}
+    adapter_settings |= {"lora_library": "litgpt", "lora_dtype": "bf16" if precision == "bf16-true" else "fp32"}
     quantize = data.get("quantize")
     if quantize in (None, ""):
-        return words
+        return adapter_settings
     if str(quantize) not in BASES:
         reading.unknown["quantize"] = f"{shown(quantize)} is not modelled; {' and '.join(BASES)} are"
-        return words
-    return words | {"base": BASES[str(quantize)], "quantized_head": True}
+        return adapter_settings
+    return adapter_settings | {"base": BASES[str(quantize)], "quantized_head": True}

@@ -1,4 +1,4 @@
-"""llama.cpp, a serving engine: its flags and versions; `ggml` beside it computes its buffers.
+"""The serving engine llama.cpp: its flags and versions. Folder `ggml` computes its buffers.
 
 Whatever is here may be changed without reading other folders: all that is asked of it is its record.
 """

@@ -44,5 +44,5 @@ FLAGS = (
 
 
 def flags() -> tuple[Flag, ...]:
-    """Returns the flags of llama.cpp."""
+    """Returns all flags of llama-server."""
     return FLAGS

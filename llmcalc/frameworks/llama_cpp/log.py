@@ -1,4 +1,4 @@
-"""Logs of llama.cpp and ik_llama.cpp (load_tensors, llama_kv_cache, llama_context), and Ollama's own lines.
+"""Reads logs of llama.cpp and ik_llama.cpp (load_tensors, llama_kv_cache, llama_context), and Ollama's own lines.
 
 Buffers of recurrent states (`RS`) count as cache, as they do where they are computed.
 """
@@ -80,9 +80,9 @@ FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads the buffers of llama.cpp or Ollama; None for a log without any."""
+    """Returns the buffers that llama.cpp or Ollama printed in a log; None for a log without any."""
     facts = Facts(log, PATTERNS, _is_of_a_slot)
-    buffers = _buffers(log)
+    buffers = _buffer_sizes(log)
     terms = tuple(LogTerm(name, size, device=device) for (name, device), size in buffers.items())
     is_ollama = "ollama" in facts or not terms
     if not terms:
@@ -106,10 +106,10 @@ def read_log(log: LogText) -> LogReading | None:
         model=facts.text("model"),
         device=facts.text("gpu"),
         total=next(iter(_device_sizes(facts)), None),
-        flags=_ollama_flags(facts) if is_ollama else _flags(facts),
+        flags=_ollama_flags(facts) if is_ollama else _llama_server_flags(facts),
         scheme=facts.text("file_type").lower().replace(" - ", "_"),
         message=next((line.strip() for line in log.lines_with("out of memory", "failed to allocate")), ""),
-        off=_largest(terms) if is_out_of_memory else "",
+        off=_largest_buffer(terms) if is_out_of_memory else "",
         flag=("num_ctx" if is_ollama else "--ctx-size") if is_out_of_memory else "",
         oom_flag="num_ctx" if is_ollama else "--ctx-size",
         cache_tokens=max(facts.counts("ctx_size"), default=0),
@@ -131,8 +131,8 @@ def _device_sizes(facts: Facts) -> list[int]:
     return sizes[-min(len(sizes), max(1, int(facts.text("devices") or 1))) :]
 
 
-def _flags(facts: Facts) -> dict[str, str]:
-    """Returns the flags of llama-server: those that the log prints, with the formats of the cache.
+def _llama_server_flags(facts: Facts) -> dict[str, str]:
+    """Returns the flags of llama-server that the log states, with the cache's number formats.
 
     Layers are divided over several devices by their memory, which stands for what of it was free.
     """
@@ -151,7 +151,7 @@ def _flags(facts: Facts) -> dict[str, str]:
 
 
 def _ollama_flags(facts: Facts) -> dict[str, str]:
-    """Returns Ollama's options: a request has its share of the context."""
+    """Returns Ollama's options from the log, in which each request has an equal share of the context."""
     parallel = max(1, int(facts.text("parallel") or 1))
     options = {"num_batch": facts.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": facts.text("parallel")}
     if "ctx_size" in facts:
@@ -159,14 +159,14 @@ def _ollama_flags(facts: Facts) -> dict[str, str]:
     return {name: value for name, value in options.items() if value}
 
 
-def _largest(terms: Sequence[LogTerm]) -> str:
-    """The largest term that a flag changes: the cache or the compute buffer."""
-    changed = [term for term in terms if term.name in ("kv_buffer", "compute_buffer")] or list(terms)
-    return max(changed, key=lambda term: term.value).name
+def _largest_buffer(terms: Sequence[LogTerm]) -> str:
+    """Returns the name of the largest buffer that a flag changes: the cache or the compute buffer."""
+    changeable_terms = [term for term in terms if term.name in ("kv_buffer", "compute_buffer")] or list(terms)
+    return max(changeable_terms, key=lambda term: term.value).name
 
 
-def _buffers(log: LogText) -> dict[tuple[str, str], int]:
-    """Returns (term, device) → bytes. A context that is made anew, as after a trial of `--fit`, has new buffers."""
+def _buffer_sizes(log: LogText) -> dict[tuple[str, str], int]:
+    """Returns (buffer's name, device) → bytes; a context that is created again, as by `--fit`, replaces its buffers."""
     buffers: dict[tuple[str, str], int] = {}
     for line in log.lines_with(*(f'msg="{kind}"' for kind in _OLLAMA_NAMES)):
         match = _OLLAMA_BUFFER.search(line[:LONGEST_PREFIX])
@@ -183,6 +183,6 @@ def _buffers(log: LogText) -> dict[tuple[str, str], int]:
         kind = match["kind"].strip()
         key = _NAMES.get(kind, "compute_buffer" if kind == "compute" else "output_buffer"), match["device"]
         size = bytes_of(match["size"])
-        has_two = key[0] == "kv_buffer" and key in buffers  # full layers, layers with a window, and recurrent states
-        buffers[key] = buffers[key] + size if has_two else size
+        is_added = key[0] == "kv_buffer" and key in buffers  # full layers, layers with a window, and recurrent states
+        buffers[key] = buffers[key] + size if is_added else size
     return buffers

@@ -1,4 +1,4 @@
-"""The record of llama.cpp."""
+"""The registry record of llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp's rules by version, for the functions of its record."""
+"""A server of llama.cpp, with the memory rules of its version."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def record() -> GgmlRecord:
 
 
 def version_of(version_text: str) -> EngineVersion:
-    """Returns the build that a user wrote, or the newest, with the range that it is in."""
+    """Returns the build that a user wrote, or the newest, with its range of versions."""
     return record().version_of(version_text)
 
 
 def server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
-    """Returns a server. Raises `InputError` for flags that contradict each other or the model."""
+    """Returns a server of llama.cpp. Raises `InputError` for flags that contradict each other or the model."""
     return GgmlServer(preset, hardware, version, flags, record())
 
 

@@ -1,5 +1,5 @@
 """LLaMA-Factory: fine-tuning with transformers' Trainer from one YAML file.
 
-All of it may be changed without reading another program; `frameworks/launch/trainer.py` has the words that programs of
+All of it may be changed without reading another program; `frameworks/launch/trainer.py` has settings that programs of
 the Trainer share.
 """

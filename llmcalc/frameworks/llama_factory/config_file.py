@@ -15,13 +15,13 @@ from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of,
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
-    attention_words,
+    attention_settings,
     keys_read,
-    kto_words,
-    lora_words,
-    pair_words,
+    kto_settings,
+    lora_settings,
+    pair_settings,
     trained,
-    trainer_words,
+    trainer_settings,
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 from .version_1 import is_version_1, read_version_1
@@ -102,14 +102,16 @@ DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
 
 def is_llama_factory(data: Table) -> bool:
     """Whether a table is a config of LLaMA-Factory."""
-    signs = ("finetuning_type", "cutoff_len", "dataset_dir", "overwrite_cache", "lora_target", "quantization_bit")
+    known_keys = ("finetuning_type", "cutoff_len", "dataset_dir", "overwrite_cache", "lora_target", "quantization_bit")
     return (
-        is_version_1(data) or "finetuning_type" in data or ("template" in data and any(name in data for name in signs))
+        is_version_1(data)
+        or "finetuning_type" in data
+        or ("template" in data and any(name in data for name in known_keys))
     )
 
 
 def read_llama_factory(data: Table, source: Source) -> Launch:
-    """Reads a LLaMA-Factory config into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a LLaMA-Factory config. Raises `InputError`, which names file and argument."""
     if is_version_1(data):
         return read_version_1(data, source)
     with reading_of(source) as reading:
@@ -128,35 +130,37 @@ def read_llama_factory(data: Table, source: Source) -> Launch:
         kind = str(reading.value(data, "finetuning_type", "lora"))[:20]
         if kind not in ("full", "lora"):
             reading.unknown["finetuning_type"] = f"'{kind}' is not modelled; full and lora are"
-        words = trainer_words(reading, _with_kernels(reading, data), DEFAULTS, prefers="cutoff_len")
-        words |= attention_words(reading, "flash_attn", _attention(reading, data))
+        run_settings = trainer_settings(reading, _with_kernel_arguments(reading, data), DEFAULTS, prefers="cutoff_len")
+        run_settings |= attention_settings(reading, "flash_attn", _attention_implementation(reading, data))
         if kind == "lora":
-            words |= _adapters(reading, data)
+            run_settings |= _adapter_settings(reading, data)
         elif data.get("quantization_bit") is not None:
             reading.unknown["quantization_bit"] = f"with finetuning_type {kind}, quantized weights take no gradient"
         if stage == "rm":
-            words |= pair_words(reading, "reward", words, keeps_logits=True)
+            run_settings |= pair_settings(reading, "reward", run_settings, keeps_logits=True)
             reading.notes.append("the head of rewards is left out, one row of the output head's width")
         elif stage == "dpo":
-            words |= pair_words(reading, str(reading.value(data, "pref_loss", "sigmoid")), words, _reference(data))
+            run_settings |= pair_settings(
+                reading, str(reading.value(data, "pref_loss", "sigmoid")), run_settings, _reference_model(data)
+            )
         elif stage == "kto":
-            words |= kto_words(reading, words, _reference(data))
+            run_settings |= kto_settings(reading, run_settings, _reference_model(data))
         if data.get("use_eaft_loss"):
             reading.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
-        words |= _formats(reading, data, kind)
-        words |= _optimizer(reading, data, words, source.world_size)
-        return trained(reading, "llama-factory", data, words, source.world_size, shipped=DEEPSPEED_CONFIGS)
+        run_settings |= _number_formats(reading, data, kind)
+        run_settings |= _optimizer_settings(reading, data, run_settings, source.world_size)
+        return trained(reading, "llama-factory", data, run_settings, source.world_size, shipped=DEEPSPEED_CONFIGS)
 
 
-def _reference(data: Table) -> FrozenModel:
-    """Returns the copy of the model that losses on preferences compare with: in the format of products."""
+def _reference_model(data: Table) -> FrozenModel:
+    """Returns the reference model of preference losses, in the number format of matrix products."""
     return FrozenModel(
         "llamafactory/train/trainer_utils.py, create_ref_model", "float16" if data.get("fp16") else "bfloat16"
     )
 
 
-def _with_kernels(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the arguments with the Trainer's names for checkpointing and Liger-Kernel.
+def _with_kernel_arguments(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the arguments with the Trainer's names for activation checkpointing and Liger-Kernel.
 
     Layers are checkpointed by default, in the reentrant way.
     """
@@ -174,17 +178,17 @@ def _with_kernels(reading: Reading, data: Table) -> dict[str, Any]:
     return arguments
 
 
-def _attention(reading: Reading, data: Table) -> str:
+def _attention_implementation(reading: Reading, data: Table) -> str:
     name = str(reading.value(data, "flash_attn", "auto"))[:20]
     if name not in ATTENTION:
         raise reading.wrong("flash_attn", f"{shown(name)}; expected one of {', '.join(ATTENTION)}")
     return ATTENTION[name]
 
 
-def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the settings of adapters and of the frozen weights."""
+def _adapter_settings(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the settings of LoRA adapters and of the frozen weights."""
     targets = reading.value(data, "lora_target", "all")
-    words = lora_words(
+    adapter_settings = lora_settings(
         reading,
         rank=("lora_rank", reading.value(data, "lora_rank", 8)),
         targets=("lora_target", "all-linear" if targets == "all" else targets),
@@ -197,25 +201,25 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
             raise reading.wrong("pissa_init", "LLaMA-Factory refuses it with quantization_bit; expected one of the two")
         reading.notes.append("pissa_init: the singular values that start the adapters are computed before the training")
     if bits is None:
-        return words
+        return adapter_settings
     method = str(reading.value(data, "quantization_method", "bnb"))
     if bits not in (4, 8) or method not in ("bnb", "bitsandbytes") or data.get("quantization_type") == "fp4":
         reading.unknown["quantization_bit"] = (
             f"{shown(bits)} by {method[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
         )
-        return words
+        return adapter_settings
     if bits == 8:
-        return words | {"base": "int8"}
-    words["base"] = "nf4-dq" if reading.flag(data, "double_quantization", True) else "nf4"
-    return words
+        return adapter_settings | {"base": "int8"}
+    adapter_settings["base"] = "nf4-dq" if reading.flag(data, "double_quantization", True) else "nf4"
+    return adapter_settings
 
 
-def _optimizer(reading: Reading, data: Table, words: Table, world_size: int | None) -> dict[str, Any]:
+def _optimizer_settings(reading: Reading, data: Table, run_settings: Table, world_size: int | None) -> dict[str, Any]:
     """Returns the settings of an optimizer that is not the Trainer's (train/trainer_utils.py)."""
     if reading.flag(data, "use_galore"):
-        return _low_rank(reading, data, "galore", words, world_size)
+        return _low_rank_optimizer(reading, data, "galore", run_settings, world_size)
     if reading.flag(data, "use_apollo"):
-        return _low_rank(reading, data, "apollo", words, world_size)
+        return _low_rank_optimizer(reading, data, "apollo", run_settings, world_size)
     if reading.flag(data, "use_muon"):
         reading.filled_in.pop("optim", None)
         if data.get("deepspeed") or data.get("fsdp"):
@@ -229,16 +233,18 @@ def _optimizer(reading: Reading, data: Table, words: Table, world_size: int | No
     return {"optimizer": "adam-mini", "optimizer_impl": "loop"}
 
 
-def _low_rank(reading: Reading, data: Table, name: str, words: Table, world_size: int | None) -> dict[str, Any]:
+def _low_rank_optimizer(
+    reading: Reading, data: Table, name: str, run_settings: Table, world_size: int | None
+) -> dict[str, Any]:
     """Returns the settings of GaLore or APOLLO. name: the beginning of their arguments."""
-    if "lora_rank" in words:
+    if "lora_rank" in run_settings:
         raise reading.wrong(f"use_{name}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full")
     if data.get("deepspeed"):
         raise reading.wrong(f"use_{name}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed")
     if str(data.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
         reading.unknown["optim"] = f"with use_{name} adamw_torch alone is modelled"
-    modelled = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if name == "apollo" else {})
-    for key, value in modelled.items():
+    modelled_values = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if name == "apollo" else {})
+    for key, value in modelled_values.items():
         if reading.value(data, f"{name}_{key}", value) not in (value, [value]):
             reading.unknown[f"{name}_{key}"] = f"{value} alone is modelled"
     reading.filled_in.pop("optim", None)
@@ -247,7 +253,7 @@ def _low_rank(reading: Reading, data: Table, name: str, words: Table, world_size
         raise reading.wrong(f"{name}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
     settings: dict[str, Any] = {"optimizer": f"{name}-r{rank}", "optimizer_impl": "loop"}
     if reading.flag(data, f"{name}_layerwise"):
-        for key, count in (("gradient_accumulation_steps", words["num_microbatches"]), ("devices", world_size)):
+        for key, count in (("gradient_accumulation_steps", run_settings["num_microbatches"]), ("devices", world_size)):
             if (count or 1) > 1:
                 raise reading.wrong(
                     f"{name}_layerwise", f"LLaMA-Factory refuses it with {count} {key.replace('_', ' ')}; expected 1"
@@ -256,15 +262,15 @@ def _low_rank(reading: Reading, data: Table, name: str, words: Table, world_size
     return settings
 
 
-def _formats(reading: Reading, data: Table, kind: str) -> dict[str, Any]:
-    """Returns the number formats: trainable weights are cast to fp32 unless `pure_bf16` is set (`init_adapter`).
+def _number_formats(reading: Reading, data: Table, kind: str) -> dict[str, Any]:
+    """Returns the number formats. Trainable weights are cast to fp32 unless `pure_bf16` is set (`init_adapter`).
 
     Frozen weights have the format of products, or the checkpoint's.
     """
-    half = "bf16" if reading.flag(data, "bf16") or reading.flag(data, "pure_bf16") else None
-    half = half or ("fp16" if reading.flag(data, "fp16") else None)
+    half_format = "bf16" if reading.flag(data, "bf16") or reading.flag(data, "pure_bf16") else None
+    half_format = half_format or ("fp16" if reading.flag(data, "fp16") else None)
     if kind == "lora":
-        return {"dtype": half or "bf16", "master_weights": "none"}
+        return {"dtype": half_format or "bf16", "master_weights": "none"}
     if reading.flag(data, "pure_bf16"):
         return {"dtype": "bf16", "master_weights": "none"}
-    return {"precision": "fp32" if half is None else "autocast"}
+    return {"precision": "fp32" if half_format is None else "autocast"}

@@ -1,4 +1,4 @@
-"""LLaMA-Factory: the record of its config files."""
+"""The registry record of LLaMA-Factory's config files."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ...errors import shown
 from ..frozen_model import SecondLoss
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import attention_words, lora_words, pair_words, trained
+from ..launch.trainer import attention_settings, lora_settings, pair_settings, trained
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
 READ = frozenset(
@@ -37,12 +37,12 @@ IGNORED = frozenset(
 
 
 def is_version_1(data: Table) -> bool:
-    """Whether a table is a config of version 1."""
+    """Whether a table is a config of LLaMA-Factory's version 1."""
     return "model" in data and "model_class" in data and "micro_batch_size" in data
 
 
 def read_version_1(data: Table, source: Source) -> Launch:
-    """Reads a config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of a version-1 config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, READ | IGNORED, "", "no key that is known")
@@ -51,24 +51,24 @@ def read_version_1(data: Table, source: Source) -> Launch:
         world = reading.devices(source.world_size)
         reading.expandable = world > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reading.size(data, "micro_batch_size", 1)
-        total = size_of(reading, "global_batch_size", data.get("global_batch_size") or batch * world)
-        words: dict[str, Any] = {
+        global_batch = size_of(reading, "global_batch_size", data.get("global_batch_size") or batch * world)
+        run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": max(1, total // (batch * world)),
+            "num_microbatches": max(1, global_batch // (batch * world)),
             "seq": reading.size(data, "cutoff_len", 2048),
             "dtype": "bf16",
             "master_weights": "none",
-            **attention_words(reading, "flash_attn", reading.value(data, "flash_attn", "sdpa")),
-            **_optimizer(reading, data),
+            **attention_settings(reading, "flash_attn", reading.value(data, "flash_attn", "sdpa")),
+            **_optimizer_settings(reading, data),
         }
         if reading.flag(data, "enable_activation_checkpointing", True):
-            words["recompute"] = "full"
-        if _name(reading, data, "kernel_config") == "liger_kernel":
-            words["norm"] = "fused"
-        words |= _adapters(reading, data)
+            run_settings["recompute"] = "full"
+        if _plugin_name(reading, data, "kernel_config") == "liger_kernel":
+            run_settings["norm"] = "fused"
+        run_settings |= _adapter_settings(reading, data)
         if data.get("pref_loss") is not None:
-            words |= pair_words(reading, str(data["pref_loss"])[:30], words)
+            run_settings |= pair_settings(reading, str(data["pref_loss"])[:30], run_settings)
         else:
             reading.notes.append("the file is taken for one of llamafactory-cli sft; with dpo add pref_loss: sigmoid")
         reading.notes += [
@@ -79,11 +79,11 @@ def read_version_1(data: Table, source: Source) -> Launch:
             reading.frozen = SecondLoss(
                 "llamafactory/v1/core/base_trainer.py, compute_log_probs", 4 if batch == 1 else 8
             )
-        arguments = {"bf16": True, **_framework(reading, data)}
+        arguments = {"bf16": True, **_framework_arguments(reading, data)}
         if "fsdp" in arguments:
             del arguments["bf16"]
         launch = trained(
-            reading, "llama-factory", arguments, words, world,
+            reading, "llama-factory", arguments, run_settings, world,
             target=str(data["model"] or ""), shipped=DEEPSPEED_CONFIGS,
         )  # fmt: skip
         if isinstance(launch.own_settings, TitanSettings):
@@ -91,14 +91,14 @@ def read_version_1(data: Table, source: Source) -> Launch:
         return launch
 
 
-def _name(reading: Reading, data: Table, key: str) -> str:
+def _plugin_name(reading: Reading, data: Table, key: str) -> str:
     """Returns the name of a plugin; empty without one."""
     return str(reading.table(data, key).get("name") or "")[:60]
 
 
-def _framework(reading: Reading, data: Table) -> dict[str, Any]:
+def _framework_arguments(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments that select the same framework."""
-    table, name = reading.table(data, "dist_config"), _name(reading, data, "dist_config")
+    table, name = reading.table(data, "dist_config"), _plugin_name(reading, data, "dist_config")
     if not name:
         return {}
     if name == "deepspeed":
@@ -112,17 +112,17 @@ def _framework(reading: Reading, data: Table) -> dict[str, Any]:
     return {"fsdp": "full_shard", "fsdp_config": {"version": 2, **config}}
 
 
-def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the settings of torch's AdamW, which is the default."""
-    name = _name(reading, data, "optim_config")
+    name = _plugin_name(reading, data, "optim_config")
     if name:
         reading.unknown["optim_config.name"] = f"'{name}' is not modelled; the default, AdamW, is"
     return {"optimizer": "adamw", "optimizer_impl": "foreach"}
 
 
-def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the settings of adapters and of the frozen weights."""
-    table, name = reading.table(data, "peft_config"), _name(reading, data, "peft_config")
+def _adapter_settings(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the settings of LoRA adapters and of the frozen weights."""
+    table, name = reading.table(data, "peft_config"), _plugin_name(reading, data, "peft_config")
     quantization = reading.table(data, "quant_config")
     if not name:
         if quantization:
@@ -134,7 +134,7 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     if table.get("use_dora"):
         reading.unknown["peft_config.use_dora"] = "DoRA is not modelled"
     targets = reading.value(table, "target_modules", "all")
-    words = lora_words(
+    adapter_settings = lora_settings(
         reading,
         rank=("peft_config.r", reading.value(table, "r", 8)),
         targets=("peft_config.target_modules", "all-linear" if targets == "all" else targets),
@@ -142,10 +142,10 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
         dropout=reading.value(table, "lora_dropout", 0.05),
     )
     if not quantization:
-        return words
+        return adapter_settings
     bits = quantization.get("quantization_bit", 4)
     if str(quantization.get("name", "auto")) not in ("auto", "bnb") or bits not in (4, 8):
         reading.unknown["quant_config"] = f"{shown(bits)} bits are not modelled; 4 and 8 by bnb are"
-        return words
+        return adapter_settings
     is_double = quantization.get("double_quantization", True) is not False
-    return words | {"base": "int8" if bits == 8 else "nf4-dq" if is_double else "nf4"}
+    return adapter_settings | {"base": "int8" if bits == 8 else "nf4-dq" if is_double else "nf4"}

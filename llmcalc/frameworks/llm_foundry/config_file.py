@@ -41,74 +41,77 @@ def is_llm_foundry(data: Table) -> bool:
 
 
 def read_llm_foundry(data: Table, source: Source) -> Launch:
-    """Reads an LLM Foundry config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of an LLM Foundry config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         reading.expandable = data.get("expandable_segments") is not False
         model = reading.table(data, "model")
         world = reading.devices(source.world_size)
-        length = _resolved(reading, data, "max_seq_len", data.get("max_seq_len"))
-        words: dict[str, Any] = {
+        length = _resolved_value(reading, data, "max_seq_len", data.get("max_seq_len"))
+        run_settings: dict[str, Any] = {
             "phase": "training",
             "seq": size_of(reading, "max_seq_len", length),
             "attn_implementation": _attention_kernel(reading, model),
-            **_batches(reading, data, world),
-            **_optimizer(reading, data),
+            **_batch_settings(reading, data, world),
+            **_optimizer_settings(reading, data),
         }
         if model.get("peft_config") is not None:
             reading.unknown["model.peft_config"] = "adapters of LLM Foundry are not modelled"
         fsdp = reading.table(data, "fsdp_config")
         if fsdp.get("activation_checkpointing") is True:
             is_reentrant = reading.flag(fsdp, "activation_checkpointing_reentrant", True)
-            words["recompute"] = "full-reentrant" if is_reentrant and world == 1 else "full"
+            run_settings["recompute"] = "full-reentrant" if is_reentrant and world == 1 else "full"
         if fsdp.get("activation_cpu_offload"):
-            words["offload_activations"] = True
+            run_settings["offload_activations"] = True
         is_sharded = bool(fsdp) and world > 1
-        formats, reduced = _precision(reading, data, fsdp, is_sharded)
+        formats, reduction_format = _number_formats(reading, data, fsdp, is_sharded)
         if is_sharded:
             reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-        spec, target = None, ""
+        spec, model_name = None, ""
         if str(model.get("name")) == "mpt_causal_lm":
-            spec = _mpt(reading, model, words["seq"])
+            spec = _mpt_model(reading, model, run_settings["seq"])
         else:
-            target = str(model.get("pretrained_model_name_or_path") or "")[:200]
+            model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
         return reading.launch(
             "llm-foundry",
             "fsdp2" if is_sharded else "torch",
             spec=spec,
-            target=target,
+            target=model_name,
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
-            settings=words | formats,
-            own_settings=TitanSettings(reduced=reduced, flat=True) if is_sharded else None,
+            settings=run_settings | formats,
+            own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
         )
 
 
-def _resolved(reading: Reading, data: Table, name: str, value: Any) -> Any:
-    """Returns a value with its reference to another key replaced. Raises `InputError` for a missing key."""
+def _resolved_value(reading: Reading, data: Table, name: str, value: Any) -> Any:
+    """Returns a value in which a reference to another key is replaced. Raises `InputError` for a missing key."""
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return value
-    referenced: Any = data
-    for part in match[1].split("."):
-        referenced = referenced.get(part) if isinstance(referenced, Mapping) else None
-    if referenced is None:
+    referenced_value: Any = data
+    for key in match[1].split("."):
+        referenced_value = referenced_value.get(key) if isinstance(referenced_value, Mapping) else None
+    if referenced_value is None:
         raise reading.wrong(name, f"{shown(value)} names a key that is absent; expected a value")
-    return referenced
+    return referenced_value
 
 
-def _batches(reading: Reading, data: Table, world: int) -> dict[str, Any]:
-    micro = data.get("device_train_microbatch_size")
-    if micro in (None, "auto"):
+def _batch_settings(reading: Reading, data: Table, world: int) -> dict[str, Any]:
+    micro_batch = data.get("device_train_microbatch_size")
+    if micro_batch in (None, "auto"):
         raise reading.wrong(
-            "device_train_microbatch_size", f"{shown(micro)}; expected a number, or --batch and --devices"
+            "device_train_microbatch_size", f"{shown(micro_batch)}; expected a number, or --batch and --devices"
         )
-    batch, total = size_of(reading, "device_train_microbatch_size", micro), data.get("global_train_batch_size")
-    if total is None:
+    batch, global_batch = (
+        size_of(reading, "device_train_microbatch_size", micro_batch),
+        data.get("global_train_batch_size"),
+    )
+    if global_batch is None:
         return {"batch": batch}
-    per_device = max(1, size_of(reading, "global_train_batch_size", total) // world)
+    per_device = max(1, size_of(reading, "global_train_batch_size", global_batch) // world)
     return {"batch": min(batch, per_device), "num_microbatches": -(-per_device // batch)}
 
 
-def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
     name = str(reading.table(data, "optimizer").get("name"))[:40]
     if name not in OPTIMIZERS:
         reading.unknown["optimizer.name"] = f"'{name}' is not modelled; {', '.join(OPTIMIZERS)} are"
@@ -117,7 +120,7 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
     return {"optimizer": OPTIMIZERS[name]} | ({} if implementation is None else {"optimizer_impl": implementation})
 
 
-def _precision(reading: Reading, data: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
+def _number_formats(reading: Reading, data: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
     """Returns the number formats of the run and of gradient reduction; `mixed_precision` PURE is 16 bits throughout."""
     precision = str(reading.value(data, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
@@ -126,10 +129,10 @@ def _precision(reading: Reading, data: Table, fsdp: Table, is_sharded: bool) -> 
         return {"precision": "fp32"}, ""
     if not is_sharded:
         return {"precision": "autocast"}, ""
-    mixed = str(reading.value(fsdp, "mixed_precision", "DEFAULT")).upper()
-    if mixed not in ("PURE", "DEFAULT"):
-        raise reading.wrong("fsdp_config.mixed_precision", f"{shown(mixed)}; expected PURE or DEFAULT")
-    return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if mixed == "PURE" else ""
+    mixed_precision = str(reading.value(fsdp, "mixed_precision", "DEFAULT")).upper()
+    if mixed_precision not in ("PURE", "DEFAULT"):
+        raise reading.wrong("fsdp_config.mixed_precision", f"{shown(mixed_precision)}; expected PURE or DEFAULT")
+    return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if mixed_precision == "PURE" else ""
 
 
 def _attention_kernel(reading: Reading, model: Table) -> str:
@@ -141,8 +144,8 @@ def _attention_kernel(reading: Reading, model: Table) -> str:
     return "flash"
 
 
-def _mpt(reading: Reading, model: Table, length: int) -> ModelSpec:
-    """Returns the MPT model of the section `model`, with LLM Foundry's defaults: biases and learned positions."""
+def _mpt_model(reading: Reading, model: Table, length: int) -> ModelSpec:
+    """Returns the MPT model in the config's section `model`, with LLM Foundry's defaults."""
     config = reading.table(model, "attn_config")
     for key, values in ATTENTION_OFF.items():
         if key in config and config[key] not in values:
@@ -159,7 +162,7 @@ def _mpt(reading: Reading, model: Table, length: int) -> ModelSpec:
     if "rmsnorm" in str(reading.value(model, "norm_type", "low_precision_layernorm")):
         norm = {"type": "rmsnorm"}
     attention: dict[str, Any] = {"num_attention_heads": sizes["n_heads"]}
-    attention |= {f"{part}_bias": has_bias for part in ("q", "k", "v", "o")}
+    attention |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
     if config.get("kv_n_heads") is not None:
         attention["num_key_value_heads"] = size_of(reading, "model.attn_config.kv_n_heads", config["kv_n_heads"])
     decoder: dict[str, Any] = {"num_hidden_layers": sizes["n_layers"], "final_norm": norm}

@@ -1,4 +1,4 @@
-"""LLM Foundry: the record of its config files."""
+"""The registry record of LLM Foundry's config files."""
 
 from __future__ import annotations
 

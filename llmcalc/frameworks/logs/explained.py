@@ -1,4 +1,4 @@
-"""A log beside what is computed for its run: each term with its difference, and the term that is off."""
+"""The memory sizes that a log prints, compared with the sizes that llmcalc computes for the same run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ OFF_SHARE, OFF_BYTES = 0.02, 64 * 2**20
 
 @dataclass(frozen=True)
 class ComparedTerm:
-    """A term of a log beside the computed one. computed: None where it is not computed."""
+    """A memory size of a log with its computed size. computed: bytes; None where it is not computed."""
 
     term: LogTerm
     computed: int | None = None
 
     @property
     def difference(self) -> float | None:
-        """The computed size over the log's, minus 1; None where there is none."""
+        """The relative difference, computed size / size in the log − 1; None without a computed size."""
         if self.computed is None or self.term.value == 0:
             return None
         return self.computed / self.term.value - 1
 
     @property
     def is_off(self) -> bool:
-        """Whether the two differ by more than rounding and what a start varies by."""
+        """Whether the two sizes differ by more than rounding and the variation between starts."""
         if self.computed is None or self.difference is None or self.term.unit != "bytes":
             return False
         return abs(self.difference) > OFF_SHARE and abs(self.computed - self.term.value) > OFF_BYTES
@@ -37,7 +37,7 @@ class ComparedTerm:
 
 @dataclass(frozen=True)
 class ExplainedLog:
-    """A log with what is computed. reading: what it says. terms: its terms, each with the computed one.
+    """A log with its computed sizes. reading: the contents of the log. terms: its sizes, with the computed sizes.
 
     preset, hardware, version: what the computation is for; None where the log and the user name none.
     off: the term that is off or in the way; empty for none. flag: what changes it; empty for none that is known.

@@ -1,4 +1,4 @@
-"""What a log says: the program, its model, version, flags and device, and each term of memory that it prints."""
+"""The contents of a log: program, model, version, flags and device, and each memory size that it prints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PARTS = re.compile(r"(-?)([0-9.]+) ?([KMGT]?)")
 
 
 class LogTerm(NamedTuple):
-    """A term that a log prints.
+    """A named memory size that a log prints.
 
     name: `weights`, `kv_cache`, `allocated`, ….
     value: its size, in `unit`.
@@ -46,7 +46,7 @@ class LogTerm(NamedTuple):
 
 @dataclass(frozen=True)
 class LogReading:
-    """What a log says.
+    """The contents of a log that readers extract.
 
     program: the word of `--engine`, or the name of another program. title: its name on screens.
     terms: what it prints of memory. kind: whether it is a start-up or an out-of-memory message.
@@ -82,7 +82,7 @@ class LogReading:
 
 
 class Pattern(NamedTuple):
-    """What a line may contain.
+    """A regular expression for lines of a log that contain a fixed text.
 
     hint: a part of the line. expression: matches in the hint or after it; its groups are named as the values.
     """
@@ -92,27 +92,29 @@ class Pattern(NamedTuple):
 
 
 def pattern(hint: str, expression: str) -> Pattern:
-    """Returns a pattern whose expression follows its hint in the line."""
+    """Returns a pattern whose regular expression matches directly after the fixed text `hint` in a line."""
     return Pattern(hint, re.compile(expression))
 
 
-def _none(line: str) -> bool:
-    """Whether a line is left out: no line is."""
+def _skip_no_line(line: str) -> bool:
+    """Returns False: no line of the log is skipped."""
     return False
 
 
 class Facts:
-    """Values that patterns found in a log, by the names of their groups, in the order of the lines."""
+    """The values that regular expressions matched in a log, by group name, in the order of the lines."""
 
-    def __init__(self, log: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _none) -> None:
-        """log: the log. patterns: what is looked for. is_left_out: whether a line is not read; by default none."""
+    def __init__(
+        self, log: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
+    ) -> None:
+        """Matches the patterns. log: the log. is_left_out: whether a line is skipped; by default none."""
         matches: dict[str, list[tuple[int, str]]] = {}
         for hint, expression in patterns:
-            for start, place, end in log.places(hint):
-                match = expression.search(log.text, place, end)
+            for start, hint_start, end in log.places(hint):
+                match = expression.search(log.text, hint_start, end)
                 if match is not None and not is_left_out(log.text[start:end]):
                     for name, value in match.groupdict().items():
-                        matches.setdefault(name, []).append((place, value))
+                        matches.setdefault(name, []).append((hint_start, value))
         self.values: dict[str, list[str]] = {
             name: [value for _, value in sorted(places)] for name, places in matches.items()
         }
@@ -121,29 +123,29 @@ class Facts:
         return bool(self.values.get(name))
 
     def text(self, name: str) -> str:
-        """Returns the last value of a name; empty for none."""
+        """Returns the last text that a named group matched; empty for none."""
         return (self.values.get(name) or [""])[-1].strip()
 
     def sizes(self, name: str) -> list[int]:
-        """Returns the amounts of memory of a name, in bytes."""
+        """Returns the memory sizes that a named group matched, in bytes."""
         return [bytes_of(text) for text in self.values.get(name, ())]
 
     def counts(self, name: str) -> list[int]:
-        """Returns the whole numbers of a name."""
+        """Returns the whole numbers that a named group matched."""
         return [int(text.replace(",", "")) for text in self.values.get(name, ())]
 
     def largest(self, *names: str) -> list[LogTerm]:
-        """Returns a term for each name that is there: of the rank with the most bytes."""
+        """Returns the largest size over the ranks for each name that the log has."""
         return [LogTerm(name, max(self.sizes(name))) for name in names if name in self]
 
     def last_size(self, name: str) -> int | None:
-        """Returns the last amount of memory of a name; None for none."""
+        """Returns the last memory size that a named group matched, in bytes; None for none."""
         sizes = self.sizes(name)
         return sizes[-1] if sizes else None
 
 
 def bytes_of(text: str) -> int:
-    """Returns the bytes of an amount such as `14.99 GiB`; GB stands for GiB in logs."""
+    """Returns the bytes of a size such as `14.99 GiB`; GB stands for GiB in logs."""
     match = _PARTS.match(text.strip())
     if match is None or match[2].count(".") > 1:
         return 0
@@ -159,7 +161,7 @@ _PAIR = re.compile(
 
 
 def argument_pairs(text: str) -> dict[str, Any]:
-    """Returns name → value of arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`."""
+    """Returns name → value, from arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`."""
     pairs: dict[str, Any] = {}
     for match in _PAIR.finditer(text):
         value: Any = match["value"]

@@ -1,4 +1,4 @@
-"""The readers of logs, by folder. One line a reader: its folder has a `log.py` with `read_log`."""
+"""Finds the reader of a log: `read_log` in the `log.py` of each program's folder."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ EXPECTED = (
 
 
 def read_log(file: str, log: LogText) -> LogReading:
-    """Reads a log. file: its name in errors. Raises `InputError` for a log that no reader knows."""
-    readings = sorted(_readings(log), key=lambda reading: -len(reading.terms))
+    """Returns the contents of a log. file: its name in errors. Raises `InputError` for a log that no reader knows."""
+    readings = sorted(_log_readings(log), key=lambda reading: -len(reading.terms))
     general: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(log)
     if not readings:
         if general is None:
@@ -44,7 +44,7 @@ def read_log(file: str, log: LogText) -> LogReading:
     )
 
 
-def _readings(log: LogText) -> Iterator[LogReading]:
+def _log_readings(log: LogText) -> Iterator[LogReading]:
     for folder in FOLDERS:
         reading: LogReading | None = import_module(f"..{folder}.log", __package__).read_log(log)
         if reading is not None:

@@ -1,4 +1,4 @@
-"""The lines of a log that a user gives: bounded in bytes and in length, decoded, without colours of a terminal."""
+"""Reads a user's log as lines, bounded in bytes and line length, decoded, without terminal colours."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-
 
 
 class LogText:
-    """A log: its lines without colours, cut to `LONGEST_LINE`, in one text in which hints are looked up."""
+    """The text of a log: lines without terminal colours, cut to `LONGEST_LINE`, that can be searched."""
 
     def __init__(self, text: str) -> None:
         lines = _CONTROL.sub("", text).splitlines()
         self.text: str = "\n".join(line[:LONGEST_LINE] for line in lines)
 
     def places(self, hint: str) -> Iterator[tuple[int, int, int]]:
-        """Yields start, place of the hint and end of each line that contains it, at most `MOST_LINES` of them."""
+        """Yields the offsets (line start, hint, line end) of each line that contains a text, at most `MOST_LINES`."""
         end = -1
         for _ in range(MOST_LINES):
-            place = self.text.find(hint, end + 1)
-            if place < 0:
+            hint_start = self.text.find(hint, end + 1)
+            if hint_start < 0:
                 return
-            start, end = self.text.rfind("\n", 0, place) + 1, self.text.find("\n", place)
+            start, end = self.text.rfind("\n", 0, hint_start) + 1, self.text.find("\n", hint_start)
             end = len(self.text) if end < 0 else end
-            yield start, place, end
+            yield start, hint_start, end
 
     def lines_with(self, *hints: str) -> list[str]:
-        """Returns the lines that contain one of the hints, in their order."""
+        """Returns the lines that contain any of these texts, in their order."""
         spans = {(start, end) for hint in hints for start, _, end in self.places(hint)}
         return [self.text[start:end] for start, end in sorted(spans)]
 
 
 def read_log_text(file: str) -> LogText:
-    """Returns a log. file: its path, or `-` for standard input.
+    """Returns the text of a log. file: its path, or `-` for standard input.
 
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """
     data = _standard_input() if file == "-" else read_bytes(Path(file), LARGEST_LOG, "a log")
-    encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
+    encoding = next((name for byte_order_mark, name in _MARKS.items() if data.startswith(byte_order_mark)), "utf-8")
     text = data.decode(encoding, "replace")
     if not text.strip():
         raise InputError(f"{file}: is empty; expected a log")

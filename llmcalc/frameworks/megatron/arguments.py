@@ -1,4 +1,4 @@
-"""The arguments of Megatron-LM that decide shapes and memory.
+"""The arguments of Megatron-LM that determine shapes and memory.
 
 Each field is a command-line argument of Megatron-LM with underscores for hyphens (`--no-rope-fusion` is
 `no_rope_fusion`), with Megatron's own default. Source: megatron/training/arguments.py and the config classes from which
@@ -21,7 +21,7 @@ FACTS = ("kind", "world_size", "gpu", "env", "date")
 
 @dataclass(frozen=True)
 class MegatronArguments:
-    """Megatron-LM's command-line arguments, and five facts about the run.
+    """Megatron-LM's command-line arguments, with the run's script, devices, GPU, environment and date.
 
     kind: the pretraining script. world_size: number of devices. gpu: name of the device. env: environment variables.
     date: date of the Megatron-LM version; None for the newest.
@@ -397,7 +397,7 @@ class MegatronArguments:
 
     @classmethod
     def flags(cls) -> dict[str, str]:
-        """Maps each command-line argument to the field that holds it."""
+        """Returns command-line argument → name of its field."""
         return {flag_of(argument.name): argument.name for argument in fields(cls) if argument.name not in FACTS}
 
     def changed_fields(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Estimates the memory of Megatron-LM ranks without an allocator, for plans."""
+"""Estimates the memory of Megatron-LM ranks without an allocator, for the search over layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .settings_from_options import optimizer_bytes, settings_of
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """Estimates the memory of every rank of a model.
+    """Returns the estimate of the memory of every rank of a model.
 
     Weights are bf16; gradients, the master copy and states are fp32 by default.
     """
@@ -26,7 +26,7 @@ def estimate(memory: Memory) -> PeakEstimate:
 def measure_passes(
     memory: Memory, layout: Layout, stage: Stage, repeats: Sequence[int | None]
 ) -> list[MicroBatchBytes]:
-    """Measures one micro-batch on a pipeline stage. repeats: as in `peak_estimate.MeasurePasses`."""
+    """Returns the measured bytes of a micro-batch on a pipeline stage. repeats: as in `peak_estimate.MeasurePasses`."""
     meter = Meter()
     rank = layout.rank(pp=stage.rank)
     run = RankRun(memory.spec, settings_of(memory, layout), rank, meter)
@@ -40,12 +40,12 @@ def measure_passes(
         meter.restart()
         x = None if chunk.first else run.receive_hidden()
         output = run.forward(chunk, x)
-        saved, forward = meter.now - start_bytes, PeakByPath.since_restart(meter, start_bytes)
+        saved_bytes, forward = meter.now - start_bytes, PeakByPath.since_restart(meter, start_bytes)
         meter.restart()
         run.backward(x, output, None if chunk.last else run.receive_gradient())
         backward = PeakByPath.since_restart(meter, start_bytes)
         del x, output
         if not measured:  # a dummy gradient of each shape, and tables
-            remaining = meter.now - after_set_up
-        measured.append(MicroBatchBytes(saved, forward.plus(remaining), backward.plus(remaining)))
+            remaining_bytes = meter.now - after_set_up
+        measured.append(MicroBatchBytes(saved_bytes, forward.plus(remaining_bytes), backward.plus(remaining_bytes)))
     return measured[1:]

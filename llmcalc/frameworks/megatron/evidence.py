@@ -1,4 +1,4 @@
-"""The parts that Megatron-LM supports, and the evidence for the memory of its runs."""
+"""The model components that Megatron-LM supports, and the tests and measurements of its memory."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ EVIDENCE = FrameworkEvidence(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """Returns the evidence for a Megatron-LM run; it is the same for every layout."""
+    """Returns the tests and measurements that support Megatron-LM's results, the same for every layout."""
     return EVIDENCE
 
 
 def check_parts(spec: ModelSpec) -> None:
-    """Raises `InputError` for a model part that Megatron-LM lacks, and lists the supported parts of that kind."""
-    for part in evidence_of_parts(spec, frozenset({MTP.name})):
-        if (part.kind, part.name) not in PARTS:
-            supported_parts = sorted(name for kind, name in PARTS if kind == part.kind)
-            alternatives = f" (it has {', '.join(supported_parts)})" if part.kind != "part" else ""
+    """Raises `InputError` for a model component that Megatron-LM lacks, and lists the supported ones of its kind."""
+    for component in evidence_of_parts(spec, frozenset({MTP.name})):
+        if (component.kind, component.name) not in PARTS:
+            supported_parts = sorted(name for kind, name in PARTS if kind == component.kind)
+            alternatives = f" (it has {', '.join(supported_parts)})" if component.kind != "part" else ""
             raise InputError(
-                f"--framework megatron: Megatron-LM has no {part.kind} '{part.name}'{alternatives}; expected a model "
-                "without it, or --framework torch or fsdp2"
+                f"--framework megatron: Megatron-LM has no {component.kind} '{component.name}'{alternatives}; expected "
+                "a model without it, or --framework torch or fsdp2"
             )

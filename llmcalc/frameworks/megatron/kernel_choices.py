@@ -74,7 +74,7 @@ OptimizerSharding: TypeAlias = Literal["none", "elements", "turns", "layout"]
 
 
 def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
-    """Returns how the optimizer's states are sharded over ranks.
+    """Returns the method by which optimizer states are sharded over ranks.
 
     none: every rank has all states. elements: ranges of elements. turns: whole tensors, assigned in rank order.
     layout: whole tensors, whose place in the buffers decides the rank.
@@ -103,7 +103,7 @@ def is_ampere(gpu: str) -> bool:
 
 
 def is_local(settings: MegatronSettings) -> bool:
-    """Whether layers are Megatron-Core's own instead of Transformer Engine's.
+    """Whether layers use Megatron-Core's own kernels instead of Transformer Engine's.
 
     BERT's script reads that from --spec (examples/bert/pretrain_bert.py).
     """
@@ -212,7 +212,7 @@ def _bf16_layers(settings: MegatronSettings) -> tuple[int, int]:
 
 
 def _fp8_recipe(settings: MegatronSettings) -> Recipe:
-    """Returns the recipe of 8-bit products, `none` without them."""
+    """Returns the recipe of 8-bit matrix products; `none` without them."""
     return "none" if settings.fp8_format is None or settings.fp8_recipe == "custom" else settings.fp8_recipe
 
 

@@ -1,4 +1,4 @@
-"""Reads a launch of Megatron-LM: its functional tests' YAML, a JSON object of flags, or a script's command.
+"""Reads Megatron-LM's launch files: its functional tests' YAML, a JSON object of flags, or a shell command.
 
 A YAML file has `MODEL_ARGS` and `ENV_VARS`, and passes an argument without a value where it says `true`. An argument is
 read by the type of its field in `MegatronSettings`; one that has no field is ignored if it is known to change no memory
@@ -89,7 +89,7 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def is_megatron(table: Mapping[str, Any]) -> bool:
-    """Whether a table has arguments of Megatron-LM."""
+    """Whether a table of a launch file has arguments of Megatron-LM."""
     if isinstance(table.get("MODEL_ARGS"), Mapping | list):
         return True
     if isinstance(table.get(WRAPPED), Mapping):
@@ -120,7 +120,7 @@ def is_run_by(command_words: Sequence[str]) -> bool:
 
 
 def read_megatron(arguments_table: Table, source: Source) -> Launch:
-    """Reads the arguments of a launch: from a functional test's table, or a table of argument → value.
+    """Returns the training run of a functional test's table, or of a table of argument → value.
 
     Raises `InputError`, which names file and argument.
     """
@@ -129,10 +129,12 @@ def read_megatron(arguments_table: Table, source: Source) -> Launch:
         arguments_table, source = arguments_table[WRAPPED], replace(source, env=env if isinstance(env, Mapping) else {})
     with reading_of(source) as reading:
         variables = {str(name): _environment_text(value) for name, value in source.env.items()}
-        return _read_arguments(reading, _arguments(reading, arguments_table, variables), variables)
+        return _read_arguments(reading, _argument_table(reading, arguments_table, variables), variables)
 
 
-def _arguments(reading: Reading, arguments_table: Mapping[str, Any], variables: dict[str, str]) -> Mapping[str, Any]:
+def _argument_table(
+    reading: Reading, arguments_table: Mapping[str, Any], variables: dict[str, str]
+) -> Mapping[str, Any]:
     """Returns the table of arguments from a functional test, or the table itself.
 
     variables: to which the table's environment variables are added.
@@ -155,7 +157,7 @@ def _arguments(reading: Reading, arguments_table: Mapping[str, Any], variables: 
 
 
 def _note_entry(reading: Reading, key: str) -> None:
-    """Notes a table entry that is ignored or unknown."""
+    """Records a key of the table as ignored or unknown."""
     if key in OTHER_ENTRIES or key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reading.ignored.append(key)
     else:
@@ -163,7 +165,7 @@ def _note_entry(reading: Reading, key: str) -> None:
 
 
 def _read_arguments(reading: Reading, arguments: Table, env: dict[str, str]) -> Launch:
-    """Builds the run's settings and model from its arguments."""
+    """Returns the training run of Megatron-LM's arguments: its settings and model."""
     source = reading.source
     values = _field_values(reading, arguments)
     argument_values = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
@@ -225,26 +227,26 @@ def _read_arguments(reading: Reading, arguments: Table, env: dict[str, str]) -> 
     )
 
 
-def smallest_world(s: MegatronSettings) -> int:
+def smallest_world(settings: MegatronSettings) -> int:
     """Returns the smallest number of devices that the layout can have.
 
     The ranks of a stage, tp · cp · dp, are a multiple of the ranks that divide the experts, so dp is a multiple of
     experts / gcd(tp · cp, experts), and of the instances of the distributed optimizer; the smallest dp is the smallest
     multiple of both.
     """
-    inside, instances = s.tp * s.cp, max(1, s.num_distributed_optimizer_instances)
-    experts = max(1, s.expert_model_parallel_size) * (s.expert_tensor_parallel_size or s.tp)
-    if inside <= 0 or experts <= 0:
-        return max(1, inside * s.pp)
-    return inside * math.lcm(experts // math.gcd(inside, experts), instances) * max(1, s.pp)
+    group_devices, instances = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
+    experts = max(1, settings.expert_model_parallel_size) * (settings.expert_tensor_parallel_size or settings.tp)
+    if group_devices <= 0 or experts <= 0:
+        return max(1, group_devices * settings.pp)
+    return group_devices * math.lcm(experts // math.gcd(group_devices, experts), instances) * max(1, settings.pp)
 
 
-def _check_layers(s: MegatronSettings, layout: Layout) -> None:
+def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the pipeline stages cannot share the layers."""
-    sizes, count = s.stage_layers, layout.pp * layout.vpp
-    layers = s.layers + (s.decoder_layers if s.kind == "t5" else 0)
-    if sizes is not None and sum(sizes) != s.layers:
-        raise InputError(f"--pipeline-model-parallel-layout: {sum(sizes)} layers in all; expected {s.layers}")
+    sizes, count = settings.stage_layers, layout.pp * layout.vpp
+    layers = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
+    if sizes is not None and sum(sizes) != settings.layers:
+        raise InputError(f"--pipeline-model-parallel-layout: {sum(sizes)} layers in all; expected {settings.layers}")
     if sizes is None and layers % count:
         raise InputError(
             f"--pipeline-model-parallel-size: {count} stages do not divide {layers} layers; expected a divisor"
@@ -261,7 +263,7 @@ def _field_types() -> dict[str, Any]:
 
 
 def _field_values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns field → value of all arguments with a field, and notes the other arguments."""
+    """Returns field → value of all arguments with a field, and records the other arguments as ignored or unknown."""
     flags, values = MegatronSettings.flags(), dict[str, Any]()
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
@@ -295,7 +297,7 @@ def _field_values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, A
 
 
 def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
-    """Converts the value of an argument to the type of its field; None if the argument is not set.
+    """Returns the value of an argument in the type of its field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
     """
@@ -320,7 +322,7 @@ def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
 
 
 def _flag_value(reading: Reading, flag: str, value: Any) -> bool | None:
-    """Converts the value of an argument without parameters, such as `--swiglu`; None means false."""
+    """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean; None stays None."""
     if value in (True, None, "") or value == []:
         return True
     if value is False:
@@ -333,7 +335,7 @@ def _flag_value(reading: Reading, flag: str, value: Any) -> bool | None:
 
 
 def _parse_single_value(kind: Any, value: Any) -> Any:
-    """Converts a value to one type; None if the conversion fails."""
+    """Returns a value converted to a type; None if the conversion fails."""
     if get_origin(kind) is Literal:
         value_text = str(value)[:100]
         return value_text if value_text in get_args(kind) else None
@@ -362,7 +364,7 @@ def _parse_single_value(kind: Any, value: Any) -> Any:
 
 
 def _parse_list(kind: Any, value: Any) -> Any:
-    """Parses a list of values: a list, separate words, or a Python expression such as `([0]*3+[1]*45)`."""
+    """Returns a list of values, from a list, separate words, or a Python expression such as `([0]*3+[1]*45)`."""
     if isinstance(value, Mapping):
         return None
     if isinstance(value, str) and kind is int and "[" in value:
@@ -391,7 +393,7 @@ def _parse_list(kind: Any, value: Any) -> Any:
 
 
 def _expected_types(value_types: Sequence[Any]) -> str:
-    """Describes the allowed types of an argument for an error message."""
+    """Returns a description of the types that an argument may have, for an error message."""
     names = {int: "a whole number", float: "a number", str: "text"}
     descriptions = []
     for value_type in value_types:
@@ -405,7 +407,7 @@ def _expected_types(value_types: Sequence[Any]) -> str:
 
 
 def _environment_text(value: Any) -> str:
-    """Converts the value of an environment variable to text."""
+    """Returns the value of an environment variable as text."""
     if isinstance(value, bool):
         return str(value)
     return "" if value is None else str(value)[:1000]
@@ -415,7 +417,7 @@ def _environment_text(value: Any) -> str:
 
 
 def _model_kind(values: Mapping[str, Any], argument_values: Mapping[str, Any], script: str) -> Kind:
-    """Determines the pretraining script from its file name, or from arguments that only one script has."""
+    """Returns the kind of pretraining script, by its file name or by arguments that only one script has."""
     name = script.lower()
     for name_part, kind in SCRIPTS.items():
         if name_part in name:
@@ -440,34 +442,34 @@ FORMATS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
 """Megatron-LM's name of a number format → the one of `llmcalc memory`."""
 
 
-def settings_of(s: MegatronSettings) -> dict[str, Any]:
-    """Translates the arguments to the settings of `llmcalc memory`, where an equivalent exists."""
-    is_half_precision = s.bf16 or s.fp16
+def settings_of(settings: MegatronSettings) -> dict[str, Any]:
+    """Returns option of `llmcalc memory` → value, for Megatron-LM's arguments that have such an option."""
+    is_half_precision = settings.bf16 or settings.fp16
     command_settings: dict[str, Any] = {
         "phase": "training",
-        "batch": s.micro_batch_size,
-        "seq": s.decoder_seq_length if s.kind == "t5" else s.tokens,
-        "num_microbatches": s.microbatches,
-        "dtype": "bf16" if s.bf16 else "fp16" if s.fp16 else "fp32",
+        "batch": settings.micro_batch_size,
+        "seq": settings.decoder_seq_length if settings.kind == "t5" else settings.tokens,
+        "num_microbatches": settings.microbatches,
+        "dtype": "bf16" if settings.bf16 else "fp16" if settings.fp16 else "fp32",
         "master_weights": "fp32" if is_half_precision else "none",
-        "grad_dtype": "fp32" if s.reduces_in_fp32 else "bf16" if s.bf16 else "fp16",
-        "optimizer": {"adam": "adamw", "dist_muon": "muon"}.get(s.optimizer, s.optimizer),
-        "attn_implementation": "eager" if s.attention_backend in ("unfused", "local") else "flash",
+        "grad_dtype": "fp32" if settings.reduces_in_fp32 else "bf16" if settings.bf16 else "fp16",
+        "optimizer": {"adam": "adamw", "dist_muon": "muon"}.get(settings.optimizer, settings.optimizer),
+        "attn_implementation": "eager" if settings.attention_backend in ("unfused", "local") else "flash",
         "norm": "fused",
-        "cross_entropy": "fused" if s.cross_entropy_loss_fusion else "eager",
-        "allocator": allocator_of(s.env),
+        "cross_entropy": "fused" if settings.cross_entropy_loss_fusion else "eager",
+        "allocator": allocator_of(settings.env),
     }
-    if s.kind == "t5":
-        command_settings["source"] = s.tokens
-    if s.optimizer == "sgd":
-        command_settings["momentum"] = s.sgd_momentum != 0
-    if s.use_precision_aware_optimizer and s.exp_avg_dtype == s.exp_avg_sq_dtype:
-        command_settings["optimizer_dtype"] = FORMATS[s.exp_avg_dtype]
-    every_layer = s.recompute_method in (None, "uniform") and (s.recompute_num_layers or 1) == 1
-    if s.recompute_mode == "full" and every_layer:
+    if settings.kind == "t5":
+        command_settings["source"] = settings.tokens
+    if settings.optimizer == "sgd":
+        command_settings["momentum"] = settings.sgd_momentum != 0
+    if settings.use_precision_aware_optimizer and settings.exp_avg_dtype == settings.exp_avg_sq_dtype:
+        command_settings["optimizer_dtype"] = FORMATS[settings.exp_avg_dtype]
+    every_layer = settings.recompute_method in (None, "uniform") and (settings.recompute_num_layers or 1) == 1
+    if settings.recompute_mode == "full" and every_layer:
         command_settings["recompute"] = "full"
-    elif s.recompute_mode == "selective" and s.recomputed_modules == ("core_attn",):
+    elif settings.recompute_mode == "selective" and settings.recomputed_modules == ("core_attn",):
         command_settings["recompute"] = "attention"
-    if s.num_experts is not None and s.moe_expert_capacity_factor is not None:
-        command_settings["moe"] = f"capacity:{s.moe_expert_capacity_factor}"
+    if settings.num_experts is not None and settings.moe_expert_capacity_factor is not None:
+        command_settings["moe"] = f"capacity:{settings.moe_expert_capacity_factor}"
     return command_settings

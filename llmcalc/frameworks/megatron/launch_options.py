@@ -1,4 +1,4 @@
-"""Options typed beside a Megatron-LM launch file, as arguments that replace those of the file."""
+"""Replaces arguments of a Megatron-LM launch file by options that the user typed beside the file."""
 
 from __future__ import annotations
 
@@ -30,48 +30,48 @@ ARGUMENTS = {
 """Option → argument with the same value."""
 
 
-def _recompute(value: Any) -> dict[str, Any]:
-    """Returns the arguments for a value of `--recompute`; None removes an argument."""
-    removed: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
+def _recompute_arguments(value: Any) -> dict[str, Any]:
+    """Returns Megatron-LM's arguments for a value of `--recompute`; None removes an argument."""
+    removals: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
     if value == "none":
-        return removed
+        return removals
     if value == "full":
-        return {**removed, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        return {**removals, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if value in ("selective", "attention"):
-        return {**removed, "recompute_granularity": "selective"}
+        return {**removals, "recompute_granularity": "selective"}
     raise InputError(f"--recompute {value}: beside a file of Megatron-LM expected none, selective or full")
 
 
-def _optimizer(value: Any) -> dict[str, Any]:
+def _optimizer_arguments(value: Any) -> dict[str, Any]:
     if value not in OPTIMIZERS:
         raise InputError(f"--optimizer {value}: Megatron-LM has none of that name; expected {', '.join(OPTIMIZERS)}")
     return {"optimizer": OPTIMIZERS[value]}
 
 
-def _precision(value: Any) -> dict[str, Any]:
-    known = ("bf16-master", "fp32", *FP8_ARGUMENTS)
-    if value not in known:
-        raise InputError(f"--precision {value}: not modelled of Megatron-LM; expected one of {', '.join(known)}")
-    narrow = FP8_ARGUMENTS.get(value, {"fp8_format": None})
-    return {"bf16": None if value == "fp32" else True, "fp16": None, **narrow}
+def _precision_arguments(value: Any) -> dict[str, Any]:
+    known_values = ("bf16-master", "fp32", *FP8_ARGUMENTS)
+    if value not in known_values:
+        raise InputError(f"--precision {value}: not modelled of Megatron-LM; expected one of {', '.join(known_values)}")
+    fp8_arguments = FP8_ARGUMENTS.get(value, {"fp8_format": None})
+    return {"bf16": None if value == "fp32" else True, "fp16": None, **fp8_arguments}
 
 
-def _attention(value: Any) -> dict[str, Any]:
+def _attention_arguments(value: Any) -> dict[str, Any]:
     return {"attention_backend": "unfused" if value == "eager" else "flash"}
 
 
-def _zero(value: Any) -> dict[str, Any]:
+def _zero_arguments(value: Any) -> dict[str, Any]:
     if value not in (0, 1):
         raise InputError(f"--zero {value}: Megatron-LM has 1, its distributed optimizer; expected 0 or 1")
     return {"use_distributed_optimizer": True if value else None}
 
 
 CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
-    "recompute": _recompute,
-    "optimizer": _optimizer,
-    "precision": _precision,
-    "attn_implementation": _attention,
-    "zero": _zero,
+    "recompute": _recompute_arguments,
+    "optimizer": _optimizer_arguments,
+    "precision": _precision_arguments,
+    "attn_implementation": _attention_arguments,
+    "zero": _zero_arguments,
 }
 """Option → function that returns the arguments of its value."""
 
@@ -91,10 +91,10 @@ def with_options(data: Table, options: Table, launch: Launch, where: str) -> Tab
         elif name == "framework" and value == "megatron":
             continue
         elif name != "num_microbatches":
-            known = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
+            options_text = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
             raise InputError(
-                f"{option(name)}: {where} runs Megatron-LM, where it is no option; expected one of {known}, or a "
-                "change of the file"
+                f"{option(name)}: {where} runs Megatron-LM, where it is no option; expected one of {options_text}, or "
+                "a change of the file"
             )
     layout = launch.layout
     sizes = {name: options.get(name, getattr(layout, name)) for name in ("tp", "pp", "cp")}
@@ -104,34 +104,34 @@ def with_options(data: Table, options: Table, launch: Launch, where: str) -> Tab
         replicas = max(1, layout.world // replica_devices)
         changes["global_batch_size"] = batch * options["num_microbatches"] * replicas
     if "seq" in options:
-        changes["max_position_embeddings"] = max(options["seq"], _argument(data, "max_position_embeddings") or 0)
+        changes["max_position_embeddings"] = max(options["seq"], _argument_number(data, "max_position_embeddings") or 0)
     return _with_values(data, changes)
 
 
 def _find_arguments(data: Table) -> tuple[str, Table]:
-    """Returns the key and the table of the arguments; an empty key if the file itself is the table."""
+    """Returns the key and the table of the file's arguments; an empty key if the whole file is the table."""
     for key in ("MODEL_ARGS", WRAPPED):
         if isinstance(data.get(key), Mapping):
             return key, data[key]
     return "", data
 
 
-def _name(flag: str) -> str:
+def _argument_name(flag: str) -> str:
     """Returns an argument's name without dashes."""
     return flag.replace("-", "_").lstrip("_")
 
 
-def _argument(data: Table, name: str) -> int | None:
+def _argument_number(data: Table, name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
-    value = next((value for flag, value in _find_arguments(data)[1].items() if _name(str(flag)) == name), None)
+    value = next((value for flag, value in _find_arguments(data)[1].items() if _argument_name(str(flag)) == name), None)
     text = str(value)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
 
 
 def _with_values(data: Table, changes: Mapping[str, Any]) -> Table:
-    """Returns the arguments with these values; None removes an argument."""
+    """Returns the file's arguments with changed values; None removes an argument."""
     key, table = _find_arguments(data)
-    dropped = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
-    arguments = {flag: value for flag, value in table.items() if _name(str(flag)) not in dropped}
+    dropped_arguments = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
+    arguments = {flag: value for flag, value in table.items() if _argument_name(str(flag)) not in dropped_arguments}
     arguments |= {f"--{name.replace('_', '-')}": value for name, value in changes.items() if value is not None}
     return {**data, key: arguments} if key else arguments

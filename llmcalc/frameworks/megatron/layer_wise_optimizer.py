@@ -1,4 +1,4 @@
-"""Muon on several ranks: each rank updates whole matrices, stored in the buffers in rank order.
+"""The layer-wise distributed Muon optimizer, in which each rank updates whole matrices.
 
 Source: Megatron-LM, megatron/core/optimizer/layer_wise_optimizer.py, `_compute_per_buffer_param_layout` and
 `_shard_params_ping_pong`.
@@ -35,7 +35,7 @@ FULL = 0.9
 def pack_buffer(
     parameters: list[Parameter], expert: bool, settings: MegatronSettings, layout: Layout, bucket: int | None
 ) -> Buffer:
-    """Builds a buffer in which every tensor lies in a single shard.
+    """Returns a buffer in which every tensor lies in a single shard.
 
     The costliest tensors come first, each in the shard with the emptiest to compute.
     bucket: elements after which a bucket ends; None for a single bucket.
@@ -51,7 +51,7 @@ def pack_buffer(
         """Assigns the tensors of one bucket to shards, and appends the bucket."""
         limit = sum(parameter.size for parameter in chunk) / ranks * OVERFULL
         shard_ends, placements = [0] * ranks, list[tuple[Parameter, int, int]]()
-        for parameter in sorted(chunk, key=lambda parameter: -_cost(parameter)):
+        for parameter in sorted(chunk, key=lambda parameter: -_orthogonalization_cost(parameter)):
             fitting_shards = [
                 shard_index
                 for shard_index in range(ranks)
@@ -65,7 +65,7 @@ def pack_buffer(
             start = round_up(shard_ends[shard_index], ALIGNED)
             placements.append((parameter, shard_index, start))
             shard_ends[shard_index] = start + parameter.size
-            costs[shard_index] += _cost(parameter)
+            costs[shard_index] += _orthogonalization_cost(parameter)
         shard_width, bucket_start = round_up(max(shard_ends), shard), buckets[-1].end if buckets else 0
         for parameter, shard_index, start in placements:
             start_in_buffer = bucket_start + shard_index * shard_width + start
@@ -73,25 +73,25 @@ def pack_buffer(
         buckets.append(Range(bucket_start, bucket_start + ranks * shard_width))
 
     pending_parameters: list[Parameter] = []
-    loads, largest = [0] * ranks, 0
+    shard_loads, largest = [0] * ranks, 0
     for parameter in reversed(parameters):
         if bucket is not None and pending_parameters:
-            fits_in_padding = round_up(min(loads), ALIGNED) + parameter.size <= round_up(max(loads), shard)
-            is_full = sum(parameter.size for parameter in pending_parameters) >= max(
+            padding_suffices = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(max(shard_loads), shard)
+            is_bucket_full = sum(parameter.size for parameter in pending_parameters) >= max(
                 bucket, int(ranks * largest * FULL)
             )
-            if is_full and not fits_in_padding:
+            if is_bucket_full and not padding_suffices:
                 emit(pending_parameters)
-                pending_parameters, loads, largest = [], [0] * ranks, 0
-        emptiest = min(range(ranks), key=lambda i: loads[i])
-        loads[emptiest] = round_up(loads[emptiest], ALIGNED) + parameter.size
+                pending_parameters, shard_loads, largest = [], [0] * ranks, 0
+        emptiest_shard = min(range(ranks), key=lambda i: shard_loads[i])
+        shard_loads[emptiest_shard] = round_up(shard_loads[emptiest_shard], ALIGNED) + parameter.size
         pending_parameters.append(parameter)
         largest = max(largest, parameter.size)
     emit(pending_parameters)
     return Buffer(parameters, expert, ranks, buckets[-1].end, buckets, ranges, packed=True)
 
 
-def _cost(parameter: Parameter) -> int:
+def _orthogonalization_cost(parameter: Parameter) -> int:
     """Returns the cost of orthogonalizing a matrix."""
     long_side, short_side = max(parameter.tensor.shape), min(parameter.tensor.shape)
     cost: int = long_side * short_side * short_side

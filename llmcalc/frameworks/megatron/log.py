@@ -1,4 +1,4 @@
-"""Logs of Megatron-LM: its theoretical footprint (training/theoretical_memory_usage.py) and `report_memory`."""
+"""Reads Megatron-LM's logs: its theoretical footprint (training/theoretical_memory_usage.py) and `report_memory`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BILLION = 10**9
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads the footprint and the measurements of the rank that needs most; None for a log without any."""
+    """Returns the footprint and the measured memory of the largest rank in a log; None for a log without any."""
     facts = Facts(log, PATTERNS)
     for name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
         if name in facts:

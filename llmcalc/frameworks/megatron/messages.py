@@ -1,4 +1,4 @@
-"""Messages of Megatron-LM that reduce gradients and gather weights across replicas.
+"""The collective messages with which Megatron-LM reduces gradients and gathers weights across replicas.
 
 All gradients of a chunk of layers are summed as float32 once in a step, in one buffer; with the distributed optimizer
 (ZeRO stage 1) each rank gets its part, and the weights are gathered (Megatron-LM, core/distributed, without
@@ -14,7 +14,7 @@ from ...parallel.placements import FLOAT32
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """Returns the messages for the weights of one group of ranks."""
+    """Yields the collective messages for the weights of a group of ranks."""
     ranks, gradients = group.ranks, group.elements * FLOAT32
     if not group.layout.zero:
         yield ranks.message("all_reduce", gradients, 1)
@@ -25,7 +25,7 @@ def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
 
 
 def gradient_rules() -> GradientRules:
-    """Returns the rules by which gradients are summed across ranks."""
+    """Returns the rules by which Megatron-LM sums gradients across ranks."""
     return GradientRules(
         "megatron", (0, 1), gradient_messages, in_float32=True, one_buffer=True, own_checkpointing=True
     )

@@ -34,7 +34,7 @@ HIDDEN_LAYERS = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts", "
 
 
 def model_of(settings: MegatronSettings, origin: str) -> ModelSpec:
-    """Builds the model of these arguments. Raises `InputError` that names an argument without a supported part."""
+    """Returns the model of Megatron-LM's arguments. Raises `InputError` that names an argument without a component."""
     if settings.padded_vocabulary is None:
         raise InputError(
             f"--vocab-size: missing; the size of a {settings.tokenizer} is in its files alone; expected --vocab-size "
@@ -55,20 +55,20 @@ def model_of(settings: MegatronSettings, origin: str) -> ModelSpec:
 
 
 def _norm_table(settings: MegatronSettings) -> Table:
-    """Returns the description of a norm."""
+    """Returns the model-spec table of a norm."""
     return {"type": "rmsnorm" if settings.normalization == "RMSNorm" else "layernorm", "eps": settings.norm_epsilon}
 
 
 def _rope_table(settings: MegatronSettings) -> Table | None:
-    """Returns the description of rotary positions; None for other positions."""
+    """Returns the model-spec table of rotary positions; None for other positions."""
     if settings.positions not in ("rope", "yarn", "mrope"):
         return None
-    partial = {} if settings.rotary_percent >= 1 else {"partial_rotary_factor": settings.rotary_percent}
-    return {"type": "rope", "rope_theta": float(settings.rotary_base), **partial}
+    partial_fields = {} if settings.rotary_percent >= 1 else {"partial_rotary_factor": settings.rotary_percent}
+    return {"type": "rope", "rope_theta": float(settings.rotary_base), **partial_fields}
 
 
 def _position_fields(settings: MegatronSettings) -> Table:
-    """Returns the stack's fields for learned positions, which are added to its input."""
+    """Returns the model-spec fields of learned position embeddings, which are added to the stack's input."""
     if settings.positions != "learned_absolute":
         return {}
     if settings.max_position_embeddings is None:
@@ -77,7 +77,7 @@ def _position_fields(settings: MegatronSettings) -> Table:
 
 
 def _attention_table(settings: MegatronSettings, position: Table | None, cross: bool = False) -> Table:
-    """Returns the description of attention. cross: whether it is cross-attention, without positions or grouped keys."""
+    """Returns the model-spec table of attention. cross: whether it is cross-attention, without grouped keys."""
     biased = not settings.disable_bias_linear
     has_qkv_bias = biased or settings.add_qkv_bias
     table: Table = {
@@ -101,7 +101,7 @@ def _attention_table(settings: MegatronSettings, position: Table | None, cross: 
 
 
 def _delta_table(settings: MegatronSettings) -> Table:
-    """Returns the description of Gated DeltaNet (ssm/gated_delta_net), whose linear layers have no bias."""
+    """Returns the model-spec table of Gated DeltaNet (ssm/gated_delta_net), whose linear layers have no bias."""
     if settings.transformer_impl != "transformer_engine":
         raise InputError(
             f"--transformer-impl {settings.transformer_impl}: has no gated DeltaNet; expected transformer_engine"
@@ -122,7 +122,7 @@ def _delta_table(settings: MegatronSettings) -> Table:
 
 
 def _indexer_table(settings: MegatronSettings) -> Table:
-    """Returns the description of the indexer that selects tokens (experimental_attention_variant/dsa.py)."""
+    """Returns the model-spec table of sparse attention's indexer (experimental_attention_variant/dsa.py)."""
     table = {
         "index_n_heads": settings.dsa_indexer_n_heads,
         "index_head_dim": settings.dsa_indexer_head_dim,
@@ -137,7 +137,7 @@ def _indexer_table(settings: MegatronSettings) -> Table:
 
 
 def _latent_attention_table(settings: MegatronSettings) -> Table:
-    """Returns the description of multi-latent attention."""
+    """Returns the model-spec table of multi-latent attention."""
     optional_fields: Table = {} if settings.q_lora_rank is None else {"q_lora_rank": settings.q_lora_rank}
     if settings.experimental_attention_variant == "dsa":
         optional_fields["indexer"] = _indexer_table(settings)
@@ -156,7 +156,7 @@ def _latent_attention_table(settings: MegatronSettings) -> Table:
 
 
 def _network_table(settings: MegatronSettings, width: int, biased: bool) -> Table:
-    """Returns the description of a feed-forward network."""
+    """Returns the model-spec table of a feed-forward network."""
     act = (
         "silu"
         if settings.swiglu
@@ -179,12 +179,12 @@ def _network_table(settings: MegatronSettings, width: int, biased: bool) -> Tabl
 
 
 def _experts_table(settings: MegatronSettings) -> Table:
-    """Returns the description of a mixture of experts. Shared experts never have a bias."""
+    """Returns the model-spec table of a mixture of experts. Shared experts never have a bias."""
     biased = not settings.disable_bias_linear
     router: Table = {"type": "linear", "bias": biased, "scoring_func": settings.moe_router_score_function}
     if settings.moe_router_enable_expert_bias:
         router["score_correction"] = "buffer"
-    shared = settings.moe_shared_expert_intermediate_size
+    shared_width = settings.moe_shared_expert_intermediate_size
     table: Table = {
         "type": "moe",
         "num_experts": settings.num_experts,
@@ -192,9 +192,9 @@ def _experts_table(settings: MegatronSettings) -> Table:
         "expert": _network_table(settings, settings.expert_ffn, biased),
         "router": router,
     }
-    if shared is not None:
+    if shared_width is not None:
         table |= {
-            "shared_expert": _network_table(settings, shared, biased=False),
+            "shared_expert": _network_table(settings, shared_width, biased=False),
             "shared_expert_gate": settings.moe_shared_expert_gate,
         }
     if settings.moe_latent_size is not None:
@@ -203,7 +203,7 @@ def _experts_table(settings: MegatronSettings) -> Table:
 
 
 def _mamba_table(settings: MegatronSettings) -> Table:
-    """Returns the description of a Mamba-2 mixer."""
+    """Returns the model-spec table of a Mamba-2 mixer."""
     inner_width, dim = settings.mamba_inner, settings.mamba_head_dim
     if inner_width % dim:
         raise InputError(f"--mamba-head-dim: {dim} does not divide the inner width {inner_width}; expected a divisor")
@@ -223,21 +223,21 @@ def _mamba_table(settings: MegatronSettings) -> Table:
 
 
 def _layer_table(settings: MegatronSettings, attention: Table, network: Table) -> Table:
-    """Returns the description of a layer with pre-norms."""
+    """Returns the model-spec table of a layer with pre-norms."""
     return {"attention": attention, "feed_forward": network, "norm": _norm_table(settings), "norm_placement": "pre"}
 
 
-def _mixer_table(settings: MegatronSettings, rotated: bool = True) -> Table:
-    """Returns the description of a layer's attention. rotated: whether this layer uses the model's rotary positions."""
+def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) -> Table:
+    """Returns the model-spec table of a layer's attention."""
     return (
         _latent_attention_table(settings)
         if settings.latent
-        else _attention_table(settings, _rope_table(settings) if rotated else None)
+        else _attention_table(settings, _rope_table(settings) if has_rotary_positions else None)
     )
 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
-    """Returns for each layer whether it lacks rotary positions. A frequency N means the last of every N layers."""
+    """Returns, per layer, whether it has no rotary positions: with a frequency N, the last of every N layers."""
     frequency = settings.no_rope_freq
     if frequency is None or _rope_table(settings) is None:
         return [False] * settings.layers
@@ -249,7 +249,7 @@ def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
 
 
 def _gpt_fields(settings: MegatronSettings) -> Table:
-    """Returns the model fields of a GPT."""
+    """Returns the model-spec fields of a GPT."""
     layer_tables, layer_names = {}, []
     for has_experts, is_unrotated, has_delta_rule in zip(
         settings.expert_layers, _layers_without_rope(settings), settings.delta_layers, strict=True
@@ -273,7 +273,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
 
 
 def _hybrid_fields(settings: MegatronSettings) -> Table:
-    """Returns the model fields of a hybrid of Mamba, attention and networks."""
+    """Returns the model-spec fields of a hybrid of Mamba, attention and feed-forward layers."""
     pattern_letters = "".join(settings.segments)
     unknown_letters = sorted(set(pattern_letters) - set(HIDDEN_LAYERS))
     if unknown_letters or not pattern_letters:
@@ -297,7 +297,7 @@ def _hybrid_fields(settings: MegatronSettings) -> Table:
 
 
 def _mtp_layer_table(settings: MegatronSettings) -> Table | None:
-    """Returns the description of the layer in each multi-token-prediction module; None without such modules."""
+    """Returns the model-spec table of a multi-token-prediction module's layer; None without such modules."""
     if not settings.mtp_layers:
         return None
     mtp_patterns = (settings.hybrid_layer_pattern or "").split("/")[1:] or [settings.mtp_hybrid_override_pattern or ""]
@@ -334,7 +334,7 @@ def _decoder_fields(
     mtp_depth: int,
     mtp_layer: Table | None,
 ) -> Table:
-    """Returns the model fields of a decoder with these layers."""
+    """Returns the model-spec fields of a decoder with these layers."""
     stack = {
         **stack_of_kinds(layer_tables, layer_names),
         "num_hidden_layers": len(layer_names),
@@ -358,7 +358,7 @@ def _decoder_fields(
 
 
 def _bert_fields(settings: MegatronSettings) -> Table:
-    """Returns the model fields of a BERT."""
+    """Returns the model-spec fields of a BERT."""
     if settings.pp > 1 and settings.mtp_num_layers:
         raise InputError("--mtp-num-layers: BERT has none; expected none")
     block = _layer_table(
@@ -381,7 +381,7 @@ def _bert_fields(settings: MegatronSettings) -> Table:
 
 
 def _t5_fields(settings: MegatronSettings) -> Table:
-    """Returns the model fields of a T5."""
+    """Returns the model-spec fields of a T5."""
     network = _network_table(settings, settings.ffn, not settings.disable_bias_linear)
     block = _layer_table(settings, _attention_table(settings, _rope_table(settings)), network)
     relative_bias: Table = {}

@@ -1,4 +1,4 @@
-"""Runs of Megatron-Core whose model is named instead of described by arguments, as in verl and Megatron-Bridge."""
+"""Training runs of Megatron-Core with a model that is named, not described by arguments (verl, Megatron-Bridge)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..launch.record import Reading, RunUnder
 
 @dataclass(frozen=True)
 class MegatronRun:
-    """The sizes of a Megatron-Core run.
+    """The parallel sizes, batch sizes and recomputation settings of a Megatron-Core run.
 
     tp, pp, cp, ep, etp, vpp: sizes of its groups; etp None for tp.
     sequence_parallel: whether tokens are divided between tensor-parallel products.
@@ -44,27 +44,27 @@ class MegatronRun:
 
 def smallest_run(run: MegatronRun) -> int:
     """Returns the smallest number of devices that a run's layout can have."""
-    inside = run.tp * run.cp
+    group_devices = run.tp * run.cp
     experts = run.ep * (run.etp or run.tp)
-    return run.pp * (inside if experts <= inside else -(-experts // inside) * inside)
+    return run.pp * (group_devices if experts <= group_devices else -(-experts // group_devices) * group_devices)
 
 
 def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings: dict[str, Any]) -> RunUnder:
-    """Returns the layout and the settings of a run. settings: further settings.
+    """Returns the layout and settings of a Megatron-Core run. settings: further settings of the run.
 
     Raises `InputError` for a number of devices that the groups do not divide.
     """
     if world is None:
         world = smallest_run(run)
         reading.notes.append(f"{world} devices are assumed, as few as the layout can have")
-    inside = run.tp * run.pp * run.cp
-    if world % inside:
-        raise InputError(f"--devices: {world}; expected a multiple of tp · pp · cp = {inside}")
+    replica_devices = run.tp * run.pp * run.cp
+    if world % replica_devices:
+        raise InputError(f"--devices: {world}; expected a multiple of tp · pp · cp = {replica_devices}")
     layout = Layout(
         tp=run.tp,
         pp=run.pp,
         cp=run.cp,
-        dp=world // inside,
+        dp=world // replica_devices,
         ep=run.ep,
         etp=run.etp if run.ep > 1 else None,
         vpp=run.vpp,
@@ -72,7 +72,7 @@ def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings
         zero=1 if run.distributed_optimizer else 0,
         schedule="interleaved" if run.vpp > 1 else "1f1b",
     )
-    words: dict[str, Any] = {
+    run_settings: dict[str, Any] = {
         "phase": "training",
         "batch": run.batch,
         "seq": run.seq,
@@ -82,14 +82,14 @@ def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings
         "attn_implementation": "flash",
         "cross_entropy": "fused" if run.fuses_cross_entropy else "eager",
     }
-    recompute = _recompute(reading, run)
+    recompute = _recompute_setting(reading, run)
     if recompute is not None:
-        words["recompute"] = recompute
-    return RunUnder(layout, {**words, **settings})
+        run_settings["recompute"] = recompute
+    return RunUnder(layout, {**run_settings, **settings})
 
 
-def _recompute(reading: Reading, run: MegatronRun) -> str | None:
-    """Returns the recomputation setting; notes a setting that is not modelled for a named model."""
+def _recompute_setting(reading: Reading, run: MegatronRun) -> str | None:
+    """Returns the value of `--recompute`, and records a setting that is not modelled for a named model."""
     if run.recompute_granularity is None:
         return None
     if run.recompute_granularity == "selective":

@@ -1,4 +1,4 @@
-"""Gradient buffers of data parallelism, and the main parameters that a rank updates.
+"""The gradient buffers of data parallelism, and the main parameters that a rank updates.
 
 Sources: Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py, distributed_data_parallel.py and
 megatron/core/optimizer/distrib_optimizer.py, optimizer.py.
@@ -72,7 +72,7 @@ def make_buffer(
     tied: bool,
     distributed: bool,
 ) -> Buffer:
-    """Builds the buffer of a group of parameters.
+    """Returns the gradient buffer of a group of parameters.
 
     bucket: elements after which a bucket ends; None for a single bucket.
     tied: whether embedding and output layer share their table, which then has a bucket of its own.
@@ -84,7 +84,7 @@ def make_buffer(
         return Buffer(parameters, expert, shards, size, [Range(0, size)], {})
     multiple = math.lcm(shards, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
     position = start = 0
-    is_open = False
+    is_bucket_open = False
     buckets: list[Range] = []
     ranges: dict[int, tuple[Range, int]] = {}
 
@@ -96,16 +96,16 @@ def make_buffer(
     for parameter in reversed(parameters):
         position = round_up(position, ALIGNED)
         needs_own_bucket = tied and parameter.role in ("table", "head")
-        if needs_own_bucket and is_open:
+        if needs_own_bucket and is_bucket_open:
             start = position = close(position)
-            is_open = False
+            is_bucket_open = False
         ranges[id(parameter.tensor)] = Range(position, position + parameter.size), len(buckets)
         position += parameter.size
-        is_open = True
+        is_bucket_open = True
         if needs_own_bucket or (bucket is not None and position - start >= bucket):
             start = position = close(position)
-            is_open = False
-    if is_open:
+            is_bucket_open = False
+    if is_bucket_open:
         close(position)
     return Buffer(parameters, expert, shards, buckets[-1].end, buckets, ranges)
 
@@ -113,7 +113,7 @@ def make_buffer(
 def bucket_size(
     settings: MegatronSettings, layout: Layout, coordinates: Coordinates, chunk: int, parameters: int
 ) -> int | None:
-    """Returns the number of elements per bucket; None for a single bucket.
+    """Returns the number of gradient elements per bucket; None for a single bucket.
 
     Only the first chunk of the first stage has several buckets, and only to overlap reductions.
     parameters: number of the chunk's parameters. Source: megatron/training/training.py, `resolve_ddp_bucket_size`.
@@ -152,9 +152,11 @@ def optimizer_updates(
             yield from (
                 OptimizerUpdate(parameter.size, 1) for parameter in buffer.parameters if is_updated_by_muon(parameter)
             )
-    for decays in (True, False):
+    for has_decay in (True, False):
         for buffer in buffers:
-            group_parameters = [parameter for parameter in buffer.parameters if _decays(parameter) is decays]
+            group_parameters = [
+                parameter for parameter in buffer.parameters if _has_weight_decay(parameter) is has_decay
+            ]
             if optimizer == "muon":
                 group_parameters = [parameter for parameter in group_parameters if not is_updated_by_muon(parameter)]
             if not distributed:
@@ -166,9 +168,9 @@ def optimizer_updates(
                 shard_start = bucket.start + shard * width
                 for parameter in reversed(group_parameters):
                     (parameter_start, parameter_end), bucket_number = buffer.ranges[id(parameter.tensor)]
-                    overlap = min(shard_start + width, parameter_end) - max(shard_start, parameter_start)
-                    if bucket_number == bucket_index and overlap > 0:
-                        yield OptimizerUpdate(overlap, states)
+                    overlap_elements = min(shard_start + width, parameter_end) - max(shard_start, parameter_start)
+                    if bucket_number == bucket_index and overlap_elements > 0:
+                        yield OptimizerUpdate(overlap_elements, states)
 
 
 def is_updated_by_muon(parameter: Parameter) -> bool:
@@ -182,6 +184,6 @@ def shard_index(buffer: Buffer, layout: Layout, coordinates: Coordinates) -> int
     return rank_in_group % buffer.shards
 
 
-def _decays(parameter: Parameter) -> bool:
+def _has_weight_decay(parameter: Parameter) -> bool:
     """Whether weight decay applies to a parameter: to matrices, not to vectors."""
     return len(parameter.tensor.shape) > 1

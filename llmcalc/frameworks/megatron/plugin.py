@@ -19,7 +19,7 @@ MEGATRON_READ = frozenset(
 
 
 def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Reads an accelerate config that runs Megatron-LM. words: settings of the run from other sources."""
+    """Returns the Megatron-LM run of an accelerate config. command_settings: settings from other sources."""
     section = "megatron_lm_config"
     plugin_options = {
         str(key).removeprefix("megatron_lm_"): value for key, value in reading.table(config, section).items()

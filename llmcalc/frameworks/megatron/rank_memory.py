@@ -41,7 +41,7 @@ REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """The recorded passes of a rank, reused for ranks with identical passes.
+    """The recorded forward and backward passes of a rank, which ranks with identical passes reuse.
 
     traces: events of each kind of pass; None if passes do not repeat.
     layers_before: per chunk, the layers before it in the recorded rank.
@@ -73,7 +73,7 @@ Recording needs as many.
 def replay_rank(
     spec: ModelSpec, settings: MegatronSettings, rank: int, recorded_ranks: RecordedRanks | None = None
 ) -> ReplayResult:
-    """Replays set-up and two steps of a rank. Raises `InputError` that names an argument which is not modelled.
+    """Replays the set-up and two training steps of a rank. Raises `InputError` that names an unmodelled argument.
 
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added; None (default) for
         none.
@@ -124,7 +124,7 @@ def passes_key(run: RankRun) -> tuple[object, ...]:
 
 
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
-    """Records the passes of a rank. is_last_stage: as in `record_passes`."""
+    """Records the forward and backward passes of a rank. is_last_stage: as in `record_passes`."""
     prefix_cache = PrefixCache(uses_expandable_segments(settings))
     by_previous = settings.recompute_mode == "full" and settings.num_experts is not None  # see `keep_in_dispatcher`
     try:
@@ -153,7 +153,7 @@ def steps_key(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
 
 
 def play_two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
-    """Returns peak and allocator statistics over two steps, after set-up."""
+    """Replays two training steps after the set-up, and returns the peak and the allocator's statistics."""
     run.step()
     meter.place = Place()
     meter.peaks = {}
@@ -162,7 +162,7 @@ def play_two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -
     meter.cut()
     device = prefix_cache.play_pieces(meter.pieces, meter.count, meter.opening)
     result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
-    result.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
+    result.peaks = {module_path: peak for module_path, peak in meter.peaks.items() if module_path.phase in PHASES}
     result.slop = device.peak_allocated - result.peak[1].bytes
     return result
 
@@ -174,7 +174,7 @@ def rank_memory(
     context: int = Runtime.context,
     recorded_ranks: RecordedRanks | None = None,
 ) -> DeviceMemory:
-    """Computes the memory of a rank. context: bytes of the CUDA context. recorded_ranks: as in `replay_rank`.
+    """Returns the memory of a rank. context: bytes of the CUDA context. recorded_ranks: as in `replay_rank`.
 
     The rank is numbered as by `Layout.coordinates`.
     """

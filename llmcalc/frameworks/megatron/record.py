@@ -1,4 +1,4 @@
-"""Megatron-LM with Megatron-Core and Transformer Engine."""
+"""The registry record of Megatron-LM with Megatron-Core and Transformer Engine."""
 
 from __future__ import annotations
 

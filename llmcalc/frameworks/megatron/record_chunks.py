@@ -1,4 +1,4 @@
-"""Records the passes of a rank's chunks one by one, each once for all ranks and layouts with such a chunk.
+"""Records the passes of each pipeline chunk separately, once for all ranks and layouts with an equal chunk.
 
 The passes of two chunks meet only in tensors that stay allocated after their first use, such as workspaces and dummy
 gradients: the first chunk that needs one allocates it. So a chunk is recorded alone, and its passes beside other chunks
@@ -30,7 +30,7 @@ Names: TypeAlias = frozenset[str | Shape]
 
 @dataclass(frozen=True)
 class RecordedChunk:
-    """The recorded passes of a chunk that no other chunk runs before.
+    """The recorded passes of a pipeline chunk, recorded without other chunks.
 
     program: the program of its layers.
     layers_before: the layers before it.
@@ -52,45 +52,45 @@ class RecordedChunk:
 
     @property
     def names(self) -> Names:
-        """Tensors that stay allocated, of forward and backward passes."""
+        """The names of tensors that stay allocated after forward and backward passes."""
         return frozenset(self.storages)
 
     def traces(self, number: int, before_forward: Names, before_backward: Names) -> dict[PassCase, PassTrace]:
-        """Returns case → the events of its passes, for the chunk of this number.
+        """Returns class of passes → memory events of its passes, for chunk number `number`.
 
         before_forward, before_backward: tensors that the chunks before it have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
         """
         allocated_before = (before_forward & self.in_forward) | ((before_backward & self.names) - self.in_forward)
         if allocated_before not in self._traces:
-            self._traces[allocated_before] = self._read(allocated_before)
+            self._traces[allocated_before] = self._read_traces(allocated_before)
         traces = self._traces[allocated_before]
         if traces is None:
             raise NotRepeating
         return {
-            (number, *case): _numbered(trace, number)  # type: ignore[misc]
-            for (_, *case), trace in traces.items()
+            (number, *pass_case): _renumber_trace(trace, number)  # type: ignore[misc]
+            for (_, *pass_case), trace in traces.items()
         }
 
-    def _read(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
+    def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
             return self.passes.traces({x for name in allocated_before for x in self.storages[name]})
         except NotRepeating:
             return None
 
 
-def _numbered(trace: PassTrace, number: int) -> PassTrace:
-    """Returns the trace of a pass of chunk 0 as one of the chunk of this number."""
+def _renumber_trace(trace: PassTrace, number: int) -> PassTrace:
+    """Returns a trace that was recorded for chunk 0, renumbered for chunk `number`."""
     if not number or not trace.releases_of_other_passes:
         return trace
-    releases = {(number, *other): steps for (_, *other), steps in trace.releases_of_other_passes.items()}
+    releases = {(number, *pass_key): steps for (_, *pass_key), steps in trace.releases_of_other_passes.items()}
     return replace(trace, releases_of_other_passes=releases)  # type: ignore[arg-type]
 
 
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Returns the events of each kind of pass of a rank, and its chunks; None if they must be recorded together.
+    """Returns class of passes → memory events, and the rank's chunks; None if chunks must be recorded together.
 
     is_last_stage, by_previous: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.
@@ -103,13 +103,13 @@ def record_chunks(
         run = RankRun(spec, settings, rank, Recorder())
     count = len(run.chunks)
     chunks = [
-        _recorded(spec, settings, rank, run, number, is_last_stage and number == count - 1, by_previous)
+        _recorded_chunk(spec, settings, rank, run, number, is_last_stage and number == count - 1, by_previous)
         for number in range(count)
     ]
     if count > 1 and _replaces_gather_buffer(chunks):
         return None
-    nothing: Names = frozenset()
-    forward = list(accumulate((chunk.in_forward for chunk in chunks), or_, initial=nothing))
+    no_names: Names = frozenset()
+    forward = list(accumulate((chunk.in_forward for chunk in chunks), or_, initial=no_names))
     backward = list(accumulate((chunk.names for chunk in reversed(chunks)), or_, initial=forward[count]))
     traces: dict[PassCase, PassTrace] = {}
     for number, chunk in enumerate(chunks):
@@ -124,7 +124,7 @@ MAX_CHUNKS = 256
 """Number of chunks that are kept."""
 
 
-def _recorded(
+def _recorded_chunk(
     spec: ModelSpec,
     settings: MegatronSettings,
     rank: int,
@@ -133,7 +133,7 @@ def _recorded(
     alternates: bool,
     by_previous: bool,
 ) -> RecordedChunk:
-    """Returns a chunk of a rank, recorded once. alternates: whether forward and backward passes come in turn."""
+    """Returns a recorded chunk of a rank, from a cache. alternates: whether forward and backward passes alternate."""
     chunk = run.chunks[number]
     layers_before = chunk.lowering.first_layer_index if any(run.rank_choices.bf16_layers) else 0
     workspaces = run.persistent.cublas_bytes, run.persistent.engine_bytes
@@ -142,42 +142,42 @@ def _recorded(
     if key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
-        alone = RankRun(spec, settings, rank, Recorder())
-        _chunks[key] = _record(alone, alone.chunks[number], alternates, by_previous)
+        chunk_run = RankRun(spec, settings, rank, Recorder())
+        _chunks[key] = _record_chunk(chunk_run, chunk_run.chunks[number], alternates, by_previous)
     return _chunks[key]
 
 
-def _record(run: RankRun, chunk: Chunk, alternates: bool, by_previous: bool) -> RecordedChunk:
-    """Records a chunk of a run that has not begun."""
+def _record_chunk(run: RankRun, chunk: Chunk, alternates: bool, by_previous: bool) -> RecordedChunk:
+    """Records the passes of a chunk of a run that has not begun."""
     run.chunks, chunk.number = [chunk], 0
     recorder = run.meter
     assert isinstance(recorder, Recorder)
     run.set_up_tables()
     chunk.parameters = chunk.lowering.parameters_of(chunk.program)
     passes = record_passes(run, recorder, alternates, by_previous)
-    blocks, before = run.persistent.shared, chunk.lowering.first_layer_index
+    blocks, layers_before = run.persistent.shared, chunk.lowering.first_layer_index
     in_forward = _allocated_in_forward(passes)
     return RecordedChunk(
         chunk.program,
-        before,
+        layers_before,
         chunk.parameters,
         passes,
-        {name: tuple(block.handle for block in had) for name, had in blocks.items()},
-        {name: (had[0].bytes, had[-1].bytes) for name, had in blocks.items()},
-        frozenset(name for name, had in blocks.items() if had[0].handle in in_forward),
+        {name: tuple(block.handle for block in named_blocks) for name, named_blocks in blocks.items()},
+        {name: (named_blocks[0].bytes, named_blocks[-1].bytes) for name, named_blocks in blocks.items()},
+        frozenset(name for name, named_blocks in blocks.items() if named_blocks[0].handle in in_forward),
     )
 
 
 def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
-    """Returns the storages that forward passes allocate."""
+    """Returns the numbers of the storages that forward passes allocate."""
     events = passes.events
-    forward = (recorded for recorded in passes.passes if recorded.pass_id[1] != "B")
-    in_forward = (event for recorded in forward for event in events[recorded.start : recorded.end])
+    forward = (recorded_pass for recorded_pass in passes.passes if recorded_pass.pass_id[1] != "B")
+    in_forward = (event for recorded_pass in forward for event in events[recorded_pass.start : recorded_pass.end])
     return {x for x, size, _ in in_forward if size > 0 or size == TAKEN}
 
 
 def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
-    """Whether a chunk replaces the gather buffer of another one, which is too small for it."""
+    """Whether a chunk replaces the gather buffer of another chunk, which is too small for it."""
     users = [chunk for chunk in chunks if GATHER_BUFFER in chunk.in_forward]
     users += [chunk for chunk in reversed(chunks) if GATHER_BUFFER in chunk.names]
     sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]

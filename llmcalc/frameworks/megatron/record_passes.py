@@ -1,4 +1,4 @@
-"""Records a rank's passes with a few micro-batches, which represent the whole schedule."""
+"""Records a rank's passes with a few micro-batches, which represent the whole pipeline schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEPS = 3, 3
 
 
 def record_passes(run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool) -> RecordedPasses:
-    """Returns the recorded passes of each kind of a rank, after its set-up.
+    """Returns the recorded passes of each class of a rank, after its set-up.
 
     run: the rank's run, on that recorder.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
@@ -22,30 +22,30 @@ def record_passes(run: RankRun, recorder: Recorder, is_last_stage: bool, by_prev
     run.passes = passes = PassRecorder(recorder, len(run.chunks), by_previous)
     for count in STEPS if len(run.chunks) > 1 or not is_last_stage else (STEPS[0], 1):
         run.gradient_copies, run.batches = [], []
-        _passes(run, count, is_last_stage)
+        _run_passes(run, count, is_last_stage)
         run.end_step()
     if by_previous:
         run.gradient_copies, run.batches = [], []
-        _alternating_passes(run)
+        _run_alternating_passes(run)
         run.end_step()
     return passes.recorded()
 
 
-def _passes(run: RankRun, count: int, is_last_stage: bool) -> None:
+def _run_passes(run: RankRun, count: int, is_last_stage: bool) -> None:
     """Runs all forward passes, chunk by chunk, then all backward passes."""
-    flights = InFlight(run)
-    last = run.chunks[-1] if is_last_stage else None
+    in_flight = InFlight(run)
+    last_chunk = run.chunks[-1] if is_last_stage else None
     for chunk in run.chunks:
         for _ in range(count):
-            flights.forward(chunk)
-            if chunk is last:
-                flights.backward(chunk)
+            in_flight.forward(chunk)
+            if chunk is last_chunk:
+                in_flight.backward(chunk)
     for chunk in reversed(run.chunks):
-        while flights.outputs[chunk.number]:
-            flights.backward(chunk)
+        while in_flight.outputs[chunk.number]:
+            in_flight.backward(chunk)
 
 
-def _alternating_passes(run: RankRun) -> None:
+def _run_alternating_passes(run: RankRun) -> None:
     """Runs two forward passes of each chunk, then backward and forward passes in turn."""
     flights = InFlight(run)
     for chunk in run.chunks:
@@ -60,7 +60,7 @@ def _alternating_passes(run: RankRun) -> None:
 
 
 class InFlight:
-    """The micro-batches of each chunk whose backward passes have not run. run: the rank's run."""
+    """The micro-batches of each chunk whose backward passes have not run yet. run: the rank's training run."""
 
     def __init__(self, run: RankRun) -> None:
         self.run = run

@@ -1,4 +1,4 @@
-"""Answers for Megatron-LM runs on several devices, as `frameworks.framework` requires."""
+"""The functions of Megatron-LM's registry record: memory of a rank, checks, and values of the JSON document."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .settings_from_options import settings_of, settings_on
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """Computes the memory of one rank by a replay."""
+    """Returns the memory of one rank, from a replay."""
     return replay.rank_memory(
         run.memory.spec, settings_on(run, runtime), rank, runtime.context, run.recorded_ranks(runtime)
     )
 
 
 def check(memory: Memory, version: str) -> None:
-    """Raises `InputError` for a run that Megatron-LM supports on no layout."""
+    """Raises `InputError` for a run that Megatron-LM does not support in any layout."""
     settings_of(memory, ONE_DEVICE, version)
 
 

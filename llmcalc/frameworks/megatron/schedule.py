@@ -1,4 +1,4 @@
-"""Runs two training steps of a rank, tensor by tensor: set-up, micro-batches in the schedule's order, and the
+"""Replays two training steps of a rank tensor by tensor: set-up, micro-batches in the schedule's order, and the
 optimizer's steps. A variable here that holds a tensor lives as long as Megatron's own variable.
 
 Sources: Megatron-LM, megatron/core/pipeline_parallel/schedules.py, megatron/training/training.py,
@@ -77,7 +77,7 @@ Source: Megatron-LM, megatron/training/training.py, `get_model`: `torch.cuda.str
 
 @dataclass
 class Chunk:
-    """The layers of one virtual pipeline stage.
+    """The layers of one virtual pipeline stage on a rank.
 
     stage: which stage of the pipeline; None without a pipeline.
     record_program: records the program of the layers.
@@ -96,7 +96,7 @@ class Chunk:
 
     @cached_property
     def program(self) -> RankFlow:
-        """Returns the program of the chunk's layers."""
+        """The program of the chunk's layers."""
         return self.record_program()
 
     @property
@@ -163,7 +163,7 @@ class RankRun:
         self.run_config: RunConfig = RunConfig(
             Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training")
         )
-        self.chunks: list[Chunk] = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
+        self.chunks: list[Chunk] = [self._create_chunk(spec_stage, rank) for spec_stage in self._stages()]
         for chunk_index, chunk in enumerate(self.chunks):
             chunk.number = chunk_index
         self.buffers: list[Buffer] = []
@@ -190,7 +190,7 @@ class RankRun:
         layers = self.spec.main.num_hidden_layers
         return [stage for stage in stages(self.layout, layers) if stage.rank == self.coordinates.pp]
 
-    def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
+    def _create_chunk(self, stage: Stage | None, rank: int) -> Chunk:
         """Creates the chunk of a pipeline stage."""
         lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
@@ -201,7 +201,7 @@ class RankRun:
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def storage(self, size: Any, kind: str) -> Storage:
-        """Allocates bytes of a kind of memory."""
+        """Allocates bytes that count as a kind of memory, such as gradients."""
         with counted_as(self.meter, kind):
             return Storage(self.meter, size)
 
@@ -233,7 +233,7 @@ class RankRun:
             bucket = bucket_size(
                 settings, layout, self.coordinates, chunk_index, sum(parameter.size for parameter in chunk.parameters)
             )
-            for buffer in self._buffers(chunk, bucket, tied):
+            for buffer in self._gradient_buffers(chunk, bucket, tied):
                 self.buffers.append(buffer)
                 with on_stream(self.meter, SIDE):
                     if distributed:
@@ -247,9 +247,9 @@ class RankRun:
                     weights[chunk_index].pop(0)
         self.persistent_storages += [parameter for chunk_weights in weights for parameter in chunk_weights]
         del weights
-        self._main_parameters()
+        self._make_main_parameters()
 
-    def _buffers(self, chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
+    def _gradient_buffers(self, chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
         """Yields the data-parallel buffers of a chunk, those of experts last."""
         distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
@@ -285,7 +285,7 @@ class RankRun:
             )
 
     def _attention_layers(self) -> int:
-        """Counts this rank's layers with latent attention; each has RoPE tables of its own."""
+        """Returns the number of this rank's layers with latent attention, each of which has RoPE tables."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.mtp_layers
         layers = sum(len(chunk.stage.layers) for chunk in self.chunks if chunk.stage is not None)
@@ -310,7 +310,7 @@ class RankRun:
                 for k in range(2):
                     self.rope_tables[2 * i + k] = self.storage(2 * size, "overhead")
 
-    def _main_parameters(self) -> None:
+    def _make_main_parameters(self) -> None:
         """Creates the fp32 main parameters of this rank, each from a copy in the parameter's own type.
 
         A precision-aware optimizer makes its own at its first step (core/optimizer/distrib_optimizer.py,
@@ -340,12 +340,12 @@ class RankRun:
         """Runs the optimizer's step; the first step allocates the states."""
         settings = self.settings
         self.meter.place = Place("step")
-        aware = settings.use_precision_aware_optimizer
-        if not settings.reduces_in_fp32 and not aware:
+        is_precision_aware = settings.use_precision_aware_optimizer
+        if not settings.reduces_in_fp32 and not is_precision_aware:
             self.gradient_copies = [self.storage(4 * size, "gradients") for size in self.updated_sizes]
         if not self.has_stepped:
             for size, states in zip(self.updated_sizes, self.states_per_parameter, strict=True):
-                if aware:
+                if is_precision_aware:
                     self._make_precision_aware_states(size)
                 else:
                     self.optimizer_states += [self.storage(4 * size, "optimizer") for _ in range(states)]
@@ -365,12 +365,12 @@ class RankRun:
             if name != "fp32":
                 self.optimizer_states.append(self.storage(4, "optimizer"))
         remainders = settings.bf16 and settings.main_params_dtype == "fp32"
-        main = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * size, "optimizer")
+        main_parameter = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * size, "optimizer")
         if not remainders:
             copy = self.storage(2 * size, "temporary")
             fp32_copy = self.storage(4 * size, "temporary")
             del copy, fp32_copy
-        self.optimizer_states.append(main)
+        self.optimizer_states.append(main_parameter)
         if settings.main_params_dtype != "fp32":
             self.optimizer_states.append(self.storage(4, "optimizer"))
 
@@ -423,12 +423,12 @@ class RankRun:
     def _sum_loss(self, losses: Tensor) -> Tensor:
         """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
         graph, shape = self.graph, losses.shape
-        masked = graph.new(shape, FLOAT32)
-        out = graph.new((1,), FLOAT32)
-        del masked
+        masked_losses = graph.new(shape, FLOAT32)
+        loss_sum = graph.new((1,), FLOAT32)
+        del masked_losses
         node = Node(graph, "sum", (losses,), lambda g, needs_input_grad: [graph.new(shape, FLOAT32)])
-        out.node = node
-        return out
+        loss_sum.node = node
+        return loss_sum
 
     def backward(self, chunk_input: Tensor | None, output: ForwardOutput, gradient: Tensor | None) -> Tensor | None:
         """Runs `backward_step`. Returns the gradient of the chunk's input."""
@@ -486,7 +486,7 @@ class RankRun:
         self.end_step()
 
     def end_step(self) -> None:
-        """Runs what follows the passes of a step: deferred gradients and the optimizer."""
+        """Runs the end of a training step, after its passes: deferred gradients and the optimizer."""
         self.persistent.drain(self.layout.tp if self.rank_choices.sequence_parallel else 1)
         self.optimizer_step()
         if self.chunks[-1].last and not self.reported_losses:
@@ -494,7 +494,7 @@ class RankRun:
 
     @property
     def microbatches(self) -> int:
-        """Number of micro-batches to run; more would repeat the last one."""
+        """The number of micro-batches to replay; further micro-batches would repeat the last one."""
         if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
@@ -513,18 +513,18 @@ class RankRun:
     def _run_1f1b(self) -> None:
         """Runs `forward_backward_pipelining_without_interleaving`."""
         (chunk,), microbatches = self.chunks, self.microbatches
-        warmup = min(self.layout.pp - self.coordinates.pp - 1, microbatches)
+        warmup_microbatches = min(self.layout.pp - self.coordinates.pp - 1, microbatches)
         inputs, outputs = list[Tensor | None](), list[ForwardOutput]()
-        for _ in range(warmup):
+        for _ in range(warmup_microbatches):
             x = None if chunk.first else self.receive_hidden()
             output = self.forward(chunk, x)
             inputs.append(x)
             outputs.append(output)
             output.free()
-        remaining = microbatches - warmup
-        if remaining:
+        remaining_microbatches = microbatches - warmup_microbatches
+        if remaining_microbatches:
             x = None if chunk.first else self.receive_hidden()
-        for i in range(remaining):
+        for i in range(remaining_microbatches):
             output = self.forward(chunk, x)
             gradient = None if chunk.last else self.receive_gradient()
             inputs.append(x)
@@ -532,8 +532,8 @@ class RankRun:
             output.free()
             x, output = inputs.pop(0), outputs.pop(0)
             input_gradient = self.backward(x, output, gradient)
-            x = None if chunk.first or i == remaining - 1 else self.receive_hidden()
-        for _ in range(warmup):
+            x = None if chunk.first or i == remaining_microbatches - 1 else self.receive_hidden()
+        for _ in range(warmup_microbatches):
             x, output = inputs.pop(0), outputs.pop(0)
             gradient = None if chunk.last else self.receive_gradient()
             input_gradient = self.backward(x, output, gradient)
@@ -554,7 +554,7 @@ _padded_specs: dict[tuple[int, int], tuple[ModelSpec, ModelSpec]] = {}
 
 
 def _with_vocabulary(spec: ModelSpec, size: int) -> ModelSpec:
-    """Returns the model with a padded vocabulary, the same object for all ranks, whose programs can be shared."""
+    """Returns the model with a padded vocabulary, cached so that ranks can share programs."""
     key = id(spec), size
     if key not in _padded_specs:
         if len(_padded_specs) >= MAX_PADDED_SPECS:
@@ -613,7 +613,7 @@ class Interleaved:
         self.input_gradient: Tensor | None = None
 
     def chunk_of(self, step: int, forward: bool) -> int:
-        """Returns the chunk of a forward or backward step."""
+        """Returns the chunk that runs in a forward or backward step of the schedule."""
         chunk = self.order[step % self.total]
         return chunk if forward else self.chunks - 1 - chunk
 
@@ -626,7 +626,7 @@ class Interleaved:
         return self.last and chunk == self.chunks - 1
 
     def next_received(self, step: int, forward: bool) -> tuple[bool, int]:
-        """Returns whether the rank receives a tensor after a step, and for which chunk"""
+        """Returns whether the rank receives a tensor after a step, and the chunk that it is for."""
         if not (self.first if forward else self.last):
             return True, self.chunk_of(step + 1, forward)
         if step < self.pp - 1:
@@ -635,7 +635,7 @@ class Interleaved:
         return chunk != (self.chunks - 1 if forward else 0), chunk + (1 if forward else -1)
 
     def forward(self, step: int) -> ForwardOutput:
-        """Runs the forward pass of a step."""
+        """Runs the forward pass of a step of the schedule."""
         chunk = self.chunk_of(step, True)
         if self.is_first(chunk) and len(self.inputs[chunk]) == len(self.outputs[chunk]):
             self.inputs[chunk].append(None)
@@ -645,7 +645,7 @@ class Interleaved:
         return output
 
     def backward(self, step: int) -> Tensor | None:
-        """Runs the backward pass of a step. Returns the gradient of the chunk's input."""
+        """Runs the backward pass of a step of the schedule. Returns the gradient of the chunk's input."""
         chunk = self.chunk_of(step, False)
         if self.is_last(chunk) and not self.gradients[chunk]:
             self.gradients[chunk].append(None)
@@ -654,7 +654,7 @@ class Interleaved:
         return self.rank.backward(x, output, gradient)
 
     def run(self) -> None:
-        """Runs the three phases: warm-up, one forward and one backward pass in turn, and cool-down."""
+        """Runs the schedule's three phases: warm-up, alternating forward and backward passes, and cool-down."""
         self.inputs[0].append(None if self.is_first(0) else self.rank.receive_hidden())
         for step in range(self.warmup):
             self._warm_up(step)
@@ -671,7 +671,7 @@ class Interleaved:
             self._cool_down(step)
 
     def _warm_up(self, step: int) -> None:
-        """Runs a warm-up forward pass. The last one also receives the first gradient from the next stage."""
+        """Runs a warm-up forward pass. The last warm-up step also receives the first gradient from the next stage."""
         receives, next_chunk = self.next_received(step, True)
         receives = receives and step != self.total - 1
         receives_gradient = step == self.warmup - 1 and self.remaining > 0

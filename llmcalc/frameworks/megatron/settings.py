@@ -1,4 +1,4 @@
-"""A run of Megatron-LM: its arguments, and what follows from them.
+"""The settings of a Megatron-LM run: its arguments, and the sizes derived from them.
 
 What `validate_args` of megatron/training/arguments.py derives from other arguments (commit d98e8a64, 2026-08-22) is a
 property here.
@@ -20,7 +20,7 @@ from .arguments import MegatronArguments, flag_of
 
 @dataclass(frozen=True)
 class MegatronSettings(MegatronArguments):
-    """Megatron-LM's arguments of a run, and the sizes that follow from them."""
+    """Megatron-LM's arguments of a run, and the sizes derived from them."""
 
     @property
     def tp(self) -> int:
@@ -49,7 +49,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def layers(self) -> int:
-        """Number of layers of the decoder, or of each half of an encoder-decoder; 0 if no argument sets it."""
+        """The number of decoder layers, or of encoder layers in an encoder-decoder; 0 if no argument sets it."""
         if self.hybrid_layer_pattern is not None:
             return sum(map(len, self.segments))
         return self.num_layers or self.encoder_num_layers or 0
@@ -73,17 +73,17 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def latent(self) -> bool:
-        """Whether attention is multi-latent, which a hybrid pattern marks with a plus sign or a D."""
+        """Whether attention is multi-latent (MLA), which a hybrid pattern marks with a plus sign or a D."""
         return self.multi_latent_attention or bool(set(self.hybrid_layer_pattern or "") & {"+", "D"})
 
     @property
     def tokens(self) -> int:
-        """Tokens per sequence; in an encoder-decoder those of the encoder."""
+        """The tokens per sequence; in an encoder-decoder the tokens of the encoder."""
         return self.seq_length or self.encoder_seq_length or 0
 
     @property
     def ffn(self) -> int:
-        """Width of a dense feed-forward network. With SwiGLU two thirds (arXiv:2002.05202), in multiples of 64."""
+        """The width of a dense feed-forward network; by default 4 (SwiGLU: 8/3) times the hidden size."""
         if self.ffn_hidden_size is not None:
             return self.ffn_hidden_size
         h = self.hidden_size or 0
@@ -125,7 +125,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def expert_layers(self) -> tuple[bool, ...]:
-        """Returns for each layer whether it has experts. A frequency N means the first of every N layers."""
+        """Per layer, whether it has experts: with a frequency N, the first of every N layers."""
         if self.num_experts is None:
             return (False,) * self.layers
         freq = self.moe_layer_freq
@@ -135,7 +135,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def delta_layers(self) -> tuple[bool, ...]:
-        """Returns for each layer whether it has gated DeltaNet. A frequency N means all but the last of every N layers.
+        """Per layer, whether it has Gated DeltaNet: with a frequency N, all but the last of every N layers.
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
@@ -150,13 +150,13 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches per step in each pipeline."""
-        micro = (self.micro_batch_size or 1) * self.dp
-        return max(1, (self.batch or micro) // micro)
+        """The number of micro-batches per step in each pipeline."""
+        sequences_at_once = (self.micro_batch_size or 1) * self.dp
+        return max(1, (self.batch or sequences_at_once) // sequences_at_once)
 
     @property
     def batch(self) -> int | None:
-        """Sequences of the first steps: the first batch size of a ramp-up or a schedule, if there is one.
+        """The number of sequences of the first step, which a ramp-up or a batch schedule may set.
 
         Source: megatron/core/num_microbatches_calculator.py, `_parse_schedule`.
         """
@@ -172,7 +172,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def scales_logits(self) -> bool:
-        """Whether the logits are multiplied by a factor: with μP, unless the widths are those of its base model.
+        """Whether logits are multiplied by a factor: with μP, unless the hidden size equals the base model's.
 
         Source: transformer_config.py, `__post_init__`.
         """
@@ -181,7 +181,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def has_auxiliary_loss(self) -> bool:
-        """Whether the router has an auxiliary loss, over tokens, sequences or all ranks, with a coefficient.
+        """Whether the router has an auxiliary load-balancing loss with a coefficient.
 
         Source: transformer/moe/router.py, `is_aux_loss_enabled`.
         """
@@ -190,7 +190,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def tokenizer(self) -> str:
-        """The tokenizer's type; default that of the script (`args_defaults`)."""
+        """The tokenizer's type, by argument or by the script's default (`args_defaults`)."""
         default_type = "BertWordPieceLowerCase" if self.kind in ("bert", "t5") else "GPT2BPETokenizer"
         return self.tokenizer_type or default_type
 
@@ -202,8 +202,8 @@ class MegatronSettings(MegatronArguments):
         """
         kind, size = self.tokenizer, self.vocab_size
         if kind in ("NullTokenizer", "NullMultimodalTokenizer"):
-            added = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
-            return None if size is None else size + (1 if added or kind != "NullTokenizer" else 0)
+            has_end_token = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
+            return None if size is None else size + (1 if has_end_token or kind != "NullTokenizer" else 0)
         if kind == "TikTokenizer":
             return size or TIKTOKEN
         if kind in WORD_PIECES:
@@ -223,7 +223,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def padded_vocabulary(self) -> int | None:
-        """Rows of the embedding: the vocabulary, padded to a multiple of `--make-vocab-size-divisible-by` · tp."""
+        """The rows of the embedding: the vocabulary, padded to a multiple of `--make-vocab-size-divisible-by` · tp."""
         if self.padded_vocab_size is not None:
             return self.padded_vocab_size
         if self.vocabulary is None or self.no_pad_vocab_size:
@@ -233,14 +233,14 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def reduces_in_fp32(self) -> bool:
-        """Whether gradients are accumulated in fp32: by default with bf16 weights."""
+        """Whether gradients are accumulated in fp32, the default with bf16 weights."""
         if self.bf16:
             return not self.grad_reduce_in_bf16 and self.main_grads_dtype == "fp32"
         return self.accumulate_allreduce_grads_in_fp32 or not self.fp16
 
     @property
     def recompute_mode(self) -> Literal["none", "full", "selective"]:
-        """What the backward pass recomputes."""
+        """The recomputation mode of the backward pass."""
         if self.recompute_activations:
             return "selective"
         return self.recompute_granularity or "none"
@@ -256,7 +256,7 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """Layers of each stage, in the order in which a micro-batch passes them; None if all stages have equally many.
+        """The number of layers of each stage, in the order of a micro-batch; None if all stages have equally many.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.
@@ -279,15 +279,15 @@ class MegatronSettings(MegatronArguments):
             self.decoder_first_pipeline_num_layers,
             self.decoder_last_pipeline_num_layers,
         )
-        remaining = self.layers - (first_stage_layers or 0) - (last_stage_layers or 0)
+        layers_left = self.layers - (first_stage_layers or 0) - (last_stage_layers or 0)
         middle_ranks = self.pp - (first_stage_layers is not None) - (last_stage_layers is not None)
-        divides_evenly = remaining == 0 if middle_ranks == 0 else middle_ranks > 0 and remaining % middle_ranks == 0
+        divides_evenly = layers_left == 0 if middle_ranks == 0 else middle_ranks > 0 and layers_left % middle_ranks == 0
         if not divides_evenly:
             raise InputError(
-                f"--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: {remaining} layers are left "
-                f"for {max(0, middle_ranks)} stages; expected a multiple"
+                "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: "
+                f"{layers_left} layers are left for {max(0, middle_ranks)} stages; expected a multiple"
             )
-        by_rank = [remaining // max(1, middle_ranks)] * self.pp
+        by_rank = [layers_left // max(1, middle_ranks)] * self.pp
         by_rank[0] = by_rank[0] if first_stage_layers is None else first_stage_layers
         by_rank[-1] = by_rank[-1] if last_stage_layers is None else last_stage_layers
         if any(layers % self.chunks for layers in by_rank):
@@ -297,13 +297,13 @@ class MegatronSettings(MegatronArguments):
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
         """Returns the layers of each stage if embedding or loss count as a layer. Raises `InputError`."""
         embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
-        count, parts = self.pp * self.chunks, self.layers + embedding + loss
-        if parts % count:
+        count, layers_with_ends = self.pp * self.chunks, self.layers + embedding + loss
+        if layers_with_ends % count:
             raise InputError(
-                f"--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: {parts} parts; "
-                f"expected a multiple of {count} stages"
+                "--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: "
+                f"{layers_with_ends} parts; expected a multiple of {count} stages"
             )
-        layers = [parts // count] * count
+        layers = [layers_with_ends // count] * count
         layers[0] -= embedding
         layers[-1] -= loss
         return tuple(layers)
@@ -339,7 +339,7 @@ class MegatronSettings(MegatronArguments):
         return stages // self.pp
 
     def layout(self) -> Layout:
-        """The layout of the run. Raises `InputError` for an impossible layout."""
+        """The parallel layout of the run. Raises `InputError` for an impossible layout."""
         self._check_world()
         exchange = EXCHANGES.get(self.cp_comm_type[0] if self.cp_comm_type else "p2p")
         if exchange is None or len(set(self.cp_comm_type)) > 1:
@@ -381,11 +381,11 @@ class MegatronSettings(MegatronArguments):
         for name in sizes:
             if getattr(self, name) < 1:
                 raise InputError(f"{flag_of(name)}: {getattr(self, name)}; expected a positive whole number")
-        inside = self.tp * self.pp * self.cp
-        if self.world_size % inside:
+        replica_devices = self.tp * self.pp * self.cp
+        if self.world_size % replica_devices:
             raise InputError(
                 f"--devices: {self.world_size} is not a multiple of tensor · pipeline · context parallel sizes, "
-                f"{self.tp} · {self.pp} · {self.cp} = {inside}; expected a multiple"
+                f"{self.tp} · {self.pp} · {self.cp} = {replica_devices}; expected a multiple"
             )
 
     def check(self) -> None:
@@ -403,38 +403,40 @@ class MegatronSettings(MegatronArguments):
         self.layout()
 
     def _check_sizes(self) -> None:
-        """Raises `InputError` for missing sizes, sizes below 1, and heads that do not divide the width."""
+        """Raises `InputError` for missing sizes, sizes below 1, and heads that do not divide the hidden size."""
         for name in ("hidden_size", "num_attention_heads", "micro_batch_size"):
-            self._positive(name, getattr(self, name))
-        self._positive("num_layers", self.layers or None)
-        self._positive("seq_length", self.tokens or None)
+            self._require_positive(name, getattr(self, name))
+        self._require_positive("num_layers", self.layers or None)
+        self._require_positive("seq_length", self.tokens or None)
         for name in SIZES:
             if getattr(self, name) is not None:
-                self._positive(name, getattr(self, name))
+                self._require_positive(name, getattr(self, name))
         assert self.hidden_size is not None
         assert self.num_attention_heads is not None
         if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
-            self._refuse("num_attention_heads", f"a divisor of --hidden-size {self.hidden_size}, or --kv-channels")
+            self._reject_value(
+                "num_attention_heads", f"a divisor of --hidden-size {self.hidden_size}, or --kv-channels"
+            )
         if self.num_attention_heads % self.query_groups:
-            self._refuse("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
+            self._reject_value("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
 
     def _check_batch(self) -> None:
         """Raises `InputError` for a batch that replicas and micro-batches do not divide evenly."""
-        micro = (self.micro_batch_size or 1) * self.dp
-        if self.batch is not None and self.batch % micro:
+        sequences_at_once = (self.micro_batch_size or 1) * self.dp
+        if self.batch is not None and self.batch % sequences_at_once:
             name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
-            self._refuse(name, f"a multiple of micro-batch size · data-parallel size = {micro}")
+            self._reject_value(name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
 
     def _check_experts(self) -> None:
         """Raises `InputError` for experts that ranks do not divide, and for a pattern with a different number of
         layers."""
         if self.num_experts is not None:
             if self.num_experts % self.expert_model_parallel_size:
-                self._refuse(
+                self._reject_value(
                     "num_experts", f"a multiple of {self.expert_model_parallel_size}, the expert-parallel size"
                 )
             if self.moe_router_topk > self.num_experts:
-                self._refuse("moe_router_topk", f"at most --num-experts {self.num_experts}")
+                self._reject_value("moe_router_topk", f"at most --num-experts {self.num_experts}")
             if len(self.expert_layers) != self.layers and self.hybrid_layer_pattern is None:
                 raise InputError(
                     f"--moe-layer-freq: a pattern of {len(self.expert_layers)} layers; expected one of {self.layers}"
@@ -445,10 +447,10 @@ class MegatronSettings(MegatronArguments):
             )
 
     def _check_tokens(self) -> None:
-        """Raises `InputError` for sequences longer than the positions, or that tensor ranks do not divide."""
-        longest = max(self.tokens, self.decoder_seq_length or 0)
-        if self.max_position_embeddings is not None and self.max_position_embeddings < longest:
-            self._refuse("max_position_embeddings", f"at least {longest}, the longest sequence")
+        """Raises `InputError` for sequences that are longer than the positions or that tensor ranks do not divide."""
+        longest_sequence = max(self.tokens, self.decoder_seq_length or 0)
+        if self.max_position_embeddings is not None and self.max_position_embeddings < longest_sequence:
+            self._reject_value("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")
         for tokens in (self.tokens, self.decoder_seq_length or 0) if self.uses_sequence_parallelism else ():
             if tokens // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
                 raise InputError(
@@ -458,10 +460,10 @@ class MegatronSettings(MegatronArguments):
 
     def _check_context(self) -> None:
         """Raises `InputError` for sizes that context-parallel ranks do not divide."""
-        parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
+        sequence_parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
         for name, tokens in (("seq_length", self.tokens), ("decoder_seq_length", self.decoder_seq_length or 0)):
-            if self.cp > 1 and tokens % parts:
-                self._refuse(name, f"a multiple of 2 · context-parallel size = {parts}")
+            if self.cp > 1 and tokens % sequence_parts:
+                self._reject_value(name, f"a multiple of 2 · context-parallel size = {sequence_parts}")
         heads = self.num_attention_heads or 1, self.num_attention_heads if self.latent else self.query_groups
         if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
             rank_heads = [max(1, (count or 1) // self.tp) for count in heads]
@@ -471,18 +473,18 @@ class MegatronSettings(MegatronArguments):
                     f"and {rank_heads[1]} key heads of a rank; expected a divisor of both, or p2p"
                 )
 
-    def _positive(self, name: str, value: Any) -> None:
+    def _require_positive(self, name: str, value: Any) -> None:
         if value is None:
             raise InputError(f"{flag_of(name)}: missing; Megatron-LM needs it")
         if value < 1:
             raise InputError(f"{flag_of(name)}: {shown(value)}; expected a positive whole number")
 
-    def _refuse(self, name: str, expected: str) -> None:
+    def _reject_value(self, name: str, expected: str) -> None:
         raise InputError(f"{flag_of(name)}: {shown(getattr(self, name))}; expected {expected}")
 
 
 def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:
-    """Parses a batch schedule, `0:384 200B:768`: tokens → batch from there on. Raises `InputError`."""
+    """Yields (tokens, batch size from there on) of a batch schedule, `0:384 200B:768`. Raises `InputError`."""
     for schedule_entry in schedule_text.split():
         match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", schedule_entry, re.IGNORECASE)
         if match is None or not int(match[3]):
@@ -505,16 +507,16 @@ def expand_pipeline_layout(layout_text: str) -> str:
     E is the embedding, t a layer, m a layer of multi-token prediction, L the loss; a bar ends a stage.
     """
     argument = f"--pipeline-model-parallel-layout {shown(layout_text)}"
-    out = layout_text.replace(",", "").replace(" ", "")
+    expanded_layout = layout_text.replace(",", "").replace(" ", "")
     for pattern in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
-        if sum(len(match[1]) * int(match[2]) for match in re.finditer(pattern, out)) > LONGEST_LAYOUT:
+        if sum(len(match[1]) * int(match[2]) for match in re.finditer(pattern, expanded_layout)) > LONGEST_LAYOUT:
             raise InputError(f"{argument}: too long; expected at most {LONGEST_LAYOUT:,} layers")
-        out = re.sub(pattern, lambda match: match[1] * int(match[2]), out)
-    if len(out) > LONGEST_LAYOUT or set(out) - set("EtmL|"):
+        expanded_layout = re.sub(pattern, lambda match: match[1] * int(match[2]), expanded_layout)
+    if len(expanded_layout) > LONGEST_LAYOUT or set(expanded_layout) - set("EtmL|"):
         raise InputError(
             f"{argument}: not understood; expected letters E, t, m, L, bars and repeats, such as Et|(tt|)*2L"
         )
-    return out
+    return expanded_layout
 
 
 SIZES = (

@@ -1,4 +1,4 @@
-"""Builds Megatron-LM's arguments from a model and command options, with the defaults of Megatron's own scripts.
+"""Creates Megatron-LM's arguments from a model and llmcalc's options, with the defaults of Megatron's own scripts.
 
 bf16 weights with main gradients and Adam in fp32, gradients accumulated by the products themselves, cross-entropy and
 attention of Transformer Engine, no dropout, experts as grouped products, a vocabulary in multiples of 128 · tp.
@@ -53,12 +53,12 @@ KNOWN: dict[str, tuple[str, ...]] = {
 
 
 def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "") -> MegatronSettings:
-    """Builds the arguments that run a model on a layout. gpu: name of a device; empty for that of the run.
+    """Returns the arguments that run a model in a layout. gpu: name of a device; empty for the run's device.
 
     Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
     """
     spec, memory_use, options = memory.spec, memory.states, memory.settings
-    _check(memory, layout)
+    _check_options(memory, layout)
     recompute = options.recompute or "none"
     if recompute not in RECOMPUTED:
         raise InputError(f"--recompute {recompute}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
@@ -71,17 +71,17 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = ""
         "micro_batch_size": batch,
         "global_batch_size": batch * layout.dp * (options.num_microbatches or 1),
         "seq_length": int(memory_use.workload.seq),
-        **_formats(options),
+        **_format_arguments(options),
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
         "attention_backend": "auto" if options.attn_implementation in (None, "flash", "sdpa") else "unfused",
         "no_create_attention_mask_in_dataloader": True,
         "tokenizer_type": "NullTokenizer",
         "vocab_size": spec.vocab_size,
-        **_loss(options.cross_entropy),
+        **_loss_arguments(options.cross_entropy),
         **RECOMPUTED[recompute],
-        **_shape(spec),
-        **_layout(layout),
+        **_shape_arguments(spec),
+        **_layout_arguments(layout),
     }
     if options.moe is not None and options.moe != "dropless":
         arguments["moe_expert_capacity_factor"] = float(options.moe.partition(":")[2])
@@ -99,10 +99,10 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = ""
 
 
 def settings_on(run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
-    """Returns a run's arguments on an accelerator: from the launch file, or built from options."""
+    """Returns a run's arguments on an accelerator, from the launch file or from llmcalc's options."""
 
     def make() -> MegatronSettings:
-        """Builds the arguments from the command's options."""
+        """Returns the arguments that correspond to llmcalc's options."""
         launch_settings = run.own_settings
         settings: MegatronSettings = (
             settings_of(run.memory, run.layout, run.version, runtime.gpu)
@@ -116,7 +116,7 @@ def settings_on(run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
     return settings
 
 
-def _check(memory: Memory, layout: Layout) -> None:
+def _check_options(memory: Memory, layout: Layout) -> None:
     """Raises `InputError` for options that Megatron-LM does not support."""
     options = memory.settings
     if options.phase != "training":
@@ -133,11 +133,11 @@ def _check(memory: Memory, layout: Layout) -> None:
     if experts and experts % layout.ep:
         divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
         raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {divisors}")
-    parts = 2 * layout.cp
-    if layout.cp > 1 and memory.states.workload.seq % parts:
+    sequence_parts = 2 * layout.cp
+    if layout.cp > 1 and memory.states.workload.seq % sequence_parts:
         raise InputError(
             f"--seq {memory.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected a multiple "
-            f"of {parts}"
+            f"of {sequence_parts}"
         )
     if layout.zero > 1:
         raise InputError(f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected 1")
@@ -159,7 +159,7 @@ def _check(memory: Memory, layout: Layout) -> None:
             )
 
 
-def _formats(options: Settings) -> dict[str, Any]:
+def _format_arguments(options: Settings) -> dict[str, Any]:
     """Returns the arguments for the number formats of weights, main gradients and optimizer states."""
     weights = "float16" if options.dtype is not None and dtype(options.dtype) == "float16" else "bfloat16"
     if options.dtype is not None and dtype(options.dtype) != weights:
@@ -175,8 +175,8 @@ def _formats(options: Settings) -> dict[str, Any]:
     states = None if options.optimizer_dtype is None else short_dtype(dtype(options.optimizer_dtype))
     if options.precision_aware_optimizer:
         if states not in (None, *STATES):
-            expected = ", ".join(STATES)
-            raise InputError(f"--optimizer-dtype {states}: not Megatron's; expected one of {expected}")
+            expected_formats = ", ".join(STATES)
+            raise InputError(f"--optimizer-dtype {states}: not Megatron's; expected one of {expected_formats}")
         states = states or "fp32"
         arguments |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": states, "exp_avg_sq_dtype": states}
         if gradients == "bfloat16":
@@ -193,8 +193,8 @@ def _formats(options: Settings) -> dict[str, Any]:
 
 
 def optimizer_bytes(options: Settings) -> tuple[int, int]:
-    """Returns bytes per parameter: of the main gradients, and of main weights plus Adam's states."""
-    settings = MegatronSettings(**_formats(options))
+    """Returns the bytes per parameter of main gradients, and of main weights plus Adam's states."""
+    settings = MegatronSettings(**_format_arguments(options))
     if settings.use_precision_aware_optimizer:
         return 4 if settings.reduces_in_fp32 else 2, 2 + STATES[settings.exp_avg_dtype] + STATES[
             settings.exp_avg_sq_dtype
@@ -202,7 +202,7 @@ def optimizer_bytes(options: Settings) -> tuple[int, int]:
     return (4, 12) if settings.reduces_in_fp32 else (2, 12 + 4)
 
 
-def _loss(cross_entropy: str | None) -> dict[str, Any]:
+def _loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
     """Returns the arguments that choose the cross-entropy implementation."""
     if cross_entropy in (None, "fused"):
         return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
@@ -211,7 +211,7 @@ def _loss(cross_entropy: str | None) -> dict[str, Any]:
     raise InputError(f"--cross-entropy {cross_entropy}: not Megatron's; expected eager or fused")
 
 
-def _layout(layout: Layout) -> dict[str, Any]:
+def _layout_arguments(layout: Layout) -> dict[str, Any]:
     """Returns the arguments that describe a parallel layout."""
     exchanges = {exchange: name for name, exchange in EXCHANGES.items()}
     arguments: dict[str, Any] = {
@@ -234,7 +234,7 @@ def _layout(layout: Layout) -> dict[str, Any]:
     return arguments
 
 
-def _shape(spec: ModelSpec) -> dict[str, Any]:
+def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
     """Returns the arguments that describe the model's shapes, as far as kernels depend on them."""
     stack = spec.main
     steps = list(spec.shared_program.root.steps(idle=False))
@@ -251,7 +251,7 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
         "swiglu": any(step.verb == "mul" for step in steps),
         "untie_embeddings_and_output_weights": not spec.tie_word_embeddings,
     }
-    arguments |= next(filter(None, (_heads(spec, mixer) for mixer in mixers)), {})
+    arguments |= next(filter(None, (_head_arguments(spec, mixer) for mixer in mixers)), {})
     if rope_steps and "kv_channels" in arguments:
         arguments["rotary_percent"] = min(1.0, _rotary_size(rope_steps[0]) / arguments["kv_channels"])
     expert_steps = [step for step in steps if step.verb == "experts"]
@@ -268,8 +268,8 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
     return arguments
 
 
-def _heads(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
-    """Returns the arguments that describe the heads of an attention."""
+def _head_arguments(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
+    """Returns the arguments that describe the heads of an attention layer."""
     if isinstance(mixer, MLA):
         return {
             "num_attention_heads": mixer.num_attention_heads,

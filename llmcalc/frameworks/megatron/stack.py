@@ -1,4 +1,4 @@
-"""The time stack of a Megatron-LM run, and the number format of its products."""
+"""The software stack that times a Megatron-LM run, and the number format of its matrix products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OVERLAPS = frozenset({"overlap-grad-reduce", "overlap-param-gather", "tp-comm-ov
 
 
 def stack(launch: Launch | None, compiled: bool) -> str:
-    """Returns the stack's name: with overlap, unless a launch file leaves out its arguments."""
+    """Returns the stack's name: with overlapped communication, unless a launch file does not turn overlap on."""
     if launch is None or not OVERLAPS.isdisjoint(argument.lstrip("-").replace("_", "-") for argument in launch.ignored):
         return "megatron"
     return "megatron-no-overlap"

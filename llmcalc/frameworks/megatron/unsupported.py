@@ -9,7 +9,7 @@ from .settings import GATED_DELTA_NET, MegatronSettings
 
 
 def unmodelled_arguments(run: MegatronSettings) -> dict[str, str]:
-    """Returns argument → reason, for all arguments of a run that change memory in ways not modelled here."""
+    """Returns argument → reason, for all arguments of a run that change memory and are not modelled."""
     reasons = {}
     for name in run.changed_fields():
         for reason, names in NOT_MODELLED.items():
@@ -36,7 +36,7 @@ def unmodelled_arguments(run: MegatronSettings) -> dict[str, str]:
 
 
 def _unsupported_fp8(run: MegatronSettings) -> dict[str, str]:
-    """Returns why a run with 8-bit products is not modelled; empty if it is."""
+    """Returns argument → reason, for settings of 8-bit products that are not modelled; empty if all are."""
     if run.fp8_format is None:
         return {"--fp8-param-gather": "8-bit weights without --fp8-format"} if run.fp8_param_gather else {}
     unsupported_conditions = {

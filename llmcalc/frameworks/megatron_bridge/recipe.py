@@ -60,7 +60,7 @@ HALF = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp3
 
 
 def is_python(text: str) -> bool:
-    """Whether a Python file has recipes of Megatron-Bridge, or names for them."""
+    """Whether a Python file contains or imports recipes of Megatron-Bridge."""
     return re.search(rf"^\s*from {re.escape(PACKAGE)}|^from megatron\.bridge ", text, re.MULTILINE) is not None
 
 
@@ -70,22 +70,22 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Refuses a command, because its recipe is in another file, which the message names with the overrides."""
+    """Raises `InputError`, which names the recipe's file and the overrides to type in place of the command."""
     words = list(command.words)
-    place = next((i for i, word in enumerate(words) if word == "--recipe"), None)
-    recipe = words[place + 1] if place is not None and place + 1 < len(words) else "RECIPE"
+    flag_index = next((i for i, word in enumerate(words) if word == "--recipe"), None)
+    recipe = words[flag_index + 1] if flag_index is not None and flag_index + 1 < len(words) else "RECIPE"
     if is_unresolved(recipe):
         raise InputError(f"{source.where}: line {command.line}: --recipe: {unresolved_reason(recipe)}")
     overrides = [word for word in words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)]
-    typed = printable(" ".join([recipe, *dict.fromkeys(overrides)]), 600)
+    typed_text = printable(" ".join([recipe, *dict.fromkeys(overrides)]), 600)
     raise InputError(
         f"{source.where}: line {command.line} runs the recipe {recipe[:60]}, whose settings are in Megatron-Bridge's "
-        f"own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed}'"
+        f"own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
     )
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a recipe into a launch. words: the recipe's name and overrides.
+    """Returns the training run of a Megatron-Bridge recipe. words: the recipe's name and overrides.
 
     Raises `InputError`, which names file and recipe.
     """
@@ -97,44 +97,45 @@ def read_python(text: str, source: Source) -> Launch:
         if len(names) > 1:
             raise reading.wrong(names[1][:60], "a second recipe; expected one")
         try:
-            config, name = _config(reading, module, names[0] if names else None)
+            config, name = _recipe_configuration(reading, module, names[0] if names else None)
         except RecursionError:
             raise reading.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
         config |= {key: plain_value(value) for key, value in overrides_of(source.arguments).items()}
-        return _launch(reading, config, LAUNCH_FILE, name)
+        return _read_configuration(reading, config, LAUNCH_FILE, name)
 
 
-def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Config, str]:
+def _recipe_configuration(reading: Reading, module: ast.Module, name: str | None) -> tuple[Config, str]:
     """Returns a recipe's configuration and its name, which may be imported from another file."""
     configurations = Configurations(module, COMMON)
     recipes = [key for key in configurations.functions if not key.startswith("_")]
-    aliases = _aliases(module)
-    known = [*recipes, *aliases]
+    aliases = _imported_recipes(module)
+    known_recipes = [*recipes, *aliases]
     if name is None:
-        if len(known) != 1:
-            listed = ", ".join(known[:6])
+        if len(known_recipes) != 1:
+            listed_names = ", ".join(known_recipes[:6])
             raise reading.wrong(
                 "recipes",
-                f"the file has {len(known)}: {listed}…; expected one of them, as in --launch "
-                f"'{reading.where} {known[0] if known else 'RECIPE'}'",
+                f"the file has {len(known_recipes)}: {listed_names}…; expected one of them, as in --launch "
+                f"'{reading.where} {known_recipes[0] if known_recipes else 'RECIPE'}'",
             )
-        name = known[0]
-    if name not in known:
+        name = known_recipes[0]
+    if name not in known_recipes:
         raise reading.wrong(
-            name[:60], f"is no recipe of the file; expected one of {', '.join(known[:6])}.{suggest(name, known)}"
+            name[:60],
+            f"is no recipe of the file; expected one of {', '.join(known_recipes[:6])}.{suggest(name, known_recipes)}",
         )
     if name in recipes:
         return configurations.of(name), name
-    place, origin = aliases[name]
+    recipe_file, origin = aliases[name]
     try:
         if reading.source.read_text is None:
-            raise InputError(place)
-        path, text = reading.source.read_text(place)
+            raise InputError(recipe_file)
+        path, text = reading.source.read_text(recipe_file)
     except InputError:
         raise reading.wrong(
             name[:60],
-            f"is {origin[:80]} of {place[:80]}, which is not beside this file; expected --launch "
-            f"'{place[:80]} {origin[:80]}'",
+            f"is {origin[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
+            f"'{recipe_file[:80]} {origin[:80]}'",
         ) from None
     imported_file = Configurations(parse_python(text, path), COMMON)
     if origin not in imported_file.functions:
@@ -142,25 +143,25 @@ def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Con
     return imported_file.of(origin), origin
 
 
-def _aliases(module: ast.Module) -> dict[str, tuple[str, str]]:
-    """Returns the names that a file gives to recipes of another file.
+def _imported_recipes(module: ast.Module) -> dict[str, tuple[str, str]]:
+    """Returns recipes that a file imports under other names.
 
-    Returns name → (the other file, from this one's folder; the recipe's name there).
+    The result is name → (path of the recipe's file from this file's folder, the recipe's name there).
     """
     aliases: dict[str, tuple[str, str]] = {}
     for statement in module.body:
         if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.startswith(f"{PACKAGE}."):
-            parts = statement.module.split(".")
-            if parts[-1] in ("common",) or "utils" in parts:
+            package_names = statement.module.split(".")
+            if package_names[-1] in ("common",) or "utils" in package_names:
                 continue
-            place = "/".join(parts[4:]) + ".py" if len(parts) > 5 else parts[-1] + ".py"
+            recipe_file = "/".join(package_names[4:]) + ".py" if len(package_names) > 5 else package_names[-1] + ".py"
             for alias in statement.names:
                 if alias.name.endswith("_config"):
-                    aliases[alias.asname or alias.name] = (place, alias.name)
+                    aliases[alias.asname or alias.name] = (recipe_file, alias.name)
     return aliases
 
 
-def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch:
+def _read_configuration(reading: Reading, config: Config, program: Any, name: str) -> Launch:
     def get(key: str, default: Any = None) -> Any:
         value = config.get(key, default)
         if isinstance(value, Unknown):
@@ -180,13 +181,13 @@ def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch
     precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
     if not isinstance(precision, str) or precision not in ("bf16_mixed",):
         reading.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
-    target = next(
+    model_name = next(
         (value for key, value in config.items() if key.startswith("model") and _names_model(key, config)), None
     )
     tp, pp, cp = (size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context"))
     ep = size("model.expert_model_parallel_size", 1)
     etp, vpp = get("model.expert_tensor_parallel_size"), get("model.virtual_pipeline_model_parallel_size")
-    batch, total = size("train.micro_batch_size", 1), size("train.global_batch_size", 1)
+    batch, global_batch = size("train.micro_batch_size", 1), size("train.global_batch_size", 1)
     gpus = re.search(r"_(\d{1,5})gpu_", name)
     world = reading.source.world_size
     run = MegatronRun(
@@ -209,16 +210,16 @@ def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch
     if world is None and gpus is not None and int(gpus[1]) % smallest_run(run) == 0:
         world = int(gpus[1])
         reading.notes.append(f"{world} devices, from the recipe's name")
-    settings = _optimizer(reading, config)
+    settings = _optimizer_settings(reading, config)
     result = megatron_run(reading, run, world, settings)
     replicas = result.layout.dp
-    if total % (batch * replicas):
-        reading.notes.append(f"train.global_batch_size {total} is no multiple of {batch} · {replicas}")
-    result.settings["num_microbatches"] = max(1, total // (batch * replicas))
+    if global_batch % (batch * replicas):
+        reading.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")
+    result.settings["num_microbatches"] = max(1, global_batch // (batch * replicas))
     if get("model.cp_comm_type") == "a2a":
         result = result._replace(layout=replace(result.layout, cp_comm="a2a"))
     reading.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
-    return launch_of_run(reading, program, "megatron", result, "" if target is None else str(target)[:200])
+    return launch_of_run(reading, program, "megatron", result, "" if model_name is None else str(model_name)[:200])
 
 
 def _names_model(key: str, config: Mapping[str, Any]) -> bool:
@@ -226,15 +227,15 @@ def _names_model(key: str, config: Mapping[str, Any]) -> bool:
     return re.fullmatch(r"model\.0", key) is not None and isinstance(config[key], str)
 
 
-def _optimizer(reading: Reading, config: Config) -> dict[str, Any]:
-    """Returns the settings of the optimizer's number formats."""
+def _optimizer_settings(reading: Reading, config: Config) -> dict[str, Any]:
+    """Returns the optimizer settings: the number formats of its states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
-    states = {_format(config.get(f"optimizer.exp_avg{end}_dtype")) for end in ("", "_sq")}
+    states = {_number_format(config.get(f"optimizer.exp_avg{end}_dtype")) for end in ("", "_sq")}
     if len(states) > 1:
         reading.unknown["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
     return {"precision_aware_optimizer": True, "optimizer_dtype": states.pop()}
 
 
-def _format(value: Any) -> str:
+def _number_format(value: Any) -> str:
     return HALF.get(value.text, "fp32") if isinstance(value, Unknown) else "fp32"

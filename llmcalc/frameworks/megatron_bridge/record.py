@@ -1,4 +1,4 @@
-"""Megatron-Bridge: the record of its recipes and launch commands."""
+"""The registry record of Megatron-Bridge's recipes and launch commands."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a Megatron-DeepSpeed command into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -115,7 +115,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
-    """Returns a decoder whose embedding's output has a LayerNorm."""
+    """Returns the decoder with a LayerNorm after the embedding."""
     if spec is None or spec.decoder is None:
         return spec
     decoder = spec.decoder.model_copy(update={"embedding_norm": Norm(type="layernorm")})
@@ -123,7 +123,7 @@ def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
 
 
 def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns Megatron-LM's arguments for those of a run, with notes of arguments that are left out."""
+    """Returns the equivalent arguments of Megatron-LM, and records arguments that have no equivalent."""
     table: dict[str, Any] = {}
     for flag, value in arguments.items():
         name = flag.lstrip("-")
@@ -142,8 +142,8 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
             "--recompute-method": method,
             "--recompute-num-layers": layers,
         }
-    _positions(reading, table)
-    _partition(reading, table)
+    _set_position_embedding(reading, table)
+    _set_layer_partition(reading, table)
     if table.get("--glu-activation") == "swiglu":
         del table["--glu-activation"]
         table |= {"--swiglu": True, "--no-bias-swiglu-fusion": True}
@@ -159,14 +159,14 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
     if "--rampup-batch-size" in arguments:
         reading.notes.append("--rampup-batch-size: the batch after it, --global-batch-size, is counted")
     if "--ds-sequence-parallel-size" in arguments:
-        ways = size_of(reading, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
-        if ways > 1:
-            table |= {"--context-parallel-size": str(ways), "--cp-comm-type": "a2a"}
+        sequence_ranks = size_of(reading, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
+        if sequence_ranks > 1:
+            table |= {"--context-parallel-size": str(sequence_ranks), "--cp-comm-type": "a2a"}
     if uses_deepspeed:
-        _zero(reading, arguments, table)
+        _set_zero_stage(reading, arguments, table)
         reading.notes.append(ESTIMATE)
     if "--tokenizer-type" in table and str(table["--tokenizer-type"]) == "PretrainedFromHF":
-        _vocabulary(reading, arguments, table)
+        _set_vocabulary(reading, arguments, table)
     return table
 
 
@@ -174,8 +174,8 @@ POSITIONS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
 """bigscience's name of a position embedding → Megatron-LM's. ALiBi has no weights."""
 
 
-def _positions(reading: Reading, table: dict[str, Any]) -> None:
-    """Renames the position embedding. ALiBi's biases are the buffer to which the scores are added (`baddbmm`)."""
+def _set_position_embedding(reading: Reading, table: dict[str, Any]) -> None:
+    """Sets Megatron-LM's argument of the position embedding. ALiBi's biases are added to the scores by `baddbmm`."""
     name = table.get("--position-embedding-type")
     if name not in POSITIONS:
         return
@@ -186,8 +186,8 @@ def _positions(reading: Reading, table: dict[str, Any]) -> None:
         )
 
 
-def _partition(reading: Reading, table: dict[str, Any]) -> None:
-    """Reads how stages divide the layers: the embedding and the head may count as a layer each (bigscience)."""
+def _set_layer_partition(reading: Reading, table: dict[str, Any]) -> None:
+    """Sets the division of layers into stages: embedding and head may count as a layer each (bigscience)."""
     method = table.pop("--pp-partition-method", None)
     if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
         return
@@ -198,8 +198,8 @@ def _partition(reading: Reading, table: dict[str, Any]) -> None:
         reading.unknown["--pp-partition-method"] = f"'{name[:40]}' is not modelled; type:transformer|embedding is"
 
 
-def _zero(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
-    """Reads the ZeRO stage from the arguments, or from the DeepSpeed config that they name."""
+def _set_zero_stage(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+    """Sets the ZeRO stage from the arguments, or from the DeepSpeed config that they name."""
     stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
     data: Mapping[str, Any] = {}
@@ -209,8 +209,8 @@ def _zero(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any])
         except ValueError:
             if stage is None:
                 raise
-            shown = "a file that the script makes" if is_unresolved(config) else config[:60]
-            reading.notes.append(f"--deepspeed_config: {shown} is not read; --zero-stage says the stage")
+            shown_file = "a file that the script makes" if is_unresolved(config) else config[:60]
+            reading.notes.append(f"--deepspeed_config: {shown_file} is not read; --zero-stage says the stage")
     if data and is_deepspeed(data):
         zero = data.get("zero_optimization")
         if isinstance(zero, Mapping):
@@ -238,7 +238,7 @@ VOCABULARIES = {
 """Tokenizers → their numbers of tokens, from the scripts and model cards that use them."""
 
 
-def _vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+def _set_vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
     """Adds the size and the padding of a Hugging Face tokenizer's vocabulary to the arguments."""
     name = str(arguments.get("--tokenizer-name-or-path", ""))
     table["--tokenizer-type"] = "NullTokenizer"

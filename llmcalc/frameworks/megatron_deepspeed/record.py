@@ -1,4 +1,4 @@
-"""Megatron-DeepSpeed: the record of its launch commands."""
+"""The registry record of Megatron-DeepSpeed's launch commands."""
 
 from __future__ import annotations
 

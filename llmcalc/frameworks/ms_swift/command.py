@@ -86,7 +86,7 @@ def deepspeed_config(name: str) -> dict[str, Any] | None:
 
 
 def starts_program(command: CommandLine) -> bool:
-    """Whether a command is one of ms-swift's."""
+    """Whether a command starts ms-swift."""
     return command.program.split()[0] in ("swift", "megatron") or command.program.startswith("swift.cli")
 
 
@@ -95,18 +95,18 @@ TRAINING = ("sft", "pt", "main", "rlhf")
 
 
 def trains(command: CommandLine) -> bool:
-    """Whether a command trains; others prepare data, serve, or convert weights."""
+    """Whether a command of ms-swift trains; other commands prepare data, serve, or convert weights."""
     return command.program.split()[-1].rpartition(".")[2] in TRAINING
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads an ms-swift command into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
         name, _, verb = command.program.partition(" ")
         if name == "megatron" or "megatron" in command.program:
-            return _megatron(reading, command, verb)
+            return _read_megatron_command(reading, command, verb)
         verb = verb or command.program.rpartition(".")[2]
         if verb not in TRAINING:
             raise reading.wrong(f"line {command.line}: swift {verb}", "is no training; expected swift sft or swift pt")
@@ -125,8 +125,8 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         return launch if kind != "grpo" else replace(launch, rollout=rollout_of(reading, data, launch))
 
 
-def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
-    """Reads a command of Megatron-SWIFT into a launch."""
+def _read_megatron_command(reading: Reading, command: CommandLine, verb: str) -> Launch:
+    """Returns the training run of a command of Megatron-SWIFT."""
     from .record import LAUNCH_FILE
 
     if verb == "export":
@@ -143,15 +143,15 @@ def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
     return launch_of_run(reading, LAUNCH_FILE, "megatron", run, target)
 
 
-def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
-    """Returns the arguments of a task other than language modelling, and notes what is counted of it."""
-    task = str(data.get("task_type", "causal_lm"))[:30]
-    if kind or task in ("causal_lm", "prm"):
+def _task_arguments(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
+    """Returns the arguments of a task other than language modelling, and adds a note on how its loss is counted."""
+    task_type = str(data.get("task_type", "causal_lm"))[:30]
+    if kind or task_type in ("causal_lm", "prm"):
         return ()
-    if task == "seq_cls":
+    if task_type == "seq_cls":
         reading.notes.append("--task_type seq_cls: the head is counted as the model's output head, an upper bound")
     else:
-        reading.unknown["--task_type"] = f"samples of '{task}' have several texts, whose losses are not modelled"
+        reading.unknown["--task_type"] = f"samples of '{task_type}' have several texts, whose losses are not modelled"
     return ("loss_type", "num_labels", "problem_type")
 
 
@@ -172,22 +172,26 @@ def _check_visible_devices(reading: Reading, data: Table) -> None:
     )
 
 
-def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the Trainer's arguments of adapters."""
+def _adapter_arguments(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the Trainer's arguments of LoRA adapters."""
     table = {
         "use_peft": True,
         "lora_r": reading.size(data, "lora_rank", 8),
         "lora_target_modules": reading.value(data, "target_modules", "all-linear"),
         "lora_dropout": reading.value(data, "lora_dropout", "0.05"),
     }
-    saved = data.get("modules_to_save")
-    return table if saved is None else {**table, "lora_modules_to_save": saved if isinstance(saved, list) else [saved]}
+    modules = data.get("modules_to_save")
+    return (
+        table
+        if modules is None
+        else {**table, "lora_modules_to_save": modules if isinstance(modules, list) else [modules]}
+    )
 
 
 def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. kind: its `rlhf_type`; empty for none."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
-    read_names = (*read_names, *known_names(reading, data, kind), *_task(reading, data, kind))
+    read_names = (*read_names, *known_names(reading, data, kind), *_task_arguments(reading, data, kind))
     reading.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
     unknown_keys(reading, data, read_names, "", "no argument that is known")
     tuner = data.get("tuner_type", data.get("train_type", data.get("sft_type")))
@@ -227,7 +231,7 @@ def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[
     if reading.flag(data, "packing"):
         reading.notes.append("--packing: sequences of max_length tokens, all of them used")
     if tuner == "lora":
-        table |= _adapters(reading, data)
+        table |= _adapter_arguments(reading, data)
     if data.get("quant_bits") is not None or data.get("quant_method") is not None:
         bits = data.get("quant_bits")
         if data.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):

@@ -57,7 +57,7 @@ IGNORED = frozenset(
 
 
 def run_of_megatron(reading: Reading, data: Table, more_ignored: frozenset[str]) -> RunUnder:
-    """Returns the run of a command. more_ignored: ms-swift's arguments that do not change memory.
+    """Returns the training run of a command. more_ignored: ms-swift's arguments that do not change memory.
 
     Raises `InputError`, which names file and argument, for adapters.
     """
@@ -100,8 +100,10 @@ def run_of_megatron(reading: Reading, data: Table, more_ignored: frozenset[str])
         fuses_cross_entropy=reading.flag(data, "cross_entropy_loss_fusion", True),
     )
     result = megatron_run(reading, run, reading.source.world_size, {})
-    total, rank_batch = reading.size(data, "global_batch_size", 16), run.batch * result.layout.dp
-    if total % rank_batch:
-        raise reading.wrong("--global_batch_size", f"{total}; expected a multiple of {rank_batch}, micro-batch · dp")
-    result.settings["num_microbatches"] = total // rank_batch
+    global_batch, rank_batch = reading.size(data, "global_batch_size", 16), run.batch * result.layout.dp
+    if global_batch % rank_batch:
+        raise reading.wrong(
+            "--global_batch_size", f"{global_batch}; expected a multiple of {rank_batch}, micro-batch · dp"
+        )
+    result.settings["num_microbatches"] = global_batch // rank_batch
     return result

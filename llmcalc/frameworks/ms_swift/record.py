@@ -1,4 +1,4 @@
-"""ms-swift: the record of its launch commands."""
+"""The registry record of ms-swift's launch commands."""
 
 from __future__ import annotations
 

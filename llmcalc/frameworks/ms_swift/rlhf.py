@@ -1,4 +1,4 @@
-"""Reads the arguments of `swift rlhf`: trainings on preferences, and GRPO with its engine.
+"""Reads the arguments of `swift rlhf`: training on preferences, and GRPO with its rollout engine.
 
 Source: as of `command.py`, with swift/arguments/rlhf_args.py and swift/rlhf_trainers/{args_mixin,rollout_mixin,
 grpo_trainer}.py.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..launch.grpo import GRPO_READ, colocated_rollout
 from ..launch.record import Launch, Reading, Table
 from ..launch.rollout import Rollout, States
-from ..launch.trainer import kto_words, pair_words
+from ..launch.trainer import kto_settings, pair_settings
 
 PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
 """`rlhf_type` on preferences → its loss."""
@@ -53,7 +53,7 @@ OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 
 
 def known_names(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
-    """Returns the arguments that are known beside those of `swift sft`. kind: the `rlhf_type`; empty for none."""
+    """Returns argument names known in addition to those of `swift sft`. kind: the `rlhf_type`; empty for none."""
     if not kind:
         return ()
     if kind != "grpo":
@@ -68,29 +68,31 @@ def known_names(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
 
 
 def sequences_of(reading: Reading, kind: str, batch: int, has_adapters: bool) -> int:
-    """Returns the sequences of a micro-batch of a training on preferences, and adds its reference model.
+    """Returns the sequences of a micro-batch of preference training, and adds its reference model to the run.
 
     batch: pairs of a micro-batch, or answers of KTO.
     """
-    words = {"batch": batch, **({"lora_rank": 1} if has_adapters else {})}
-    words = kto_words(reading, words) if kind == "kto" else pair_words(reading, PAIRS[kind], words)
-    return int(words["batch"])
+    run_settings = {"batch": batch, **({"lora_rank": 1} if has_adapters else {})}
+    run_settings = (
+        kto_settings(reading, run_settings) if kind == "kto" else pair_settings(reading, PAIRS[kind], run_settings)
+    )
+    return int(run_settings["batch"])
 
 
 def rollout_of(reading: Reading, data: Table, launch: Launch) -> Rollout:
-    """Returns the engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
-    offloaded: set[States] = set()
+    """Returns the rollout engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
+    offloaded_states: set[States] = set()
     if reading.flag(data, "offload_model"):
-        offloaded.add("weights")
+        offloaded_states.add("weights")
     if reading.flag(data, "offload_optimizer"):
-        offloaded.add("optimizer")
+        offloaded_states.add("optimizer")
     return colocated_rollout(
         reading,
         data,
         launch,
         utilization=0.9,
         beta=GRPO_BETA,
-        offloaded=frozenset(offloaded),
+        offloaded=frozenset(offloaded_states),
         source="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
         reference_bytes=4 if data.get("torch_dtype") == "float32" else 2,
     )

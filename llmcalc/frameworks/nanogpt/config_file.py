@@ -70,22 +70,22 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a nanoGPT command into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of a nanoGPT command. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
-        return _launch(reading, _values(reading, {}, command.words))
+        return _read_values(reading, _run_values(reading, {}, command.words))
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a configuration into a launch. words: configurations and `--key=value` after the file's name."""
+    """Returns the training run of a nanoGPT configuration. words: further configurations and `--key=value`."""
     with reading_of(source) as reading:
         names = constants(parse_python(text, source.where).body)
         if source.where.endswith("train.py"):
             names.pop("dtype", None)  # chosen by the device
-        return _launch(reading, _values(reading, names, source.arguments))
+        return _read_values(reading, _run_values(reading, names, source.arguments))
 
 
-def _values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Returns the keys of a run, from the file, from configurations among the words, and from `--key=value`."""
+def _run_values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """Returns key → value of a run, from the file, from configuration files among the words, and from `--key=value`."""
     values = dict(names)
     for word in words:
         match = re.fullmatch(r"--(\w{1,60})=(.*)", word, re.DOTALL)
@@ -104,7 +104,7 @@ def _values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) ->
     return values
 
 
-def _launch(reading: Reading, values: Mapping[str, Any]) -> Launch:
+def _read_values(reading: Reading, values: Mapping[str, Any]) -> Launch:
     from .record import LAUNCH_FILE
 
     known_values = {name: value for name, value in values.items() if name in DEFAULTS}
@@ -140,15 +140,15 @@ def _launch(reading: Reading, values: Mapping[str, Any]) -> Launch:
         settings["compile"] = True
     if run["dropout"] not in (0, 0.0):
         reading.notes.append(f"dropout = {shown(run['dropout'])}: its masks are not counted")
-    spec = _model(reading, run)
+    spec = _gpt_model(reading, run)
     launch = launch_of_run(reading, LAUNCH_FILE, "torch", RunUnder(Layout(dp=world), settings), "")
     from dataclasses import replace
 
     return replace(launch, spec=spec)
 
 
-def _model(reading: Reading, run: Mapping[str, Any]) -> ModelSpec:
-    """Returns the model of model.py: GPT-2 with or without biases, whose head is tied to the embedding."""
+def _gpt_model(reading: Reading, run: Mapping[str, Any]) -> ModelSpec:
+    """Returns nanoGPT's model: GPT-2 with or without biases, with a head tied to the embedding."""
     start = str(run["init_from"])
     if start == "resume":
         raise reading.wrong("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")
@@ -156,10 +156,10 @@ def _model(reading: Reading, run: Mapping[str, Any]) -> ModelSpec:
         raise reading.wrong("init_from", f"{shown(start)}; expected scratch or one of {', '.join(GPT2)}")
     if start in GPT2:
         layers, heads, width = GPT2[start]
-        biased, words = True, EXACT
+        biased, vocabulary = True, EXACT
     else:
         layers, heads, width = (size_of(reading, name, run[name]) for name in ("n_layer", "n_head", "n_embd"))
-        biased, words = run["bias"] is True, VOCABULARIES.get(str(run["dataset"]), PADDED)
+        biased, vocabulary = run["bias"] is True, VOCABULARIES.get(str(run["dataset"]), PADDED)
     if width % heads:
         raise InputError(f"n_head: {heads}; expected a divisor of n_embd {width}")
     norm = {"type": "layernorm", "bias": biased}
@@ -179,7 +179,7 @@ def _model(reading: Reading, run: Mapping[str, Any]) -> ModelSpec:
     }
     position = {"type": "learned", "max_position_embeddings": size_of(reading, "block_size", run["block_size"])}
     table = {
-        "vocab_size": words,
+        "vocab_size": vocabulary,
         "hidden_size": width,
         "tie_word_embeddings": True,
         "decoder": {"num_hidden_layers": layers, "position": position, "final_norm": norm, "block": block},

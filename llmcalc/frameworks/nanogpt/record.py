@@ -1,4 +1,4 @@
-"""nanoGPT: the record of its configurations and launch commands."""
+"""The registry record of nanoGPT's configurations and launch commands."""
 
 from __future__ import annotations
 

@@ -124,12 +124,12 @@ def is_nemo(data: Table) -> bool:
 
 
 def read_nemo(data: Table, source: Source) -> Launch:
-    """Reads a NeMo config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
         overrides = {key: plain_value(value) for key, value in overrides_of(source.arguments).items()}
-        values = _values(reading, data, overrides)
+        values = _model_values(reading, data, overrides)
         name = str(data.get("name", ""))[:80]
         if "encoder" in values or "decoder" in values or any(kind in name for kind in MODEL_TYPES):
             raise reading.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
@@ -141,10 +141,10 @@ def read_nemo(data: Table, source: Source) -> Launch:
             raise reading.wrong(
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
             )
-        arguments = _arguments(reading, values, data)
+        arguments = _megatron_arguments(reading, values, data)
         reading.check_unknown()
         kind = next((kind for kind in ("bert", "mamba") if kind in name), "gpt")
-        devices = _devices(reading, data, overrides) if source.world_size is None else source.world_size
+        devices = _device_count(reading, data, overrides) if source.world_size is None else source.world_size
         launch = read_megatron(
             arguments, replace(source, world_size=devices, script=f"pretrain_{kind}.py", arguments=())
         )
@@ -160,8 +160,8 @@ def read_nemo(data: Table, source: Source) -> Launch:
         )
 
 
-def _values(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of `model`, by dotted name, with their references resolved."""
+def _model_values(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns dotted key → value of the section `model`, with references resolved."""
     model = data["model"]
     values = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
     for section in ("optim", "tokenizer", "peft", "data"):
@@ -169,45 +169,45 @@ def _values(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> dict
         if isinstance(table, Mapping):
             values |= {f"{section}.{key}": value for key, value in table.items()}
     values |= {key.partition(".")[2]: value for key, value in overrides.items() if key.startswith("model.")}
-    return {key: _resolved(reading, key, value, values) for key, value in values.items()}
+    return {key: _resolved_value(reading, key, value, values) for key, value in values.items()}
 
 
 SECTIONS = ("encoder", "decoder")
 """Tables in `model` that show an encoder-decoder."""
 
 
-def _resolved(reading: Reading, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
-    """Returns a value, or the value of the key of `model` that it refers to: `${.encoder_seq_length}`."""
+def _resolved_value(reading: Reading, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
+    """Returns a value, in which a reference such as `${.encoder_seq_length}` is replaced by the key's value."""
     link = LINK.fullmatch(value) if isinstance(value, str) else None
     if link is None:
         return value
     name = link[1].removeprefix(".").removeprefix("model.")
     if depth > 8 or name not in values:
         return None
-    return _resolved(reading, key, values[name], values, depth + 1)
+    return _resolved_value(reading, key, values[name], values, depth + 1)
 
 
-def _devices(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> int:
-    """Returns the devices of all machines."""
+def _device_count(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> int:
+    """Returns the number of devices of all machines."""
     trainer = {**data["trainer"], **{key[8:]: value for key, value in overrides.items() if key.startswith("trainer.")}}
     return size_of(reading, "trainer.devices", trainer.get("devices", 1)) * size_of(
         reading, "trainer.num_nodes", trainer.get("num_nodes", 1)
     )
 
 
-def _arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
-    """Returns the arguments of Megatron-LM."""
+def _megatron_arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
+    """Returns the equivalent arguments of Megatron-LM."""
     arguments: dict[str, Any] = {}
     for key, flag in SIZES.items():
         if values.get(key) is not None:
             arguments[f"--{flag}"] = values[key]
     if "mamba" in str(data.get("name", "")) and values.get("hybrid_override_pattern") is None:
         arguments["--hybrid-override-pattern"] = "M" * size_of(reading, "model.num_layers", values["num_layers"])
-    for key, (flag, passed) in FLAGS.items():
-        if values.get(key) is passed:
+    for key, (flag, flag_values) in FLAGS.items():
+        if values.get(key) is flag_values:
             arguments[f"--{flag}"] = True
-    for key, modelled in OFF.items():
-        if values.get(key) not in modelled:
+    for key, modelled_value in OFF.items():
+        if values.get(key) not in modelled_value:
             reading.unknown[f"model.{key}"] = f"{shown(values[key])[:60]} is not modelled"
     arguments |= _layer_arguments(reading, values)
     arguments |= _precision_arguments(reading, values, data)
@@ -224,12 +224,12 @@ def _arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict
         arguments["--use-distributed-optimizer"] = True
     reading.ignored += [key for key in data if key not in ("model", "trainer", "name")]
     reading.ignored += [f"model.{key}" for key in values if not {key} & READ]
-    arguments["--vocab-size"] = _words(reading, values)
+    arguments["--vocab-size"] = _vocabulary_size(reading, values)
     return arguments
 
 
 def _layer_arguments(reading: Reading, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of the layers: norms, activation, positions and key heads."""
+    """Returns Megatron-LM's arguments of the layers: norms, activation, positions and key heads."""
     arguments: dict[str, Any] = {}
     norm = str(values.get("normalization", "layernorm")).lower()
     if norm not in NORMS:
@@ -254,7 +254,7 @@ def _layer_arguments(reading: Reading, values: Mapping[str, Any]) -> dict[str, A
 
 
 def _precision_arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
-    """Returns the arguments of the number formats."""
+    """Returns Megatron-LM's arguments of the number formats."""
     precision = str(data["trainer"].get("precision", 32)).partition("-")[0]
     if precision not in ("32", "16", "bf16"):
         raise reading.wrong("trainer.precision", f"{shown(precision)}; expected 32, 16 or bf16")
@@ -268,8 +268,8 @@ def _precision_arguments(reading: Reading, values: Mapping[str, Any], data: Tabl
     return {"--fp16" if precision == "16" else "--bf16": True}
 
 
-def _words(reading: Reading, values: Mapping[str, Any]) -> int:
-    """Returns the size of the vocabulary before it is padded."""
+def _vocabulary_size(reading: Reading, values: Mapping[str, Any]) -> int:
+    """Returns the vocabulary size before padding."""
     for key in ("override_vocab_size", "vocab_size"):
         if values.get(key) is not None:
             return size_of(reading, f"model.{key}", values[key])

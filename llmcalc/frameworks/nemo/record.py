@@ -1,4 +1,4 @@
-"""NeMo: the record of its YAML configs."""
+"""The registry record of NeMo's YAML configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of Ollama: parameters of a Modelfile (api/types.go), and variables of its environment (envconfig/config.go).
+"""The options of Ollama: parameters of a Modelfile (api/types.go) and environment variables (envconfig/config.go).
 
 On a command line a parameter is a long flag (`--num-ctx 8192`) and a variable is written as in a shell
 (`OLLAMA_KV_CACHE_TYPE=q8_0`).
@@ -42,12 +42,12 @@ FLAGS = (
 
 
 def flags() -> tuple[Flag, ...]:
-    """Returns the options of Ollama."""
+    """Returns all options of Ollama, as flags."""
     return FLAGS
 
 
 def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads options by their names (`num_ctx`, `OLLAMA_NUM_PARALLEL`), as a Modelfile or a compose file states them.
+    """Returns field → value of options by name (`num_ctx`, `OLLAMA_NUM_PARALLEL`), as Modelfiles state them.
 
     Options that change no memory are left out. Raises `InputError` for an unknown one, with the nearest name.
     """

@@ -1,4 +1,4 @@
-"""The record of Ollama."""
+"""The registry record of Ollama."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ollama asks llama.cpp for, by version, and which share of a model stays on the GPUs.
+"""The llama.cpp server that Ollama starts, by version, and the layers of the model that stay on the GPUs.
 
 `presets/engines/ollama.toml` has the rules of each version with their source files.
 """
@@ -35,7 +35,7 @@ USUAL_BATCH = 512
 
 
 class OllamaRules(RuleRange):
-    """The rules of a range of versions; the file explains the fields."""
+    """The memory rules of a range of Ollama versions; the TOML file explains the fields."""
 
     context: int = Field(ge=0)
     parallel: int = Field(ge=1)
@@ -45,20 +45,20 @@ class OllamaRules(RuleRange):
 
 
 class ContextByMemory(Record):
-    """The default of num_ctx on GPUs with at least that much memory together."""
+    """The default of num_ctx on GPUs with at least `at_least_gib` GiB of memory in total."""
 
     at_least_gib: int
     context: int
 
 
 class Margin(Record):
-    """Memory that is left free on each GPU."""
+    """The memory that Ollama leaves free on each GPU, in MiB."""
 
     mib: int
 
 
 class OllamaRecord(EngineRecord[OllamaRules]):
-    """The file `presets/engines/ollama.toml`."""
+    """The contents of `presets/engines/ollama.toml`."""
 
     contexts: tuple[ContextByMemory, ...] = Field(min_length=1)
     margin: Margin
@@ -66,7 +66,7 @@ class OllamaRecord(EngineRecord[OllamaRules]):
 
 @cache
 def record() -> OllamaRecord:
-    """Returns the contents of the file."""
+    """Returns the contents of `presets/engines/ollama.toml`."""
     return read_engine_record(OllamaRecord, "ollama")
 
 
@@ -76,7 +76,7 @@ def _llama_cpp() -> GgmlRecord:
 
 
 def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with the range that it is in."""
+    """Returns the version that a user wrote, or the newest, with its range of versions."""
     return record().version_of(version_text)
 
 
@@ -95,38 +95,46 @@ class OllamaServer:
 
     @property
     def number_of_gpus(self) -> int:
-        """The GPUs that Ollama sees."""
-        visible = self.flags.get("CUDA_VISIBLE_DEVICES")
-        return 1 if visible is None else len([part for part in str(visible).split(",") if part.strip()])
+        """The number of GPUs that Ollama uses."""
+        visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
+        return (
+            1
+            if visible_devices is None
+            else len([device_name for device_name in str(visible_devices).split(",") if device_name.strip()])
+        )
 
     @cached_property
     def num_ctx(self) -> int:
-        """Tokens of each sequence: the option, the environment, or by version and memory; at most as trained."""
-        chosen = self.flags.get("num_ctx") or self.flags.get("OLLAMA_CONTEXT_LENGTH") or self.rules.context
-        if not chosen:
-            total = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
-            chosen = next(row.context for row in record().contexts if row.at_least_gib <= max(total, 0))
-        longest = self.model.trained_context
-        return min(int(chosen), longest) if longest else int(chosen)
+        """The context length per sequence in tokens, by option, environment, or version; at most as trained."""
+        chosen_length = self.flags.get("num_ctx") or self.flags.get("OLLAMA_CONTEXT_LENGTH") or self.rules.context
+        if not chosen_length:
+            total_bytes = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
+            chosen_length = next(
+                memory_default.context
+                for memory_default in record().contexts
+                if memory_default.at_least_gib <= max(total_bytes, 0)
+            )
+        trained_length = self.model.trained_context
+        return min(int(chosen_length), trained_length) if trained_length else int(chosen_length)
 
     @property
     def overhead(self) -> int:
-        """Bytes that OLLAMA_GPU_OVERHEAD sets aside on each GPU."""
+        """The bytes that OLLAMA_GPU_OVERHEAD reserves on each GPU."""
         return int(self.flags.get("OLLAMA_GPU_OVERHEAD", 0))
 
     @property
     def flash_attn(self) -> str:
-        """Flash attention as the environment says, or the default of the version."""
+        """The setting of flash attention, by the environment or the version's default."""
         word = self.flags.get("OLLAMA_FLASH_ATTENTION")
         return self.rules.flash_attn if word is None else "on" if word in ("1", "true") else "off"
 
     @property
     def cache_type(self) -> str:
-        """The type of the cache; without flash attention only f16."""
-        chosen = str(self.flags.get("OLLAMA_KV_CACHE_TYPE", "f16"))
-        return "f16" if self.flash_attn == "off" else chosen
+        """The number format of the KV cache; only f16 without flash attention."""
+        chosen_type = str(self.flags.get("OLLAMA_KV_CACHE_TYPE", "f16"))
+        return "f16" if self.flash_attn == "off" else chosen_type
 
-    def _server(self, **flags: Any) -> GgmlServer:
+    def _unfitted_server(self, **flags: Any) -> GgmlServer:
         build = EngineVersion(self.rules.build, self.rules.build)
         margin = record().margin.mib * MIB if self.rules.runner == "estimate" else 0
         server = GgmlServer(self.preset, self.hardware, build, flags, _llama_cpp(), self.overhead + margin)
@@ -138,15 +146,15 @@ class OllamaServer:
         return GgufModel(self.preset, self.flags.get("quantize"))
 
     def with_flags(self, **changed: Any) -> OllamaServer:
-        """The same model with other options."""
+        """Returns the same model with changed options."""
         server = replace(self, flags={**self.flags, **changed})
         server.__dict__["model"] = self.model
         return server
 
-    def _flags(self, parallel: int, batch: int) -> dict[str, Any]:
-        """The flags of llama-server that Ollama writes (llm/llama_server.go)."""
+    def _llama_server_flags(self, parallel: int, batch: int) -> dict[str, Any]:
+        """Returns the flags with which Ollama starts llama-server (llm/llama_server.go)."""
         layers = int(self.flags.get("num_gpu", -1))
-        visible = self.number_of_gpus
+        gpu_count = self.number_of_gpus
         return {
             "ctx_size": self.num_ctx * parallel,
             "parallel": parallel,
@@ -157,41 +165,41 @@ class OllamaServer:
             "batch_size": batch,
             "ubatch_size": batch,
             "n_gpu_layers": layers if layers >= 0 else "auto",
-            "device": ",".join(str(i) for i in range(visible)) if visible else "none",
+            "device": ",".join(str(i) for i in range(gpu_count)) if gpu_count else "none",
             "fit": "on" if self.rules.runner == "llama-server" else "off",
             **({"no_mmap": True} if str(self.flags.get("use_mmap", "true")) in ("0", "false") else {}),
             **({} if self.flags.get("quantize") is None else {"quantize": self.flags["quantize"]}),
         }
 
     def batch(self, parallel: int) -> int:
-        """Tokens of a micro-batch: num_batch, or by the context where the memory has room (from 0.30 on)."""
+        """Returns the tokens of a micro-batch: num_batch, or by the context where memory is free (from 0.30 on)."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return USUAL_BATCH
-        server = self._server(**self._flags(parallel, USUAL_BATCH))
+        server = self._unfitted_server(**self._llama_server_flags(parallel, USUAL_BATCH))
         placement = server.placement
-        used = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
-        available = server.free * len(server.devices)
-        for context, batch, more, percent in BATCHES:
-            has_room = used <= available * percent // 100 and used + more <= available * 80 // 100
+        used_bytes = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
+        free_bytes = server.free * len(server.devices)
+        for context, batch, next_batch, percent in BATCHES:
+            has_room = used_bytes <= free_bytes * percent // 100 and used_bytes + next_batch <= free_bytes * 80 // 100
             if self.num_ctx * parallel > context and has_room:
                 return batch
         return USUAL_BATCH
 
     @cached_property
     def fitted(self) -> Fitted:
-        """What is loaded, and where. Versions before 0.10 have several sequences only where all is on the GPUs."""
-        chosen = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
-        numbers = [chosen] if chosen else sorted({self.rules.parallel, 1}, reverse=True)
+        """The placed server. Versions before 0.10 run several sequences only with the whole model on the GPUs."""
+        chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
+        numbers = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
         for parallel in numbers:
-            fitted = self._fitted(parallel)
-            if not host_layers(fitted):
-                return fitted
-        return fitted
+            fitted_server = self._fitted_with(parallel)
+            if not host_layers(fitted_server):
+                return fitted_server
+        return fitted_server
 
-    def _fitted(self, parallel: int) -> Fitted:
-        server = self._server(**self._flags(parallel, self.batch(parallel)))
+    def _fitted_with(self, parallel: int) -> Fitted:
+        server = self._unfitted_server(**self._llama_server_flags(parallel, self.batch(parallel)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit(server)
         if not server.asks_for_layers:
@@ -202,7 +210,7 @@ class OllamaServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The option's name → its default."""
+        """The name of each option → its default."""
         server = self.fitted.server
         return {
             "num_ctx": self.num_ctx,
@@ -215,91 +223,95 @@ class OllamaServer:
 
 
 def host_layers(fitted: Fitted) -> int:
-    """The layers, with the output, that are on the host with all or some of their tensors."""
+    """Returns the number of layers with tensors on the host, counting the output as a layer."""
     server, placement = fitted.server, fitted.placement
     number = len(server.model.layers)
-    away = sum(placement.layers.device(i) not in server.devices for i in range(number + 1))
-    return away + len(placement.host_experts) + len(placement.partial)
+    host_layer_count = sum(placement.layers.device(i) not in server.devices for i in range(number + 1))
+    return host_layer_count + len(placement.host_experts) + len(placement.partial)
 
 
 def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
-    """Computes what Ollama loads on the GPUs, and what it leaves to the host. It starts unless a layer does not fit."""
+    """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
     server = OllamaServer(preset, hardware, version, flags)
     fitted = server.fitted
-    computed = engine_memory(fitted.server, fitted.buffers, (version.note, *fitted.notes))
+    computed_answer = engine_memory(fitted.server, fitted.buffers, (version.note, *fitted.notes))
     number = len(fitted.server.model.layers) + 1
-    away = host_layers(fitted)
-    notes = list(computed.notes)
-    if away:
-        notes.insert(0, f"{away} of {number} layers are on the CPU, {computed.host['share']:.0%} of all bytes")
+    host_layer_count = host_layers(fitted)
+    notes = list(computed_answer.notes)
+    if host_layer_count:
+        notes.insert(
+            0, f"{host_layer_count} of {number} layers are on the CPU, {computed_answer.host['share']:.0%} of all bytes"
+        )
     if server.flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
         notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
-    assumed = {
+    assumed_options = {
         (name if name.isupper() else option(name)): value
         for name, value in server.defaults.items()
         if name not in flags and not (name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
-    return replace(computed, max_model_len=server.num_ctx, assumed=assumed, notes=tuple(notes))
+    return replace(computed_answer, max_model_len=server.num_ctx, assumed=assumed_options, notes=tuple(notes))
 
 
 def candidates(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes with which the whole model stays on the GPUs, the cheapest first."""
+    """Yields option changes with which the whole model is on the GPUs, the cheapest first."""
     server = OllamaServer(preset, hardware, version, flags)
     if not host_layers(server.fitted):
         return
-    trials: list[tuple[str, dict[str, Any]]] = []
+    changes: list[tuple[str, dict[str, Any]]] = []
     if server.fitted.server.sequences > 1:
-        trials.append(("OLLAMA_NUM_PARALLEL=1", {"OLLAMA_NUM_PARALLEL": 1}))
+        changes.append(("OLLAMA_NUM_PARALLEL=1", {"OLLAMA_NUM_PARALLEL": 1}))
     if server.cache_type == "f16":
-        typed = "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0"
-        trials.append((typed, {"OLLAMA_FLASH_ATTENTION": "1", "OLLAMA_KV_CACHE_TYPE": "q8_0"}))
+        typed_options = "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0"
+        changes.append((typed_options, {"OLLAMA_FLASH_ATTENTION": "1", "OLLAMA_KV_CACHE_TYPE": "q8_0"}))
     context = longest_context(server)
     if context:
-        trials.append((f"--num-ctx {context}", {"num_ctx": context}))
+        changes.append((f"--num-ctx {context}", {"num_ctx": context}))
     number = 2 * max(server.number_of_gpus, 1)
-    visible = ",".join(str(i) for i in range(number))
-    trials.append((f"CUDA_VISIBLE_DEVICES={visible}", {"CUDA_VISIBLE_DEVICES": visible}))
-    for typed, values in trials:
-        changed = server.with_flags(**values)
-        if not host_layers(changed.fitted):
-            yield typed, values
+    visible_devices = ",".join(str(i) for i in range(number))
+    changes.append((f"CUDA_VISIBLE_DEVICES={visible_devices}", {"CUDA_VISIBLE_DEVICES": visible_devices}))
+    for typed_options, values in changes:
+        changed_server = server.with_flags(**values)
+        if not host_layers(changed_server.fitted):
+            yield typed_options, values
 
 
 def longest_context(server: OllamaServer) -> int | None:
-    """The largest num_ctx, a multiple of 256, with which the whole model stays on the GPUs; None if none does."""
+    """Returns the largest num_ctx, a multiple of 256, with which the whole model is on the GPUs; None for none."""
 
     def holds(step: int) -> bool:
         return not host_layers(server.with_flags(num_ctx=256 * step).fitted)
 
     if not holds(1):
         return None
-    good, bad = 1, max(2, server.num_ctx // 256 + 1)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    return 256 * good
+    fitting_steps, failing_steps = 1, max(2, server.num_ctx // 256 + 1)
+    while failing_steps - fitting_steps > 1:
+        middle_steps = (fitting_steps + failing_steps) // 2
+        fitting_steps, failing_steps = (
+            (middle_steps, failing_steps) if holds(middle_steps) else (fitting_steps, middle_steps)
+        )
+    return 256 * fitting_steps
 
 
 def layouts(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields GPUs with what Ollama then does, the fewest first; `starts` says whether the whole model is on them."""
+    """Yields (options, Ollama's memory) by number of GPUs, from 1; `starts` is true with the whole model on GPUs."""
     numbers = [None] if "CUDA_VISIBLE_DEVICES" in flags else [1, 2, 4, 8]
     for number in numbers:
         if number is not None and number > most:
             return
-        used = {} if number in (None, 1) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number or 1)))}
-        answer = memory(preset, hardware, version, {**flags, **used})
-        server = OllamaServer(preset, hardware, version, {**flags, **used})
-        away = host_layers(server.fitted)
-        message = f"{record().messages['on_host']}: {answer.host['share']:.0%}" if away else answer.message
-        yield used, replace(answer, starts=answer.starts and not away, message=message)
+        gpu_options = {} if number in (None, 1) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number or 1)))}
+        answer = memory(preset, hardware, version, {**flags, **gpu_options})
+        server = OllamaServer(preset, hardware, version, {**flags, **gpu_options})
+        host_layer_count = host_layers(server.fitted)
+        message = f"{record().messages['on_host']}: {answer.host['share']:.0%}" if host_layer_count else answer.message
+        yield gpu_options, replace(answer, starts=answer.starts and not host_layer_count, message=message)
 
 
 def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
-    """Returns the options of so many users of `seq` tokens. Raises `InputError` for options that say another length."""
+    """Returns the options for `users` sequences of `seq` tokens. Raises `InputError` for another length."""
     served = dict(flags)
     if users > 1 and "OLLAMA_NUM_PARALLEL" not in flags:
         served["OLLAMA_NUM_PARALLEL"] = users

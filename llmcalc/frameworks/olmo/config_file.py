@@ -39,23 +39,23 @@ def is_olmo(data: Table) -> bool:
 
 
 def read_olmo(data: Table, source: Source) -> Launch:
-    """Reads an OLMo config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of an OLMo config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
-        spec = _model(reading, reading.table(data, "model"))
+        spec = _model_of(reading, reading.table(data, "model"))
         world = reading.devices(source.world_size)
         batch = reading.size(data, "device_train_microbatch_size", 16)
-        total = reading.size(data, "global_train_batch_size", 512)
-        if total % (world * batch):
+        global_batch = reading.size(data, "global_train_batch_size", 512)
+        if global_batch % (world * batch):
             raise reading.wrong(
-                "global_train_batch_size", f"{total}; expected a multiple of {world * batch}, --devices"
+                "global_train_batch_size", f"{global_batch}; expected a multiple of {world * batch}, --devices"
             )
-        words: dict[str, Any] = {
+        run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": total // (world * batch),
+            "num_microbatches": global_batch // (world * batch),
             "seq": reading.size(reading.table(data, "model"), "max_sequence_length", 1024),
             "attn_implementation": "flash",
-            **_step(reading, data),
+            **_step_settings(reading, data),
         }
         reading.ignored += [key for key in data if key not in ("model", *STEP_KEYS)]
         fsdp = reading.table(data, "fsdp")
@@ -63,14 +63,14 @@ def read_olmo(data: Table, source: Source) -> Launch:
         precision = str(reading.value(data, "precision", "amp_bf16"))
         if precision not in ("amp_bf16", "fp32"):
             raise reading.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
-        reduced = ""
+        reduction_format = ""
         if precision == "fp32":
-            words["precision"] = "fp32"
+            run_settings["precision"] = "fp32"
         elif is_sharded:
-            words |= {"dtype": "bf16", "master_weights": "fp32"}
-            reduced = "bfloat16" if reading.value(fsdp, "precision", "pure") == "pure" else ""
+            run_settings |= {"dtype": "bf16", "master_weights": "fp32"}
+            reduction_format = "bfloat16" if reading.value(fsdp, "precision", "pure") == "pure" else ""
         else:
-            words["precision"] = "autocast"
+            run_settings["precision"] = "autocast"
         if is_sharded:
             reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         return reading.launch(
@@ -78,13 +78,13 @@ def read_olmo(data: Table, source: Source) -> Launch:
             "fsdp2" if is_sharded else "torch",
             spec=spec,
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
-            settings=words,
-            own_settings=TitanSettings(reduced=reduced, flat=True) if is_sharded else None,
+            settings=run_settings,
+            own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
         )
 
 
-def _model(reading: Reading, model: Table) -> ModelSpec:
-    """Returns the model of the section `model`."""
+def _model_of(reading: Reading, model: Table) -> ModelSpec:
+    """Returns the model in the config's section `model`."""
     for key, values in OFF.items():
         if model.get(key) not in values and key in model:
             reading.unknown[f"model.{key}"] = f"{shown(model[key])} is not modelled"
@@ -95,7 +95,7 @@ def _model(reading: Reading, model: Table) -> ModelSpec:
         raise reading.wrong("model.activation_type", f"{shown(activation)}; expected swiglu, gelu or relu")
     is_gated = activation == "swiglu"
     hidden = model.get("mlp_hidden_size")
-    inner = (
+    inner_width = (
         reading.size(model, "mlp_ratio", 4) * width if hidden is None else size_of(reading, "mlp_hidden_size", hidden)
     )
     norm_type = str(reading.value(model, "layer_norm_type", "default"))
@@ -120,7 +120,7 @@ def _model(reading: Reading, model: Table) -> ModelSpec:
         decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
     network = {
         "type": "mlp",
-        "intermediate_size": inner // 2 if is_gated else inner,
+        "intermediate_size": inner_width // 2 if is_gated else inner_width,
         "hidden_act": "silu" if is_gated else activation,
         "gated": is_gated,
     }
@@ -140,9 +140,9 @@ def _model(reading: Reading, model: Table) -> ModelSpec:
     return validate(ModelSpec, table, reading.where)
 
 
-def _step(reading: Reading, data: Table) -> dict[str, Any]:
+def _step_settings(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
-    words: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
+    step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
     name = str(reading.value(reading.table(data, "optimizer"), "name", "lionw"))
     if name != "adamw":
         reading.unknown["optimizer.name"] = f"'{name[:30]}' is not modelled; adamw is"
@@ -150,9 +150,9 @@ def _step(reading: Reading, data: Table) -> dict[str, Any]:
     if checkpointing is not None:
         if str(checkpointing) not in RECOMPUTE:
             raise reading.wrong("activation_checkpointing", f"{shown(checkpointing)}; expected {', '.join(RECOMPUTE)}")
-        words["recompute"] = RECOMPUTE[str(checkpointing)]
+        step_settings["recompute"] = RECOMPUTE[str(checkpointing)]
     if data.get("fused_loss"):
-        words["cross_entropy"] = "fused"
+        step_settings["cross_entropy"] = "fused"
     if data.get("compile"):
-        words["compile"] = True
-    return words
+        step_settings["compile"] = True
+    return step_settings

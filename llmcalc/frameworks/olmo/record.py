@@ -1,4 +1,4 @@
-"""OLMo: the record of its config files."""
+"""The registry record of OLMo's config files."""
 
 from __future__ import annotations
 

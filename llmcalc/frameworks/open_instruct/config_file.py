@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_words, pair_words, trained
+from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_settings, pair_settings, trained
 
 READ = frozenset(
     """
@@ -53,14 +53,14 @@ def is_open_instruct(data: Table) -> bool:
 
 
 def read_open_instruct(data: Table, source: Source) -> Launch:
-    """Reads an open-instruct config into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         ignored = TRAINER_IGNORED | IGNORED
         reading.ignored += [name for name in data if name in ignored]
         unknown_keys(reading, data, (*keys_read(), *READ, *ignored), "", "no argument that is known")
         if data.get("sequence_parallel_size") not in (None, 1):
             reading.unknown["sequence_parallel_size"] = "it is modelled as 1"
-        words: dict[str, Any] = {
+        run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reading.size(data, "per_device_train_batch_size", 8),
             "num_microbatches": reading.size(data, "gradient_accumulation_steps", 1),
@@ -69,24 +69,24 @@ def read_open_instruct(data: Table, source: Source) -> Launch:
             "attn_implementation": "flash" if reading.flag(data, "use_flash_attn", True) else "eager",
         }
         if data.get("max_seq_length") is not None:
-            words["seq"] = size_of(reading, "max_seq_length", data["max_seq_length"])
-        words |= _optimizer(reading, data)
+            run_settings["seq"] = size_of(reading, "max_seq_length", data["max_seq_length"])
+        run_settings |= _optimizer_settings(reading, data)
         if reading.flag(data, "gradient_checkpointing"):
-            words["recompute"] = "full"
+            run_settings["recompute"] = "full"
         if reading.flag(data, "use_liger_kernel"):
-            words |= {"norm": "fused", "cross_entropy": "chunked"}
+            run_settings |= {"norm": "fused", "cross_entropy": "chunked"}
         if reading.flag(data, "use_lora") or reading.flag(data, "use_qlora"):
-            words |= _adapters(reading, data)
+            run_settings |= _adapter_settings(reading, data)
         loss = data.get("loss_type", data.get("dpo_loss_type"))
         if loss is not None:
-            words |= pair_words(reading, str(loss), words, caches_reference=True)
+            run_settings |= pair_settings(reading, str(loss), run_settings, caches_reference=True)
             reading.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         reading.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
         arguments = {name: value for name, value in data.items() if name in keys_read()}
-        return trained(reading, "open-instruct", {**arguments, "bf16": True}, words, source.world_size)
+        return trained(reading, "open-instruct", {**arguments, "bf16": True}, run_settings, source.world_size)
 
 
-def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
     if reading.flag(data, "use_8bit_optimizer") or reading.flag(data, "use_qlora"):
         bits = 8 if reading.flag(data, "use_8bit_optimizer") else 32
         return {"optimizer": "adamw-8bit"} if bits == 8 else {"optimizer": "adamw", "optimizer_dtype": "fp32"}
@@ -96,12 +96,12 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
     }
 
 
-def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+def _adapter_settings(reading: Reading, data: Table) -> dict[str, Any]:
     targets = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
-    words = lora_words(
+    adapter_settings = lora_settings(
         reading,
         rank=("lora_rank", reading.value(data, "lora_rank", 64)),
         targets=("lora_target_modules", targets),
         dropout=reading.value(data, "lora_dropout", 0.1),
     )
-    return words | ({"base": "nf4-dq"} if reading.flag(data, "use_qlora") else {})
+    return adapter_settings | ({"base": "nf4-dq"} if reading.flag(data, "use_qlora") else {})

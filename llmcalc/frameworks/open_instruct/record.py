@@ -1,4 +1,4 @@
-"""open-instruct: the record of its config files."""
+"""The registry record of open-instruct's config files."""
 
 from __future__ import annotations
 

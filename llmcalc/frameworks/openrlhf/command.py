@@ -17,7 +17,7 @@ from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, share_of, size_of
 from ..launch.rollout import Model, Place, Rollout
-from ..launch.trainer import pair_words
+from ..launch.trainer import pair_settings
 
 OLDER = {
     "zero_stage": "ds.zero_stage",
@@ -79,7 +79,7 @@ LOSSES = {"train_ppo_ray": "", "train_sft": "", "train_dpo": "sigmoid", "train_r
 """Module that trains → its loss on pairs; empty for none."""
 
 
-def _verb(command: CommandLine) -> str:
+def _module_name(command: CommandLine) -> str:
     return command.program.removesuffix(".py").rpartition(".")[2]
 
 
@@ -89,25 +89,25 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads an OpenRLHF command into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
-        verb = _verb(command)
+        verb = _module_name(command)
         if verb not in LOSSES:
             raise reading.wrong(f"line {command.line}: {verb}", f"is not read; expected {', '.join(LOSSES)}")
-        arguments = {_name(flag): value for flag, value in arguments_of(command.words, source.where).items()}
-        read = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
-        data = plain_arguments(arguments, reading, read)
-        data = {_name(name): value for name, value in data.items()}
+        arguments = {_current_name(flag): value for flag, value in arguments_of(command.words, source.where).items()}
+        read_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
+        data = plain_arguments(arguments, reading, read_names)
+        data = {_current_name(name): value for name, value in data.items()}
         target = model_name(reading, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
-        _refuse(reading, data)
+        _refuse_unmodelled(reading, data)
         world = _actor_devices(reading, data) if verb == "train_ppo_ray" else source.world_size
-        config, settings = _config(reading, data, world), _settings(reading, data)
+        config, settings = _deepspeed_config(reading, data, world), _other_settings(reading, data)
         if LOSSES[verb]:
-            settings |= _pairs(reading, data, LOSSES[verb], config, settings)
+            settings |= _pair_settings(reading, data, LOSSES[verb], config, settings)
         run = run_of_program(reading, config, world, settings)
-        rollout = _rollout(reading, data, run.layout.dp) if verb == "train_ppo_ray" else None
+        rollout = _rollout_of(reading, data, run.layout.dp) if verb == "train_ppo_ray" else None
         reading.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
         return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target, rollout)
 
@@ -119,14 +119,14 @@ IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm
 """Sections of arguments that change no memory of the actor's training step."""
 
 
-def _name(flag: str) -> str:
+def _current_name(flag: str) -> str:
     """Returns an argument's name since version 0.10."""
     name = flag.lstrip("-")
     name = OLDER.get(name, name)
     return SFT.get(name, name)
 
 
-def _refuse(reading: Reading, data: Table) -> None:
+def _refuse_unmodelled(reading: Reading, data: Table) -> None:
     for name, (value, reason) in REFUSED.items():
         if data.get(name, value) != value:
             reading.unknown[f"--{name}"] = reason
@@ -135,7 +135,7 @@ def _refuse(reading: Reading, data: Table) -> None:
 
 
 def _actor_devices(reading: Reading, data: Table) -> int:
-    """Returns the number of devices of the actor, which are those of its placement group."""
+    """Returns the number of devices of the actor's placement group."""
     per_node = size_of(reading, "--actor.num_gpus_per_node", reading.value(data, "actor.num_gpus_per_node", 8))
     nodes = size_of(reading, "--actor.num_nodes", reading.value(data, "actor.num_nodes", 1))
     world = per_node * nodes
@@ -147,29 +147,29 @@ def _actor_devices(reading: Reading, data: Table) -> int:
     return world
 
 
-def _pairs(
+def _pair_settings(
     reading: Reading, data: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Doubles the micro-batch of a config for pairs, and returns the settings of their loss."""
     size = config["train_micro_batch_size_per_gpu"]
-    words = pair_words(reading, loss, {**settings, "batch": size}, FrozenModel("openrlhf/cli/train_dpo.py"))
+    batch_settings = pair_settings(reading, loss, {**settings, "batch": size}, FrozenModel("openrlhf/cli/train_dpo.py"))
     if reading.flag(data, "ref.offload"):
         reading.frozen = None
         reading.notes.append("--ref.offload: the reference model is on the host")
-    config["train_micro_batch_size_per_gpu"] = words.pop("batch")
-    return words
+    config["train_micro_batch_size_per_gpu"] = batch_settings.pop("batch")
+    return batch_settings
 
 
-def _config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
+def _deepspeed_config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
     """Returns the DeepSpeed config of the trained model."""
     dtype = reading.value(data, "ds.param_dtype", "bf16")
     if dtype not in ("bf16", "fp16"):
         raise reading.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
-    micro = reading.size(data, "train.micro_batch_size", 1)
-    total = reading.size(data, "train.batch_size", 128)
+    micro_batch = reading.size(data, "train.micro_batch_size", 1)
+    global_batch = reading.size(data, "train.batch_size", 128)
     ranks = max(1, (world or 1) // reading.size(data, "ds.ring_attn_size", 1))
     if data.get("train.dynamic_batch_enable"):
-        micro = 1
+        micro_batch = 1
     zero: dict[str, Any] = {
         "stage": size_of(reading, "--ds.zero_stage", reading.value(data, "ds.zero_stage", 2), least=0),
         "offload_optimizer": {"device": "cpu" if reading.flag(data, "ds.adam_offload") else "none"},
@@ -180,8 +180,8 @@ def _config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
     if reading.flag(data, "ds.overlap_comm"):
         zero["overlap_comm"] = True
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": micro,
-        "gradient_accumulation_steps": max(1, total // (micro * ranks)),
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": max(1, global_batch // (micro_batch * ranks)),
         dtype: {"enabled": True},
         "gradient_clipping": 1.0,
         "zero_optimization": zero,
@@ -191,14 +191,14 @@ def _config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
     return config
 
 
-def _settings(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the settings that the DeepSpeed config does not have: length, attention, recomputation, adapters."""
-    settings: dict[str, Any] = {"optimizer": "adamw", "seq": _length(reading, data)}
+def _other_settings(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the run's settings that are not in the DeepSpeed config: length, attention, recomputation, adapters."""
+    settings: dict[str, Any] = {"optimizer": "adamw", "seq": _sequence_length(reading, data)}
     attention = str(reading.value(data, "ds.attn_implementation", "flash_attention_2"))
     settings["attn_implementation"] = "eager" if attention == "eager" else "flash"
     if reading.flag(data, "actor.gradient_checkpointing_enable"):
-        reentrant = reading.flag(data, "actor.gradient_checkpointing_reentrant")
-        settings["recompute"] = "full-reentrant" if reentrant else "full"
+        is_reentrant = reading.flag(data, "actor.gradient_checkpointing_reentrant")
+        settings["recompute"] = "full-reentrant" if is_reentrant else "full"
     if reading.flag(data, "ds.use_liger_kernel"):
         settings |= {"norm": "fused"}
     rank = data.get("ds.lora.rank")
@@ -211,7 +211,7 @@ def _settings(reading: Reading, data: Table) -> dict[str, Any]:
     return settings
 
 
-def _length(reading: Reading, data: Table) -> int:
+def _sequence_length(reading: Reading, data: Table) -> int:
     """Returns the tokens per sequence in a micro-batch of the longest sequences, divided by ring attention."""
     ring = reading.size(data, "ds.ring_attn_size", 1)
     if reading.flag(data, "train.dynamic_batch_enable"):
@@ -236,16 +236,16 @@ SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 """Where the files of OpenRLHF say what is on a device in each phase."""
 
 
-def _rollout(reading: Reading, data: Table, ranks: int) -> Rollout | None:
-    """The models on the actor's devices: the reference, and with `colocate_all` the critic and the engine."""
-    together = reading.flag(data, "train.colocate_all")
-    with_reference = together or reading.flag(data, "train.colocate_actor_ref")
+def _rollout_of(reading: Reading, data: Table, ranks: int) -> Rollout | None:
+    """Returns the further models on the actor's devices: the reference, and with `colocate_all` critic and engine."""
+    colocates_all = reading.flag(data, "train.colocate_all")
+    with_reference = colocates_all or reading.flag(data, "train.colocate_actor_ref")
     if not with_reference:
         reading.notes.append("the training of the actor is counted, on devices of its own")
         return None
-    has_engine = together and not reading.flag(data, "train.async_enable") and data.get("vllm.num_engines") != 0
+    has_engine = colocates_all and not reading.flag(data, "train.async_enable") and data.get("vllm.num_engines") != 0
     sleeps = has_engine and reading.flag(data, "vllm.enable_sleep")
-    length = _length(reading, data)
+    length = _sequence_length(reading, data)
     return Rollout(
         source=SOURCE,
         engine="vllm" if has_engine else "",
@@ -253,8 +253,8 @@ def _rollout(reading: Reading, data: Table, ranks: int) -> Rollout | None:
         sleeps=sleeps,
         is_own_process=True,
         offloaded=frozenset(("optimizer", "gradients") if reading.flag(data, "ds.enable_sleep") else ()),
-        reference=_reference(reading, data, ranks),
-        critic=_critic(reading, data) if together else "none",
+        reference=_reference_model(reading, data, ranks),
+        critic=_critic_place(reading, data) if colocates_all else "none",
         sequences=reading.size(data, "rollout.micro_batch_size", 1),
         tokens=length,
         logit_tokens=length,
@@ -266,27 +266,27 @@ def _engine_flags(reading: Reading, data: Table) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "tensor_parallel_size": reading.size(data, "vllm.tensor_parallel_size", 1),
         "gpu_memory_utilization": share_of(reading, "vllm.gpu_memory_utilization", data, 0.95),
-        "max_model_len": _longest(reading, data),
+        "max_model_len": _longest_sequence(reading, data),
     }
     return flags | ({"enforce_eager": True} if reading.flag(data, "vllm.enforce_eager") else {})
 
 
-def _longest(reading: Reading, data: Table) -> int:
-    """The tokens of the longest sequence."""
+def _longest_sequence(reading: Reading, data: Table) -> int:
+    """Returns the tokens of the longest sequence."""
     if data.get("data.max_len") is None and data.get("data.generate_max_len") is not None:
-        return _length(reading, data)
+        return _sequence_length(reading, data)
     return reading.size(data, "data.max_len", 2048)
 
 
-def _reference(reading: Reading, data: Table, ranks: int) -> Model:
-    """The reference model: none where the divergence has no weight."""
+def _reference_model(reading: Reading, data: Table, ranks: int) -> Model:
+    """Returns the reference model; none where the KL term has no weight."""
     if data.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return Model()
-    place: Place = "host" if reading.flag(data, "ref.offload") else "device"
-    return Model(place, 2, ranks if data.get("ds.zero_stage", 2) == 3 else 1)
+    reference_place: Place = "host" if reading.flag(data, "ref.offload") else "device"
+    return Model(reference_place, 2, ranks if data.get("ds.zero_stage", 2) == 3 else 1)
 
 
-def _critic(reading: Reading, data: Table) -> Place:
+def _critic_place(reading: Reading, data: Table) -> Place:
     if str(reading.value(data, "algo.advantage.estimator", "gae")) != "gae":
         return "none"
     reading.notes.append("the critic is counted as large as the actor")

@@ -1,4 +1,4 @@
-"""OpenRLHF: the record of its launch commands."""
+"""The registry record of OpenRLHF's launch commands."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a Pai-Megatron-Patch command into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a Pai-Megatron-Patch command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -58,7 +58,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
                 reading.notes.append(f"{flag}: shared experts are counted without overlap, an estimate")
             else:
                 table[flag] = value
-        _vocabulary(reading, arguments, table)
+        _set_vocabulary(reading, arguments, table)
         if "--disable-vision-class-token" in arguments:
             reading.notes.append("the vision tower, which is beside the language model, is not counted")
         launch = read_megatron(table, source)
@@ -72,7 +72,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         )
 
 
-def _vocabulary(reading: Reading, arguments: dict[str, Any], table: dict[str, Any]) -> None:
+def _set_vocabulary(reading: Reading, arguments: dict[str, Any], table: dict[str, Any]) -> None:
     """Adds the size of the patch's vocabulary to Megatron-LM's arguments."""
     if "--padded-vocab-size" in arguments or "--vocab-size" in arguments:
         return

@@ -1,4 +1,4 @@
-"""Pai-Megatron-Patch: the record of its launch commands."""
+"""The registry record of Pai-Megatron-Patch's launch commands."""
 
 from __future__ import annotations
 

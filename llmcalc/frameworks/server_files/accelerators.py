@@ -1,4 +1,4 @@
-"""The accelerator that a manifest names: a label of a node, or the type of a machine in a cloud."""
+"""Recognizes the accelerator that a manifest names, by a node's label or by a cloud's machine type."""
 
 from __future__ import annotations
 
@@ -62,25 +62,31 @@ _LEFT_OUT = frozenset(
 
 
 def accelerator_of(label: str) -> str:
-    """Returns the name of the accelerator that a label or a machine's type names; empty for an unknown one."""
+    """Returns the accelerator's name from a node label or a machine type; empty for an unknown one."""
     text = label.strip().lower()[:100]
     for pattern, name in MACHINES:
         if re.fullmatch(pattern, text):
             return name
     if "mig" in text:
         return ""
-    parts = [part for part in re.split(r"[-_ /.,()]+", text) if part and part not in _LEFT_OUT]
-    memory = next((part for part in parts if _MEMORY.fullmatch(part)), "")
-    chip = [part for part in parts if part != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", part)]
-    for words in ([*chip, memory], parts, chip, chip[:-1], chip[:2], chip[:1]):
-        name = _known("-".join(filter(None, words)), memory)
+    label_words = [
+        label_word for label_word in re.split(r"[-_ /.,()]+", text) if label_word and label_word not in _LEFT_OUT
+    ]
+    memory = next((label_word for label_word in label_words if _MEMORY.fullmatch(label_word)), "")
+    chip_words = [
+        label_word
+        for label_word in label_words
+        if label_word != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", label_word)
+    ]
+    for words in ([*chip_words, memory], label_words, chip_words, chip_words[:-1], chip_words[:2], chip_words[:1]):
+        name = _accelerator_name("-".join(filter(None, words)), memory)
         if name:
             return name
     return ""
 
 
-def _known(name: str, memory: str) -> str:
-    """The name of an accelerator, with that much memory where the label says it (`80gb`); empty for an unknown one."""
+def _accelerator_name(name: str, memory: str) -> str:
+    """Returns an accelerator's name, with the memory size of the label, such as `80gb`; empty if it is unknown."""
     if not re.search(r"[a-z]", name) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", name) or name.endswith(".toml"):
         return ""
     try:
@@ -88,8 +94,8 @@ def _known(name: str, memory: str) -> str:
     except InputError:
         return ""
     gb = int(memory.removesuffix("gb") or 0)
-    is_that = not gb or min(abs(hardware.memory_bytes / unit - gb) for unit in (10**9, 2**30)) < SIMILAR_GB
-    return hardware.name if is_that else ""
+    has_that_memory = not gb or min(abs(hardware.memory_bytes / unit - gb) for unit in (10**9, 2**30)) < SIMILAR_GB
+    return hardware.name if has_that_memory else ""
 
 
 SIMILAR_GB = 3
@@ -97,7 +103,7 @@ SIMILAR_GB = 3
 
 
 def accelerator_count(value: Any, field: str) -> int | None:
-    """The number of accelerators that a field states; None for a word, such as `all` or a template's variable.
+    """Returns the number of accelerators in a field; None for a word, such as `all` or a template's variable.
 
     field: the file and the field, in messages. Raises `InputError` for a number that is no count.
     """

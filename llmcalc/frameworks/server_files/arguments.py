@@ -1,4 +1,4 @@
-"""Reads the arguments of a server's command by the flags of its engine, with the configuration that they name."""
+"""Reads the arguments of a server's command as flags of its engine, with the config file that they name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL, CONFIG = "model-of-the-command", "config-of-the-command"
 
 @dataclass
 class Arguments:
-    """The arguments of a server's command.
+    """The parsed arguments of a server's command.
 
     model: the model's name, with its marks if it is unresolved; empty without one.
     values: the fields of the engine's flags → their values.
@@ -45,35 +45,37 @@ def read_arguments(
     at: str,
     read_named: ReadNamed,
     allow_unknown: bool,
-    typed: Sequence[str] = (),
+    typed_fields: Sequence[str] = (),
 ) -> Arguments:
-    """Reads the arguments of a command. record: the engine.
+    """Returns the parsed arguments of a server's command. record: the engine.
 
     at: the file and the place in messages.
     read_named: reads a configuration that the command names.
-    typed: fields of flags that are typed beside the file, whose values in it do not matter.
+    typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
     flags = flags_of(program, record)
-    known = by_name(reversed(flags))
+    flags_by_name = by_name(reversed(flags))
     arguments = Arguments()
     unknown = arguments.unknown if allow_unknown else None
     left_out = [word for flag, word in pairwise(words) if is_unset_variable(word) and not _takes_value(flag)]
     words = [word for word in words if word not in {*left_out}]
     arguments.notes += [f"{printable(word)} is not set and left out" for word in dict.fromkeys(left_out[:MOST_NOTES])]
     try:
-        first, values = split_arguments(record.title, flags[::-1], words, {}, {}, unknown)
-        config = values.pop(_field(known, f"--{CONFIG}"), None) if program.config_flags else None
+        other_words, values = split_arguments(record.title, flags[::-1], words, {}, {}, unknown)
+        config = values.pop(_field_of(flags_by_name, f"--{CONFIG}"), None) if program.config_flags else None
         if config is not None:
             if is_unresolved(str(config)):
                 raise InputError(unresolved_reason(str(config)))
-            inner = list(words_of_tables(parse_yaml(_marked(read_named(str(config))), str(config)), known))
-            first, values = split_arguments(record.title, flags[::-1], [*inner, *words], {}, {}, unknown)
-            values.pop(_field(known, f"--{CONFIG}"), None)
-        arguments.model = str(values.pop(_field(known, program.model_flags[0]), "") or "")
-        if program.takes_model and first:
-            arguments.model = first.pop(0)
-        for word in first:
+            config_words = list(
+                words_of_tables(parse_yaml(_with_yaml_marks(read_named(str(config))), str(config)), flags_by_name)
+            )
+            other_words, values = split_arguments(record.title, flags[::-1], [*config_words, *words], {}, {}, unknown)
+            values.pop(_field_of(flags_by_name, f"--{CONFIG}"), None)
+        arguments.model = str(values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
+        if program.takes_model and other_words:
+            arguments.model = other_words.pop(0)
+        for word in other_words:
             if is_unresolved(word):
                 raise InputError(unresolved_reason(word))
             if word != "--":
@@ -83,7 +85,7 @@ def read_arguments(
             if flag.is_idle and not flag.words:
                 arguments.ignored.append(flag.names[0])
                 continue
-            if name not in typed:
+            if name not in typed_fields:
                 _require_known(flag, value)
             arguments.values[name] = value
     except InputError as error:
@@ -93,8 +95,8 @@ def read_arguments(
     return arguments
 
 
-def _field(known: Mapping[str, Flag], name: str) -> str:
-    return known[name].field if name in known else name.lstrip("-").replace("-", "_")
+def _field_of(flags_by_name: Mapping[str, Flag], name: str) -> str:
+    return flags_by_name[name].field if name in flags_by_name else name.lstrip("-").replace("-", "_")
 
 
 TEMPLATE = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
@@ -111,7 +113,7 @@ MOST_FLAGS = 300
 
 
 def flags_of(program: ServerProgram, record: Engine) -> tuple[Flag, ...]:
-    """Returns the flags of a program: its own, which come before those of the engine."""
+    """Returns the flags of a server program: its own flags, then those of the engine."""
     return (
         Flag((*program.model_flags, f"--{MODEL}")),
         Flag((f"--{CONFIG}", *program.config_flags)),
@@ -122,35 +124,35 @@ def flags_of(program: ServerProgram, record: Engine) -> tuple[Flag, ...]:
 
 
 def engine_of_flags(words: Sequence[str]) -> str:
-    """Returns the first engine that has all flags among the words, and one that changes memory; empty for none."""
+    """Returns the first engine that has all flags in the words, one of which changes memory; empty for none."""
     names = {word.partition("=")[0] for word in words if word.startswith("--")}
     if not LEAST_FLAGS <= len(names) <= MOST_FLAGS:
         return ""
     for program in PROGRAMS:
         if program.engine not in FOLDERS:
             continue
-        known = by_name(reversed(flags_of(program, engine(program.engine))))
-        named = [flag_named(known, name) for name in names - set(program.model_flags)]
-        if all(named) and any(match is not None and not match.flag.is_idle for match in named):
+        flags_by_name = by_name(reversed(flags_of(program, engine(program.engine))))
+        named_flags = [flag_named(flags_by_name, name) for name in names - set(program.model_flags)]
+        if all(named_flags) and any(match is not None and not match.flag.is_idle for match in named_flags):
             return program.engine
     return ""
 
 
 def _takes_value(word: str) -> bool:
-    """Whether the word behind this one may be its value."""
+    """Whether an argument may have the next word as its value."""
     return word.startswith("-") and "=" not in word
 
 
 def _require_known(flag: Flag, value: Any) -> None:
-    """Raises `InputError` if a part of a value is known only when the file runs."""
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
-    for part in parts:
-        if isinstance(part, str) and is_unresolved(part):
-            raise InputError(f"{flag.names[0]}: {unresolved_reason(part)}")
+    """Raises `InputError` if a part of a flag's value is known only when the file runs."""
+    inner_values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    for inner_value in inner_values:
+        if isinstance(inner_value, str) and is_unresolved(inner_value):
+            raise InputError(f"{flag.names[0]}: {unresolved_reason(inner_value)}")
 
 
-def _marked(text: str) -> str:
-    """A text whose unresolved names YAML can read: it allows no control character."""
+def _with_yaml_marks(text: str) -> str:
+    """Returns a text in which unresolved names have marks that YAML allows, which are no control characters."""
     return text.replace("\0", MARK)
 
 
@@ -163,7 +165,7 @@ MOST_KEYS = 1_000
 
 
 def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yields the words that stand for the keys of a configuration. known: spelling → flag.
+    """Yields the command-line words equivalent to a config file's keys. known: spelling → flag.
 
     A key of an inner table is `--outer.key`, or `--key` where only that is a flag. Raises `InputError` for no table.
     """
@@ -179,21 +181,21 @@ def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] 
             yield from words_of_tables(value, known, path)
             continue
         if isinstance(value, Mapping):
-            for inner, item in value.items():
-                yield from (f"--{'.'.join((*path, str(inner)))}={_text(item)}",)
+            for inner_key, item in value.items():
+                yield from (f"--{'.'.join((*path, str(inner_key)))}={_word_of_value(item)}",)
             continue
         name = f"--{'.'.join(path)}" if flag is None or flag_named(known, f"--{'.'.join(path)}") else f"--{path[-1]}"
         if isinstance(value, bool) and (flag is None or flag.flag.kind == "switch"):
             yield name if value else f"--no-{name[2:]}"
         elif isinstance(value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):
             yield name
-            yield from map(_text, value)
+            yield from map(_word_of_value, value)
         elif value is not None:
-            yield f"{name}={_text(value)}"
+            yield f"{name}={_word_of_value(value)}"
 
 
-def _text(value: Any) -> str:
-    """The text of a value as a command line has it."""
+def _word_of_value(value: Any) -> str:
+    """Returns a value as a word of a command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping | list):

@@ -1,4 +1,4 @@
-"""Splits `docker run` and its like into the image, the environment and the command of a container."""
+"""Splits `docker run` and similar commands into the image, the environment and the command of a container."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SHORT_SWITCHES = re.compile(r"-[ditPq]+")
 """Short options of `docker run` without a value, such as `-it`."""
 
 
-def container_of(words: Sequence[str], place: str) -> Container | None:
+def container_of(words: Sequence[str], place_in_file: str) -> Container | None:
     """Returns the container that a command starts; None for any other command."""
     names = [word.rpartition("/")[2] for word in words[:4]]
-    docker = next((i for i, name in enumerate(names) if name in DOCKERS), None)
-    if docker is None:
+    docker_index = next((i for i, name in enumerate(names) if name in DOCKERS), None)
+    if docker_index is None:
         return None
-    queue = deque(words[docker + 1 :])
+    queue = deque(words[docker_index + 1 :])
     while queue and queue[0] in ("container", "compose"):
         queue.popleft()
     if not queue or queue.popleft() not in ("run", "exec", "create"):
@@ -38,30 +38,30 @@ def container_of(words: Sequence[str], place: str) -> Container | None:
     entry: list[str] = []
     gpus = None
     while queue and queue[0].startswith("-"):
-        name, mark, value = queue.popleft().partition("=")
-        if name in SWITCHES or (SHORT_SWITCHES.fullmatch(name) and not mark):
+        name, equals_sign, value = queue.popleft().partition("=")
+        if name in SWITCHES or (SHORT_SWITCHES.fullmatch(name) and not equals_sign):
             continue
-        short = re.fullmatch(r"(-[evpwuh])(.+)", name)
-        if short is not None and not name.startswith("--"):
-            name, value = short[1], short[2] + mark + value
-        elif not mark:
+        joined_option = re.fullmatch(r"(-[evpwuh])(.+)", name)
+        if joined_option is not None and not name.startswith("--"):
+            name, value = joined_option[1], joined_option[2] + equals_sign + value
+        elif not equals_sign:
             value = queue.popleft() if queue else ""
         if name in ("-e", "--env"):
-            variable, sets, text = value.partition("=")
-            if sets:
+            variable, variable_equals, text = value.partition("=")
+            if variable_equals:
                 env[variable] = text
         elif name == "--entrypoint":
             entry = value.split()
         elif name == "--gpus":
-            gpus = number_of_gpus(value, place)
+            gpus = number_of_gpus(value, place_in_file)
     if not queue:
         return None
     image = queue.popleft()
-    return Container(place, (*entry, *queue), image, env, gpus=gpus)
+    return Container(place_in_file, (*entry, *queue), image, env, gpus=gpus)
 
 
 def number_of_gpus(text: str, place: str) -> int | None:
-    """Returns the number of accelerators of `--gpus`: a number, or a list of devices; None for all.
+    """Returns the number of accelerators in the value of `--gpus`, a number or a list of devices; None for all.
 
     place: where the command stands, in messages. Raises `InputError` for a number that is no count.
     """

@@ -1,4 +1,4 @@
-"""Tables that name a model and an engine's arguments without a command: values of charts, and configurations of Ray.
+"""Reads tables with a model and engine arguments but no command, such as Helm values and configs of Ray Serve.
 
 - vLLM's production stack: items of `modelSpec` in its chart's values, and the manifest `VLLMRuntime` of its operator
   (helm/templates/deployment-vllm-multi.yaml, operator/api/v1alpha1);
@@ -28,30 +28,30 @@ MODEL_FLAGS = ("maxModelLen", "maxNumSeqs", "dtype")
 
 
 def table_of_engine(table: Mapping[str, Any]) -> Container | None:
-    """Returns the server of a table, without its place; None for a table of another kind."""
+    """Returns the server that a table describes, without its place in the file; None for other tables."""
     if isinstance(table.get("engine_kwargs"), Mapping) and isinstance(table.get("model_loading_config"), Mapping):
-        return _of_ray(table)
+        return _ray_server(table)
     runtime = table.get("model")
     if isinstance(runtime, Mapping) and isinstance(runtime.get("modelURL"), str):
-        return _of_operator(table, runtime)
+        return _operator_server(table, runtime)
     if isinstance(table.get("modelURL"), str) and ("vllmConfig" in table or "repository" in table):
-        return _of_chart(table)
+        return _chart_server(table)
     return None
 
 
 def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
-    """Yields the servers of a table that stands for several, with their places; none for a table of another kind."""
+    """Yields the servers of a table that describes several, with their places in the file; none for other tables."""
     model = table.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
-        yield from _of_recipe(table, model)
+        yield from _recipe_servers(table, model)
     for key, program in WORKERS.items():
-        for name, flags in _inner(table, "backend", key).items():
+        for name, flags in _inner_table(table, "backend", key).items():
             if isinstance(flags, Mapping) and flags:
                 yield Container(
                     f"backend.{key}.{name}"[:80],
                     words=(*program.split(), *words_of_arguments(flags)),
-                    gpu=str(_inner(table, "resources").get("gpu_type") or ""),
-                    model=str(_inner(table, "model").get("path") or ""),
+                    gpu=str(_inner_table(table, "resources").get("gpu_type") or ""),
+                    model=str(_inner_table(table, "model").get("path") or ""),
                 )
 
 
@@ -59,29 +59,29 @@ WORKERS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve", "trtllm
 """Keys of srt-slurm's `backend` → the command with these flags."""
 
 
-def _of_recipe(table: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Container]:
-    """Yields the server of each variant, with the features that are on unless one opts out."""
+def _recipe_servers(table: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Container]:
+    """Yields the server of each variant of a vLLM recipe, with the features that are on by default."""
     opt_in = table.get("opt_in_features")
     left_out = set(map(str, opt_in)) if isinstance(opt_in, list) else set()
     features = [
         word
-        for name, feature in _inner(table, "features").items()
+        for name, feature in _inner_table(table, "features").items()
         if isinstance(feature, Mapping) and str(name) not in left_out
         for word in _texts_of(feature.get("args"))
     ]
-    variants = _inner(table, "variants") or {"default": {}}
+    variants = _inner_table(table, "variants") or {"default": {}}
     for name, variant in variants.items():
         if isinstance(variant, Mapping):
             words = [*_texts_of(model.get("base_args")), *features, *_texts_of(variant.get("extra_args"))]
             yield Container(
                 f"variants.{name}"[:80],
                 words=("vllm", "serve", str(variant.get("model_id") or model["model_id"]), *words),
-                env=_texts({**_inner(model, "base_env"), **_inner(variant, "extra_env")}),
+                env=_environment_texts({**_inner_table(model, "base_env"), **_inner_table(variant, "extra_env")}),
             )
 
 
 def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the words of a command that stand for the arguments of an engine in Python."""
+    """Yields the command-line words equivalent to an engine's Python arguments."""
     import json
 
     for name, value in arguments.items():
@@ -94,7 +94,7 @@ def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield f"{flag}={value}"
 
 
-def _of_ray(table: Mapping[str, Any]) -> Container:
+def _ray_server(table: Mapping[str, Any]) -> Container:
     loading = table["model_loading_config"]
     source = loading.get("model_source", loading.get("model_id", ""))
     model = source.get("bucket_uri", "") if isinstance(source, Mapping) else source
@@ -102,56 +102,68 @@ def _of_ray(table: Mapping[str, Any]) -> Container:
     return Container(
         "",
         words=(program, "serve", str(model), *words_of_arguments(table["engine_kwargs"])),
-        env=_texts(_inner(table, "runtime_env", "env_vars")),
+        env=_environment_texts(_inner_table(table, "runtime_env", "env_vars")),
         gpu=str(table.get("accelerator_type") or ""),
     )  # fmt: skip
 
 
-def _of_chart(table: Mapping[str, Any]) -> Container:
-    config = _inner(table, "vllmConfig")
+def _chart_server(table: Mapping[str, Any]) -> Container:
+    config = _inner_table(table, "vllmConfig")
     flags = {key: value for key, value in config.items() if key not in WITHOUT_FLAG}
     switches = {key: True for key in SWITCHES if table.get(key) is True}
     return Container(
         "",
-        words=("vllm", "serve", table["modelURL"], *_flags({**switches, **flags}), *_texts_of(config.get("extraArgs"))),
+        words=(
+            "vllm",
+            "serve",
+            table["modelURL"],
+            *_flags_of_keys({**switches, **flags}),
+            *_texts_of(config.get("extraArgs")),
+        ),
         image=":".join(str(table[key]) for key in ("repository", "tag") if table.get(key)),
-        env=_generation(config),
-        gpus=_number(table.get("requestGPU")),
+        env=_engine_generation(config),
+        gpus=_accelerator_number(table.get("requestGPU")),
     )
 
 
-def _of_operator(table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
-    config = _inner(table, "vllmConfig")
+def _operator_server(table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
+    config = _inner_table(table, "vllmConfig")
     flags = {key: value for key, value in config.items() if key not in WITHOUT_FLAG}
-    named = {key: model[key] for key in (*MODEL_FLAGS, *SWITCHES) if model.get(key) not in (None, False, "")}
+    named_values = {key: model[key] for key in (*MODEL_FLAGS, *SWITCHES) if model.get(key) not in (None, False, "")}
     return Container(
         "",
-        words=("vllm", "serve", model["modelURL"], *_flags({**named, **flags}), *_texts_of(config.get("extraArgs"))),
-        image=str(_inner(table, "deploymentConfig", "image").get("name") or ""),
-        env=_generation(config),
-        gpus=_number(_inner(table, "deploymentConfig", "resources").get("gpu")),
+        words=(
+            "vllm",
+            "serve",
+            model["modelURL"],
+            *_flags_of_keys({**named_values, **flags}),
+            *_texts_of(config.get("extraArgs")),
+        ),
+        image=str(_inner_table(table, "deploymentConfig", "image").get("name") or ""),
+        env=_engine_generation(config),
+        gpus=_accelerator_number(_inner_table(table, "deploymentConfig", "resources").get("gpu")),
     )
 
 
-def _flags(values: Mapping[str, Any]) -> Iterator[str]:
-    """The flags of keys such as `maxModelLen`, which is `--max-model-len`."""
-    spelled = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values}
-    return words_of_arguments({name: values[key] for name, key in spelled.items()})
+def _flags_of_keys(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the flags equivalent to keys such as `maxModelLen` (`--max-model-len`)."""
+    flag_name = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values}
+    return words_of_arguments({name: values[key] for name, key in flag_name.items()})
 
 
-def _generation(config: Mapping[str, Any]) -> dict[str, str]:
-    """The variable that chooses vLLM's first engine (`v0`)."""
+def _engine_generation(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the environment variable that selects vLLM's engine `v0`; empty without it."""
     return {"VLLM_USE_V1": "0"} if str(config.get("v0", "")) in ("1", "True") else {}
 
 
-def _inner(table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def _inner_table(table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     for key in keys:
         value = table.get(key)
         table = value if isinstance(value, Mapping) else {}
     return table
 
 
-def _texts(table: Mapping[str, Any]) -> dict[str, str]:
+def _environment_texts(table: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(value) for name, value in table.items() if isinstance(value, str | int | float)}
 
 
@@ -159,5 +171,5 @@ def _texts_of(value: Any) -> list[str]:
     return [str(item) for item in value if isinstance(item, str | int | float)] if isinstance(value, list) else []
 
 
-def _number(value: Any) -> int | None:
+def _accelerator_number(value: Any) -> int | None:
     return int(str(value)) if re.fullmatch(r"[0-9]{1,4}", str(value)) else None

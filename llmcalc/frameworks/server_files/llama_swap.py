@@ -1,4 +1,4 @@
-"""Configurations of llama-swap: each model has the command of its server, with macros.
+"""Reads configs of llama-swap, in which each model has the command of its server, with macros.
 
 Its README and config.example.yaml describe them: `${name}` in a command is a macro of the model or of the file,
 `${MODEL_ID}` the model's key, `${PORT}` a free port, `${env.NAME}` a variable of the environment. Lines that begin
@@ -25,7 +25,7 @@ PORT = "8080"
 
 
 def is_llama_swap(data: Any) -> bool:
-    """Whether tables are a configuration of llama-swap: models by their names, with commands."""
+    """Whether tables are a config of llama-swap: models by name, with commands."""
     models = data.get("models") if isinstance(data, Mapping) else None
     return isinstance(models, Mapping) and any(
         isinstance(model, Mapping) and isinstance(model.get("cmd"), str) for model in models.values()
@@ -33,25 +33,25 @@ def is_llama_swap(data: Any) -> bool:
 
 
 def servers_of_llama_swap(data: Mapping[str, Any], where: str, variables: Mapping[str, str]) -> Iterator[Container]:
-    """Yields the command of each model. where: the file in messages. variables: those of the environment."""
-    shared = _macros(data)
+    """Yields the server command of each model. where: the file in messages. variables: environment variables."""
+    shared_macros = _read_macros(data)
     for name, model in data["models"].items():
         if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
             continue
-        place = f"models.{one_line(str(name))[:60]}"
+        place_in_file = f"models.{one_line(str(name))[:60]}"
         environment = {f"env.{variable}": value for variable, value in variables.items()}
-        macros = {"PORT": PORT, **environment, **shared, **_macros(model), "MODEL_ID": str(name)}
-        text = _expanded(model["cmd"], macros, f"{where}: {place}")
+        macros = {"PORT": PORT, **environment, **shared_macros, **_read_macros(model), "MODEL_ID": str(name)}
+        text = _expand_macros(model["cmd"], macros, f"{where}: {place_in_file}")
         lines = [line for line in text.split("\n") if not line.strip().startswith("#")]
         try:
             words = shlex.split(" ".join(line.rstrip("\\") for line in lines))
         except ValueError:
-            raise InputError(f"{where}: {place}: a quote does not end; expected one that does") from None
+            raise InputError(f"{where}: {place_in_file}: a quote does not end; expected one that does") from None
         env = [item for item in model.get("env") or () if isinstance(item, str) and "=" in item]
-        yield Container(place, words=words, env=dict(item.split("=", 1) for item in env))
+        yield Container(place_in_file, words=words, env=dict(item.split("=", 1) for item in env))
 
 
-def _macros(table: Mapping[str, Any]) -> dict[str, str]:
+def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:
     macros = table.get("macros")
     texts = macros if isinstance(macros, Mapping) else {}
     return {
@@ -61,8 +61,8 @@ def _macros(table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _expanded(text: str, macros: Mapping[str, str], at: str) -> str:
-    """A command with its macros, which may name others. at: the place in messages."""
+def _expand_macros(text: str, macros: Mapping[str, str], at: str) -> str:
+    """Returns a command with expanded macros, which may be nested. at: the place in messages."""
     for _ in range(DEEPEST):
         names = re.findall(r"\$\{([\w.-]{1,120})\}", text)
         if not names:

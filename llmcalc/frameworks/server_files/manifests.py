@@ -1,4 +1,4 @@
-"""Finds the servers of YAML and JSON files: compose files, manifests of Kubernetes and its operators, values of charts.
+"""Finds servers in YAML and JSON files: compose files, Kubernetes manifests and operators, Helm values.
 
 A table is a container if it has the words of a command (`command`, `args`, `entrypoint`) or an image; what the tables
 around it say holds for it too: the accelerator of the node, the model's address, the sizes of the layout.
@@ -63,9 +63,9 @@ DEEPEST = 30
 
 
 def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers of tables. finder: of their file. variables: those that the file may use."""
+    """Yields the servers in parsed tables. finder: the file's finder. variables: variables that the file may use."""
     if isinstance(data, Mapping) and isinstance(data.get("services"), Mapping) and "apiVersion" not in data:
-        yield from _compose(data, finder, variables)
+        yield from _compose_servers(data, finder, variables)
         return
     if is_llama_swap(data):
         for container in servers_of_llama_swap(data, finder.where, variables):
@@ -74,7 +74,7 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
     documents = data if isinstance(data, list) else [data]
     for document in documents:
         if isinstance(document, Mapping) and isinstance(document.get("run"), str) and "jobs" not in document:
-            yield from _task(document, finder, variables)
+            yield from _skypilot_servers(document, finder, variables)
     items = [
         item
         for document in documents
@@ -82,52 +82,54 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
         for item in (document["items"] if isinstance(document.get("items"), list) else [document])
         if isinstance(item, Mapping)
     ]
-    runtimes = {str(_table(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIMES}
-    used = {str(_table(item, "spec", "predictor", "model").get("runtime")) for item in items}
+    runtimes = {
+        str(_table_at(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIMES
+    }
+    used_runtimes = {str(_table_at(item, "spec", "predictor", "model").get("runtime")) for item in items}
     for item in items:
         kind = str(item.get("kind", ""))
-        several = list(tables_of_engines(item))
-        for container in several:
+        table_servers = list(tables_of_engines(item))
+        for container in table_servers:
             yield from finder.in_words(container)
-        if several:
+        if table_servers:
             continue
-        runtime = runtimes.get(str(_table(item, "spec", "predictor", "model").get("runtime")))
+        runtime = runtimes.get(str(_table_at(item, "spec", "predictor", "model").get("runtime")))
         if kind == "InferenceService" and runtime is not None:
-            yield from _with_runtime(item, runtime, finder)
+            yield from _inference_service_with_runtime(item, runtime, finder)
         elif kind == "ConfigMap":
-            yield from _config_map(item, finder)
+            yield from _config_map_servers(item, finder)
         elif kind == "LLMInferenceService":
-            yield from _inference_service(item, finder)
-        elif kind not in RUNTIMES or str(_table(item, "metadata").get("name")) not in used:
-            yield from _containers(item, (), kind, finder)
+            yield from _llm_inference_service(item, finder)
+        elif kind not in RUNTIMES or str(_table_at(item, "metadata").get("name")) not in used_runtimes:
+            yield from _container_servers(item, (), kind, finder)
 
 
-def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """The table under keys; empty if there is none."""
+def _table_at(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Returns the table under a path of keys; empty if there is none."""
     for key in keys:
-        inner = data.get(key)
-        data = inner if isinstance(inner, Mapping) else {}
+        inner_table = data.get(key)
+        data = inner_table if isinstance(inner_table, Mapping) else {}
     return data
 
 
 # ---- compose files
 
 
-def _compose(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers of a compose file."""
+def _compose_servers(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Yields the servers of a Docker Compose file."""
     expand = expander(finder.where, variables)
     for name, service in data["services"].items():
         if not isinstance(service, Mapping):
             continue
-        place = f"services.{one_line(str(name))[:60]}"
-        text = {key: _expanded(service.get(key), expand) for key in (*WORDS, "environment", "image")}
-        devices = _table(service, "deploy", "resources", "reservations").get("devices")
+        place_in_file = f"services.{one_line(str(name))[:60]}"
+        text = {key: _expand_variables(service.get(key), expand) for key in (*WORDS, "environment", "image")}
+        devices = _table_at(service, "deploy", "resources", "reservations").get("devices")
         container = Container(
-            place=place,
-            words=tuple(word for key in ("entrypoint", "command") for word in _words(text[key], finder.where)),
+            place=place_in_file,
+            words=tuple(word for key in ("entrypoint", "command") for word in _command_words(text[key], finder.where)),
             image=str(text["image"] or ""),
-            env=_environment(text["environment"]),
-            gpus=_reserved(devices, f"{finder.where}: {place}"),
+            env=_environment_variables(text["environment"]),
+            gpus=_reserved_accelerators(devices, f"{finder.where}: {place_in_file}"),
         )
         words = tuple(word.replace(DOLLAR, "$") for word in container.words)
         yield from finder.in_words(replace(container, words=words))
@@ -137,17 +139,17 @@ DOLLAR = "\ue024"
 """Stands for `$$` of a compose file, which is `$` in the container."""
 
 
-def _expanded(value: Any, expand: Callable[[str], str]) -> Any:
-    """A value with its variables (`${NAME:-default}`) expanded."""
+def _expand_variables(value: Any, expand: Callable[[str], str]) -> Any:
+    """Returns a value in which variables (`${NAME:-default}`) are expanded."""
     if isinstance(value, str):
         return expand(value.replace("$$", DOLLAR))
     if isinstance(value, Mapping):
-        return {key: _expanded(item, expand) for key, item in value.items()}
-    return [_expanded(item, expand) for item in value] if isinstance(value, list) else value
+        return {key: _expand_variables(item, expand) for key, item in value.items()}
+    return [_expand_variables(item, expand) for item in value] if isinstance(value, list) else value
 
 
-def _reserved(devices: Any, where: str) -> int | None:
-    """The number of accelerators that a service reserves; None if it does not say."""
+def _reserved_accelerators(devices: Any, where: str) -> int | None:
+    """Returns the number of accelerators that a compose service reserves; None if it states none."""
     for device in devices if isinstance(devices, list) else ():
         if isinstance(device, Mapping):
             ids = device.get("device_ids")
@@ -160,95 +162,107 @@ def _reserved(devices: Any, where: str) -> int | None:
 # ---- SkyPilot
 
 
-def _task(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers of a task of SkyPilot: of the script `run`, on the accelerators of its resources."""
-    gpus = _accelerators(_table(data, "resources").get("accelerators"))
+def _skypilot_servers(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Yields the servers of a SkyPilot task: its script `run`, on the accelerators of its resources."""
+    gpus = _task_accelerators(_table_at(data, "resources").get("accelerators"))
     gpu, number = gpus[0] if len(gpus) == 1 else ("", None)
     counts = {count for _, count in gpus}
-    env = {**_environment(data.get("envs")), **_environment(data.get("secrets")), **variables}
+    env = {**_environment_variables(data.get("envs")), **_environment_variables(data.get("secrets")), **variables}
     if len(counts) == 1:
         number = counts.pop()
         env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(number))
-    setup = data.get("setup")
-    versions = versions_in(setup) if isinstance(setup, str) else {}
+    setup_script = data.get("setup")
+    versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container("run", image="script", gpu=gpu, gpus=number)
     for started in finder.in_script(data["run"], env, (), container):
         yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
 
 
-def _accelerators(value: Any) -> list[tuple[str, int]]:
-    """The accelerators of which a task takes one kind: (name, number). A text is `H100:8`."""
+def _task_accelerators(value: Any) -> list[tuple[str, int]]:
+    """Returns a SkyPilot task's alternative accelerators as (name, number), such as `H100:8`."""
     if isinstance(value, Mapping):
         return [(str(name), count if type(count) is int else 1) for name, count in value.items()][:20]
     texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
-    parts = [str(text).partition(":") for text in texts[:20]]
-    return [(name.strip(), int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1) for name, _, count in parts]
+    name_and_count = [str(text).partition(":") for text in texts[:20]]
+    return [
+        (name.strip(), int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1) for name, _, count in name_and_count
+    ]
 
 
 # ---- Kubernetes and its operators
 
 
-def _config_map(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
+def _config_map_servers(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
     """Yields the servers of the scripts in a ConfigMap."""
-    for name, text in _table(item, "data").items():
+    for name, text in _table_at(item, "data").items():
         if isinstance(text, str) and str(name).endswith((".sh", ".bash")) and starts_server(text):
             yield from finder.in_script(text, {}, (), Container(f"data.{one_line(str(name))[:60]}", image="script"))
 
 
-def _with_runtime(item: Mapping[str, Any], runtime: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
-    """Yields the server of an InferenceService with the container of its runtime, whose arguments come first."""
-    model = _table(item, "spec", "predictor", "model")
-    containers = _table(runtime, "spec").get("containers")
+def _inference_service_with_runtime(
+    item: Mapping[str, Any], runtime: Mapping[str, Any], finder: ServerFinder
+) -> Iterator[Started]:
+    """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
+    model = _table_at(item, "spec", "predictor", "model")
+    containers = _table_at(runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
-            args = [*_words(container.get("args"), finder.where), *_words(model.get("args"), finder.where)]
+            args = [
+                *_command_words(container.get("args"), finder.where),
+                *_command_words(model.get("args"), finder.where),
+            ]
             env = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
-            joined = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
-            yield from _started(joined, (item, _table(item, "spec", "predictor"), model), "InferenceService", finder)
+            joined_container = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
+            yield from _servers_of_container(
+                joined_container, (item, _table_at(item, "spec", "predictor"), model), "InferenceService", finder
+            )
             return
 
 
-def _inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
-    """Yields the servers of KServe's LLMInferenceService: of vLLM, whose command its configuration may leave out."""
-    servers = list(_containers(item, (), "LLMInferenceService", finder))
+def _llm_inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
+    """Yields the vLLM servers of KServe's LLMInferenceService, which may state no command."""
+    servers = list(_container_servers(item, (), "LLMInferenceService", finder))
     yield from servers
     if servers:
         return
-    spec = _table(item, "spec")
-    for place, table in (("LLMInferenceService", spec), ("LLMInferenceService.prefill", _table(spec, "prefill"))):
-        containers = _table(table, "template").get("containers")
-        main = next((c for c in containers if isinstance(c, Mapping)), {}) if isinstance(containers, list) else {}
+    spec = _table_at(item, "spec")
+    for place_in_file, table in (
+        ("LLMInferenceService", spec),
+        ("LLMInferenceService.prefill", _table_at(spec, "prefill")),
+    ):
+        containers = _table_at(table, "template").get("containers")
+        main_table = next((c for c in containers if isinstance(c, Mapping)), {}) if isinstance(containers, list) else {}
         if table:
-            tables = (item, spec, table, main)
+            tables = (item, spec, table, main_table)
             container = Container(
-                place=place,
-                words=("vllm", "serve", _model(tables), *_adapters(tables)),
-                image=str(main.get("image") or ""),
-                env=_environment(main.get("env")),
-                gpu=_gpu(tables),
-                gpus=_gpus(tables, f"{finder.where}: {place}"),
-                sizes=_sizes(tables),
+                place=place_in_file,
+                words=("vllm", "serve", _hub_model(tables), *_adapter_flags(tables)),
+                image=str(main_table.get("image") or ""),
+                env=_environment_variables(main_table.get("env")),
+                gpu=_node_accelerator(tables),
+                gpus=_accelerator_limit(tables, f"{finder.where}: {place_in_file}"),
+                sizes=_parallel_sizes(tables),
             )
             yield from finder.in_words(container)
 
 
-def _containers(
-    table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
+def _container_servers(
+    table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place_in_file: str, finder: ServerFinder
 ) -> Iterator[Started]:
-    """Yields the servers of a table and of those in it. around: the tables around it, the outermost first."""
-    if len(around) > DEEPEST:
-        raise InputError(f"{finder.where}: {place[:80]}: nested too deeply; expected at most {DEEPEST} tables")
-    named = table_of_engine(table)
-    if named is not None:
-        gpu = named.gpu or _gpu((*around, table))
-        yield from finder.in_words(replace(named, place=_place(place), gpu=gpu))
+    """Yields the servers of a table and of the tables in it. outer_tables: enclosing tables, the outermost first."""
+    if len(outer_tables) > DEEPEST:
+        raise InputError(f"{finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST} tables")
+    named_server = table_of_engine(table)
+    if named_server is not None:
+        gpu = named_server.gpu or _node_accelerator((*outer_tables, table))
+        yield from finder.in_words(replace(named_server, place=_short_place(place_in_file), gpu=gpu))
         return
     if (
         any(key in table for key in WORDS)
-        or (isinstance(table.get("image"), str) and around)
-        or (_engine((table,)) and _model((table,)))
+        or (isinstance(table.get("image"), str) and outer_tables)
+        or (_implied_engine((table,)) and _hub_model((table,)))
     ):
-        servers = list(_started(table, around, place, finder))
+        servers = list(_servers_of_container(table, outer_tables, place_in_file, finder))
         if servers:
             yield from servers
             return
@@ -258,50 +272,50 @@ def _containers(
         if key in TEXTS and isinstance(value, str):
             value = parse_yaml(value, f"{finder.where}: {key}")
         tables = value if isinstance(value, list) else [value]
-        for i, inner in enumerate(tables):
-            if isinstance(inner, Mapping):
+        for i, inner_table in enumerate(tables):
+            if isinstance(inner_table, Mapping):
                 index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
-                name = f"{place}.{one_line(str(key))[:60]}{index}".lstrip(".")
-                yield from _containers(inner, (*around, table), name, finder)
+                name = f"{place_in_file}.{one_line(str(key))[:60]}{index}".lstrip(".")
+                yield from _container_servers(inner_table, (*outer_tables, table), name, finder)
 
 
-def _started(
-    table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
+def _servers_of_container(
+    table: Mapping[str, Any], outer_tables: tuple[Mapping[str, Any], ...], place_in_file: str, finder: ServerFinder
 ) -> Iterator[Started]:
-    """Yields the servers of a container's table."""
-    tables = (*around, table)
-    env = _environment(table.get("env"))
+    """Yields the servers that a container's table starts."""
+    tables = (*outer_tables, table)
+    env = _environment_variables(table.get("env"))
     words = [
         word
         for key in ("command", "modelCommand", "start_command", "args")
-        for word in _words(table.get(key), finder.where)
+        for word in _command_words(table.get(key), finder.where)
     ]
     extra = env.get("VLLM_ADDITIONAL_ARGS", "")
-    added = (*_split(extra, finder.where), *(_adapters(tables) if words else ()))
-    words = [_with_env(word, env) for word in (*words, *added)]
+    added_words = (*_split_words(extra, finder.where), *(_adapter_flags(tables) if words else ()))
+    words = [_expand_container_variables(word, env) for word in (*words, *added_words)]
     image = table.get("image")
     container = Container(
-        place=_place(place),
+        place=_short_place(place_in_file),
         words=tuple(words),
-        image=image if isinstance(image, str) else _image(tables),
+        image=image if isinstance(image, str) else _container_image(tables),
         env=env,
-        gpu=_gpu(tables),
-        gpus=_gpus(tables, f"{finder.where}: {_place(place)}"),
-        model=_model(tables),
-        engine=_engine(tables) or engine_of_flags(words),
-        sizes=_sizes(tables),
+        gpu=_node_accelerator(tables),
+        gpus=_accelerator_limit(tables, f"{finder.where}: {_short_place(place_in_file)}"),
+        model=_hub_model(tables),
+        engine=_implied_engine(tables) or engine_of_flags(words),
+        sizes=_parallel_sizes(tables),
     )
     yield from finder.in_words(container)
 
 
-def _place(place: str) -> str:
-    """A place without the tables that all manifests have."""
-    short = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
-    return re.sub(r"\.{2,}", ".", short).strip(".") or place
+def _short_place(place: str) -> str:
+    """Returns a place in a manifest, without the keys that all manifests have."""
+    short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
+    return re.sub(r"\.{2,}", ".", short_place).strip(".") or place
 
 
-def _environment(value: Any) -> dict[str, str]:
-    """Variables of a list of `NAME=VALUE`, of a list of tables with `name` and `value`, or of a table."""
+def _environment_variables(value: Any) -> dict[str, str]:
+    """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(value, Mapping):
         return {str(name): str(text) for name, text in value.items() if _is_plain(text)}
     env: dict[str, str] = {}
@@ -322,24 +336,24 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _words(value: Any, where: str) -> list[str]:
-    """The words of a command: of a list, each one word, or of a text, split as a shell does."""
+def _command_words(value: Any, where: str) -> list[str]:
+    """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
     if isinstance(value, list):
         return [str(item) for item in value if _is_plain(item) or isinstance(item, bool)]
     if isinstance(value, str):
-        return list(COMMANDS[value]) if value in COMMANDS else _split(value, where)
+        return list(COMMANDS[value]) if value in COMMANDS else _split_words(value, where)
     return []
 
 
-def _split(text: str, where: str) -> list[str]:
+def _split_words(text: str, where: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:
         raise InputError(f"{where}: '{one_line(text)[:60]}': a quote does not end; expected one that does") from None
 
 
-def _with_env(word: str, env: Mapping[str, str]) -> str:
-    """A word with `$(NAME)` replaced by the container's variable, which is unresolved if it is not there."""
+def _expand_container_variables(word: str, env: Mapping[str, str]) -> str:
+    """Returns a word in which `$(NAME)` is replaced by the container's variable, or marked as unresolved."""
     if "$(" not in word:
         return word
     if word.count("$(") * max(map(len, env.values()), default=0) > LONGEST_VALUE:
@@ -347,8 +361,8 @@ def _with_env(word: str, env: Mapping[str, str]) -> str:
     return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), word)
 
 
-def _image(tables: Sequence[Mapping[str, Any]]) -> str:
-    """The image that a table around the container names: a text, or `repository` and `tag`."""
+def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the image that an enclosing table of the container names, as text or as `repository` and `tag`."""
     for table in reversed(tables):
         image = table.get("image")
         if isinstance(image, str):
@@ -359,10 +373,10 @@ def _image(tables: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
-    """The accelerator of the node on which a container runs; empty if no table says it."""
+def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the accelerator of the node on which a container runs; empty if no table states it."""
     for table in reversed(tables):
-        selector = {**_table(table, "nodeSelector"), **_table(table, "template", "nodeSelector")}
+        selector = {**_table_at(table, "nodeSelector"), **_table_at(table, "template", "nodeSelector")}
         for label in (*LABELS, *MACHINE_LABELS):
             if isinstance(selector.get(label), str):
                 return str(selector[label])
@@ -371,31 +385,31 @@ def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
                 return str(table[label])
         if isinstance(table.get(PROFILE), str):
             return str(table[PROFILE]).partition(":")[0]
-        terms = _table(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-        for expression in (*_expressions(terms), *_expressions(table)):
+        terms = _table_at(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+        for expression in (*_affinity_expressions(terms), *_affinity_expressions(table)):
             values = expression.get("values")
             if expression.get("key") in (*LABELS, *MACHINE_LABELS) and isinstance(values, list) and len(values) == 1:
                 return str(values[0])
     return ""
 
 
-def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The expressions of an affinity to nodes."""
-    listed = terms.get("nodeSelectorTerms")
-    for term in listed if isinstance(listed, list) else ():
+def _affinity_expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the match expressions of a Kubernetes node affinity."""
+    node_terms = terms.get("nodeSelectorTerms")
+    for term in node_terms if isinstance(node_terms, list) else ():
         for expression in (term.get("matchExpressions") or ()) if isinstance(term, Mapping) else ():
             if isinstance(expression, Mapping):
                 yield expression
 
 
-def _gpus(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
-    """The number of accelerators that a container may use; None if no table says it."""
+def _accelerator_limit(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
+    """Returns the number of accelerators that a container may use; None if no table states it."""
     for table in reversed(tables):
         profile = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(table.get(PROFILE, "")))
         if profile is not None:
             return int(profile[1])
         for kind in ("limits", "requests"):
-            resources = _table(table, "resources", kind)
+            resources = _table_at(table, "resources", kind)
             for name in GPUS:
                 count = accelerator_count(resources.get(name), f"{where}: {name}")
                 if count is not None:
@@ -403,10 +417,15 @@ def _gpus(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
     return None
 
 
-def _model(tables: Sequence[Mapping[str, Any]]) -> str:
-    """The model of the hub whose address a table names; empty without one."""
+def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the hub name of the model whose address a table states; empty without one."""
     for table in reversed(tables):
-        for owner in (table, _table(table, "model"), _table(table, "modelArtifacts"), _table(table, "storage")):
+        for owner in (
+            table,
+            _table_at(table, "model"),
+            _table_at(table, "modelArtifacts"),
+            _table_at(table, "storage"),
+        ):
             for key in MODEL_KEYS:
                 match = ADDRESS.fullmatch(str(owner.get(key, "")))
                 if match is not None:
@@ -414,32 +433,32 @@ def _model(tables: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _adapters(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The flags that KServe adds for the adapters of a model (`model.lora` of LLMInferenceService)."""
+def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the flags that KServe adds for a model's LoRA adapters (`model.lora` of LLMInferenceService)."""
     for table in tables:
-        lora = _table(table, "model", "lora")
+        lora = _table_at(table, "model", "lora")
         adapters = lora.get("adapters")
         if isinstance(adapters, list) and adapters:
-            rank, most = lora.get("maxRank", 64), lora.get("maxAdapters", len(adapters))
-            return ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={most}"]
+            rank, most_adapters = lora.get("maxRank", 64), lora.get("maxAdapters", len(adapters))
+            return ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={most_adapters}"]
     return []
 
 
-def _engine(tables: Sequence[Mapping[str, Any]]) -> str:
-    """The engine that a format of models or a framework's name stands for; empty without one."""
+def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the engine that a model format or a framework name in the tables implies; empty without one."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for table in reversed(tables):
-        for name in (_table(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
+        for name in (_table_at(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
             if str(name).lower() in formats:
                 return formats[str(name).lower()]
     return ""
 
 
-def _sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fields of the layout that tables state outside the command."""
+def _parallel_sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns sizes of the parallel layout that tables state outside the command."""
     sizes: dict[str, Any] = {}
     for table in tables:
-        for key, value in _table(table, "parallelism").items():
+        for key, value in _table_at(table, "parallelism").items():
             if key in SIZES and _is_plain(value):
                 sizes[SIZES[key]] = str(value)
     return sizes

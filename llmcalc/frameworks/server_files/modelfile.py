@@ -1,4 +1,4 @@
-"""Reads Ollama's Modelfile: instructions, one a line, of which FROM and PARAMETER matter.
+"""Reads Ollama's Modelfile, whose instructions FROM and PARAMETER matter for memory.
 
 The form is that of ollama's docs/modelfile.mdx and parser/parser.go: names of instructions in any case, texts in quotes
 or in three of them over several lines, comments that begin with #.
@@ -33,14 +33,18 @@ def is_modelfile(text: str, name: str) -> bool:
     """Whether a text is a Modelfile: it has FROM, and no instruction of a Dockerfile or of a script."""
     if not re.search(r"^[ \t]*FROM[ \t]+\S", text, re.IGNORECASE | re.MULTILINE):
         return False
-    lines = [line for line in _without_texts(text).split("\n") if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line for line in _without_quoted_texts(text).split("\n") if line.strip() and not line.lstrip().startswith("#")
+    ]
     matches = [_INSTRUCTION.match(line) for line in lines]
-    named = "modelfile" in name.rpartition("/")[2].lower()
-    known = all(match is not None and match[1].lower() in INSTRUCTIONS for match in matches)
-    return known and (named or any(match is not None and match[1].lower() == "parameter" for match in matches))
+    has_file_name = "modelfile" in name.rpartition("/")[2].lower()
+    has_instructions = all(match is not None and match[1].lower() in INSTRUCTIONS for match in matches)
+    return has_instructions and (
+        has_file_name or any(match is not None and match[1].lower() == "parameter" for match in matches)
+    )
 
 
-def _without_texts(text: str) -> str:
+def _without_quoted_texts(text: str) -> str:
     """Returns a Modelfile without its quoted texts, which may have several lines."""
     text = re.sub(r'"""[\s\S]*?"""', '""', text)
     return re.sub(r'"[^"]*"', '""', text)
@@ -51,17 +55,17 @@ def server_in_modelfile(text: str, where: str, container: Container) -> Started:
     program = program_named("ollama")
     assert program is not None
     model, arguments = "", []
-    for number, line in enumerate(_without_texts(text).split("\n"), 1):
+    for number, line in enumerate(_without_quoted_texts(text).split("\n"), 1):
         match = _INSTRUCTION.match(line)
         if match is None or line.lstrip().startswith("#"):
             continue
-        instruction, rest = match[1].lower(), match[2].strip()
+        instruction, instruction_value = match[1].lower(), match[2].strip()
         if instruction == "from":
-            model = rest
+            model = instruction_value
         elif instruction == "adapter":
             raise InputError(f"{where}: line {number}: ADAPTER: adapters are not modelled; remove the line")
         elif instruction == "parameter":
-            name, _, value = rest.partition(" ")
+            name, _, value = instruction_value.partition(" ")
             if not value.strip():
                 raise InputError(f"{where}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing")
             arguments.append(f"--{name.lower()}={value.strip()}")

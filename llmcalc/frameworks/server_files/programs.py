@@ -1,4 +1,4 @@
-"""The programs that start servers: how a command names one, its model and its configuration, and its images."""
+"""The programs that start servers, with their commands, container images, and flags for model and config file."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ LONGEST_PREFIX = 60
 
 
 class Start(NamedTuple):
-    """The start of a server: its program, the words after it, and the model that its launcher names."""
+    """A command that starts a server: its program, the arguments, and the model that its launcher names."""
 
     program: ServerProgram
     arguments: tuple[str, ...]
@@ -166,12 +166,12 @@ def program_named(engine: str) -> ServerProgram | None:
 
 
 def start_of(words: Sequence[str], image: str = "") -> Start | None:
-    """Returns the server that a command starts, itself or as the command of a container; None if it starts none.
+    """Returns the start of a server in a command, for a shell or a container; None if the command starts no server.
 
     image: the image of the container; empty for a shell.
     """
     for i in range(min(len(words), LONGEST_PREFIX)):
-        start = _start_at(words, i, image)
+        start = _start_at_word(words, i, image)
         if start is not None:
             return start
     handed_on = [match for word in words if (match := WORKER_LAUNCHER.fullmatch(word))]
@@ -182,25 +182,25 @@ def start_of(words: Sequence[str], image: str = "") -> Start | None:
             return Start(program, tuple(match[2] for match in handed_on), next(models, ""))
     program = program_of_image(image)
     if program is not None and program.entry and (not words or words[0].startswith("-") or _is_model(words[0])):
-        return _start_at([*program.entry.split(), *words], 0, image)
+        return _start_at_word([*program.entry.split(), *words], 0, image)
     return None
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word may name a model: one of the hub, a folder of models, or a variable of the script."""
+    """Whether a word may name a model: on the hub, in a folder of models, or in a variable of the script."""
     if is_unresolved(word):
         return True
     return re.fullmatch(r"[\w.-]+/[\w.-]+|/[\w./-]+", word) is not None and not word.startswith(("/bin/", "/usr/"))
 
 
 def program_of_image(image: str) -> ServerProgram | None:
-    """Returns the program of an image; None if its name says none."""
+    """Returns the server program of a container image, by the image's name; None for an unknown image."""
     name = image.lower().partition("@")[0]
-    return next((program for program in PROGRAMS if any(part in name for part in program.images)), None)
+    return next((program for program in PROGRAMS if any(image_part in name for image_part in program.images)), None)
 
 
 def version_of_image(image: str) -> str:
-    """Returns the version of the engine in an image's tag; empty if the tag says none, or that of another program."""
+    """Returns the engine version in a container image's tag; empty if the tag states none."""
     if OTHER_VERSIONS.search(image):
         return ""
     program = program_of_image(image)
@@ -209,31 +209,42 @@ def version_of_image(image: str) -> str:
     return "" if match is None else match[1]
 
 
-def _start_at(words: Sequence[str], i: int, image: str = "") -> Start | None:
-    """Returns the server whose program is the word at a place."""
+def _start_at_word(words: Sequence[str], i: int, image: str = "") -> Start | None:
+    """Returns the start of a server whose program is word number `i`; None if the word is no server program."""
     word = words[i]
-    after = words[i + 1] if i + 1 < len(words) else ""
+    next_word = words[i + 1] if i + 1 < len(words) else ""
     if word in ("-m", "--module") and i:
-        return _module(after, tuple(words[i + 2 :]))
+        return _start_of_module(next_word, tuple(words[i + 2 :]))
     if word.endswith(".py"):
         name = word.removesuffix(".py").replace("/", ".")
-        module = next((m for program in PROGRAMS for m in program.modules if name.endswith(f".{m}") or name == m), "")
-        return _module(module, tuple(words[i + 1 :])) if module else None
+        module = next(
+            (
+                candidate
+                for program in PROGRAMS
+                for candidate in program.modules
+                if name.endswith(f".{candidate}") or name == candidate
+            ),
+            "",
+        )
+        return _start_of_module(module, tuple(words[i + 1 :])) if module else None
     name = word.rpartition("/")[2].removesuffix(".exe")
     for program in PROGRAMS:
         for command in sorted(program.commands, key=len, reverse=True):
-            first, _, second = command.partition(" ")
-            if second:
-                is_it, rest = name == first and after == second, i + 2
+            first_word, _, second_word = command.partition(" ")
+            if second_word:
+                is_command, arguments_start = name == first_word and next_word == second_word, i + 2
             else:
-                is_it, rest = name == first or word.endswith(f"/{first}"), i + 1
-            if is_it:
-                return Start(_fork(program, f"{image} {word}".lower(), words[rest:]), tuple(words[rest:]))
+                is_command, arguments_start = name == first_word or word.endswith(f"/{first_word}"), i + 1
+            if is_command:
+                return Start(
+                    _fork_of(program, f"{image} {word}".lower(), words[arguments_start:]),
+                    tuple(words[arguments_start:]),
+                )
     return None
 
 
-def _module(module: str, arguments: tuple[str, ...]) -> Start | None:
-    """Returns the server of a module of Python."""
+def _start_of_module(module: str, arguments: tuple[str, ...]) -> Start | None:
+    """Returns the start of a server that a Python module runs; None for other modules."""
     program = next((program for program in PROGRAMS if module in program.modules), None)
     if program is None:
         return None
@@ -242,11 +253,11 @@ def _module(module: str, arguments: tuple[str, ...]) -> Start | None:
     return Start(program, arguments)
 
 
-def _fork(program: ServerProgram, place: str, arguments: Sequence[str]) -> ServerProgram:
-    """Returns the fork of a program, where its place or a flag is the fork's. place: image and path of the command."""
+def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
+    """Returns the fork of a program if its place or a flag belongs to one. image_and_path: of the command."""
     for fork in PROGRAMS:
         if fork.fork_of == program.engine and (
-            any(part in place for part in fork.images)
+            any(image_part in image_and_path for image_part in fork.images)
             or not _flags_of_fork(fork.engine, program.engine).isdisjoint(arguments)
         ):
             return fork
@@ -255,6 +266,6 @@ def _fork(program: ServerProgram, place: str, arguments: Sequence[str]) -> Serve
 
 @cache
 def _flags_of_fork(fork: str, engine_name: str) -> frozenset[str]:
-    """The spellings of flags that only the fork has."""
-    known = by_name(engine(engine_name).known_flags())
-    return frozenset(by_name(engine(fork).known_flags())) - frozenset(known)
+    """Returns the spellings of flags that only the fork of an engine has."""
+    engine_flags = by_name(engine(engine_name).known_flags())
+    return frozenset(by_name(engine(fork).known_flags())) - frozenset(engine_flags)

@@ -1,4 +1,4 @@
-"""Servers that Python files start: Ray Serve's `LLMConfig`, and commands in lists or texts, as for Modal.
+"""Finds servers that Python files start: Ray Serve's `LLMConfig`, and commands in lists or texts, as for Modal.
 
 The file is read from its syntax tree; nothing in it is imported or run. What a call returns is unresolved, other than
 of `dict`, `str`, `os.environ.get` with a default, and `" ".join`.
@@ -39,7 +39,7 @@ FLAG_OF_GPUS = "gpu"
 
 
 def servers_in_python(text: str, finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers that a Python file starts. finder: of the file. variables: those of the environment.
+    """Yields the servers that a Python file starts. finder: the file's finder. variables: environment variables.
 
     Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
     """
@@ -68,15 +68,15 @@ def servers_in_python(text: str, finder: ServerFinder, variables: Mapping[str, s
 
 
 class _Reader:
-    """Reads the values of a module. variables: those of the environment."""
+    """Evaluates values in a Python module's syntax tree. variables: environment variables."""
 
     def __init__(self, module: ast.Module, variables: Mapping[str, str]) -> None:
         self.module, self.variables = module, variables
         self.names: dict[str, Any] = {}
 
     def servers(self, finder: ServerFinder) -> Iterator[Started]:
-        """Yields the servers of the module's statements, and of its functions with the names of the module."""
-        yield from self._body(self.module.body, Container(""), finder)
+        """Yields the servers that the module's statements and functions start."""
+        yield from self._servers_in_statements(self.module.body, Container(""), finder)
         outer = dict(self.names)
         for statement in self.module.body:
             functions = [statement, *(statement.body if isinstance(statement, ast.ClassDef) else ())]
@@ -86,10 +86,10 @@ class _Reader:
                     container = self._container_of(
                         [*function.decorator_list, *getattr(statement, "decorator_list", [])]
                     )
-                    yield from self._body(function.body, container, finder)
+                    yield from self._servers_in_statements(function.body, container, finder)
 
     def _container_of(self, decorators: list[ast.expr]) -> Container:
-        """The accelerators of Modal's decorators."""
+        """Returns a container with the accelerators that Modal's decorators state."""
         for decorator in decorators:
             for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
                 if keyword.arg == FLAG_OF_GPUS:
@@ -97,147 +97,155 @@ class _Reader:
                     return Container("", gpu=gpu.rstrip("!"), gpus=int(number) if number.isdecimal() else 1)
         return Container("")
 
-    def _body(
-        self, body: list[ast.stmt], container: Container, finder: ServerFinder, deep: int = 0
+    def _servers_in_statements(
+        self, body: list[ast.stmt], container: Container, finder: ServerFinder, depth: int = 0
     ) -> Iterator[Started]:
-        """Yields the servers of statements, whose assignments are followed in their order."""
+        """Yields the servers that statements start; assignments are evaluated in their order."""
         commands: dict[str, int] = {}
-        for statement in body if deep < DEEPEST else ():
-            target = _target(statement)
-            if isinstance(statement, ast.Assign | ast.AnnAssign) and target and statement.value is not None:
-                self.names[target] = self.value(statement.value)
-            elif isinstance(statement, ast.AugAssign) and target:
-                self.names[target] = _sum(self.names.get(target), self.value(statement.value))
+        for statement in body if depth < DEEPEST else ():
+            variable = _assigned_name(statement)
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and variable and statement.value is not None:
+                self.names[variable] = self.value(statement.value)
+            elif isinstance(statement, ast.AugAssign) and variable:
+                self.names[variable] = _add_values(self.names.get(variable), self.value(statement.value))
             elif _is_extension(statement):
                 call: Any = statement.value  # type: ignore[attr-defined]
-                added = self.value(call.args[0])
-                target = dotted(call.func.value)
-                self.names[target] = _sum(self.names.get(target), added if call.func.attr == "extend" else [added])
-            if target and _is_command(self.names.get(target)):
-                commands[target] = statement.lineno
-            for call in (node for node in _calls(statement)):
-                table = self._configuration(call)
-                named = None if table is None else table_of_engine(table)
-                if named is not None:
-                    yield from finder.in_words(replace(named, place=f"line {call.lineno}"))
+                added_value = self.value(call.args[0])
+                variable = dotted(call.func.value)
+                self.names[variable] = _add_values(
+                    self.names.get(variable), added_value if call.func.attr == "extend" else [added_value]
+                )
+            if variable and _is_command(self.names.get(variable)):
+                commands[variable] = statement.lineno
+            for call in (node for node in _direct_calls(statement)):
+                table = self._configuration_arguments(call)
+                named_server = None if table is None else table_of_engine(table)
+                if named_server is not None:
+                    yield from finder.in_words(replace(named_server, place=f"line {call.lineno}"))
                     continue
                 for argument in call.args[:1]:
                     value = self.value(argument)
                     if _is_command(value) and not isinstance(argument, ast.Name):
-                        yield from self._command(value, container, call.lineno, finder)
-            for inner in _bodies(statement):
-                yield from self._body(inner, container, finder, deep + 1)
-        for target, line in commands.items():
-            if _is_command(self.names[target]):
-                yield from self._command(self.names[target], container, line, finder)
+                        yield from self._servers_of_command(value, container, call.lineno, finder)
+            for inner_body in _inner_bodies(statement):
+                yield from self._servers_in_statements(inner_body, container, finder, depth + 1)
+        for variable, line in commands.items():
+            if _is_command(self.names[variable]):
+                yield from self._servers_of_command(self.names[variable], container, line, finder)
 
-    def _command(self, value: Any, container: Container, line: int, finder: ServerFinder) -> Iterator[Started]:
-        """Yields the servers of a command: a list of words, or a text for a shell."""
-        place = replace(container, place=f"line {line}")
+    def _servers_of_command(
+        self, value: Any, container: Container, line: int, finder: ServerFinder
+    ) -> Iterator[Started]:
+        """Yields the servers that a command starts: a list of words, or a text for a shell."""
+        located_container = replace(container, place=f"line {line}")
         if isinstance(value, str):
-            yield from finder.in_script(value, self.variables, (), replace(place, image="script"))
+            yield from finder.in_script(value, self.variables, (), replace(located_container, image="script"))
         else:
-            words = [_word(item) for item in value[:MOST_WORDS]]
-            yield from finder.in_words(replace(place, words=words))
+            words = [_word_of_value(item) for item in value[:MOST_WORDS]]
+            yield from finder.in_words(replace(located_container, words=words))
 
-    def _configuration(self, call: ast.Call) -> dict[str, Any] | None:
-        """The arguments of a call that configures a server; None for another call."""
+    def _configuration_arguments(self, call: ast.Call) -> dict[str, Any] | None:
+        """Returns the arguments of a call that configures a server; None for other calls."""
         if dotted(call.func).rpartition(".")[2] not in CONFIGURATIONS:
             return None
         table = {keyword.arg: self.value(keyword.value) for keyword in call.keywords if keyword.arg}
-        return {name: _plain(value) for name, value in table.items()}
+        return {name: _with_marks(value) for name, value in table.items()}
 
-    def value(self, node: ast.expr, deep: int = 0) -> Any:
-        """The value of an expression."""
-        if deep > DEEPEST:
+    def value(self, node: ast.expr, depth: int = 0) -> Any:
+        """Returns the value of an expression of the syntax tree."""
+        if depth > DEEPEST:
             return Unknown("…")
         if isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)
             return {
-                str(self.value(key, deep + 1)): self.value(item, deep + 1) for key, item in pairs if key is not None
+                str(self.value(key, depth + 1)): self.value(item, depth + 1) for key, item in pairs if key is not None
             }
         if isinstance(node, ast.List | ast.Tuple):
-            return [item for part in node.elts[:MOST_WORDS] for item in self._items(part, deep)]
+            return [item for text_node in node.elts[:MOST_WORDS] for item in self._list_items(text_node, depth)]
         if isinstance(node, ast.JoinedStr):
-            parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
-            return "".join(_word(self.value(part, deep + 1)) for part in parts)
+            text_values = [
+                text_node.value if isinstance(text_node, ast.FormattedValue) else text_node for text_node in node.values
+            ]
+            return "".join(_word_of_value(self.value(text_node, depth + 1)) for text_node in text_values)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return _sum(self.value(node.left, deep + 1), self.value(node.right, deep + 1))
+            return _add_values(self.value(node.left, depth + 1), self.value(node.right, depth + 1))
         if isinstance(node, ast.IfExp):
-            test = self.value(node.test, deep + 1)
-            chosen = node.body if test else node.orelse
-            return Unknown("if") if isinstance(test, Unknown) else self.value(chosen, deep + 1)
+            test = self.value(node.test, depth + 1)
+            chosen_node = node.body if test else node.orelse
+            return Unknown("if") if isinstance(test, Unknown) else self.value(chosen_node, depth + 1)
         if isinstance(node, ast.Call):
-            return self._returned(node, deep)
-        return value_of(node, self.names, deep)
+            return self._call_result(node, depth)
+        return value_of(node, self.names, depth)
 
-    def _items(self, part: ast.expr, deep: int) -> list[Any]:
-        if not isinstance(part, ast.Starred):
-            return [self.value(part, deep + 1)]
-        value = self.value(part.value, deep + 1)
+    def _list_items(self, list_node: ast.expr, depth: int) -> list[Any]:
+        if not isinstance(list_node, ast.Starred):
+            return [self.value(list_node, depth + 1)]
+        value = self.value(list_node.value, depth + 1)
         return value if isinstance(value, list) else [Unknown("*…")]
 
-    def _returned(self, call: ast.Call, deep: int) -> Any:
-        """What a call returns, of the few functions that are known."""
-        name, arguments = dotted(call.func), [self.value(item, deep + 1) for item in call.args[:3]]
+    def _call_result(self, call: ast.Call, depth: int) -> Any:
+        """Returns the result of a call to a supported function, such as `dict`."""
+        name, arguments = dotted(call.func), [self.value(item, depth + 1) for item in call.args[:3]]
         if name == "dict":
-            return {keyword.arg: self.value(keyword.value, deep + 1) for keyword in call.keywords if keyword.arg}
+            return {keyword.arg: self.value(keyword.value, depth + 1) for keyword in call.keywords if keyword.arg}
         if name == "str" and len(arguments) == 1:
-            return _word(arguments[0])
+            return _word_of_value(arguments[0])
         if name == "json.dumps" and len(arguments) == 1 and not isinstance(arguments[0], Unknown):
-            return json.dumps(_plain(arguments[0]))
+            return json.dumps(_with_marks(arguments[0]))
         if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and arguments:
             return self.variables.get(str(arguments[0]), arguments[1] if len(arguments) > 1 else Unknown("$"))
         if isinstance(call.func, ast.Attribute) and call.func.attr == "join" and len(arguments) == 1:
-            between = self.value(call.func.value, deep + 1)
-            if isinstance(between, str) and isinstance(arguments[0], list):
-                return between.join(map(_word, arguments[0]))
-        return value_of(call, self.names, deep)
+            separator = self.value(call.func.value, depth + 1)
+            if isinstance(separator, str) and isinstance(arguments[0], list):
+                return separator.join(map(_word_of_value, arguments[0]))
+        return value_of(call, self.names, depth)
 
 
-def _word(value: Any) -> str:
-    """The word for a value, with a mark if it is known only when the file runs."""
+def _word_of_value(value: Any) -> str:
+    """Returns a value as a word of a command, with a mark if it is known only when the file runs."""
     return unresolved(value.text or "…") if isinstance(value, Unknown) else str(value)
 
 
-def _plain(value: Any) -> Any:
-    """A value with marks in place of what is not known."""
+def _with_marks(value: Any) -> Any:
+    """Returns a value in which parts that are known only when the file runs are marked words."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _with_marks(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return _word(value) if isinstance(value, Unknown) else value
+        return [_with_marks(item) for item in value]
+    return _word_of_value(value) if isinstance(value, Unknown) else value
 
 
-def _sum(left: Any, right: Any) -> Any:
-    """The sum of two texts, lists or numbers. In a list or a text, what is not known is a word that is not known."""
+def _add_values(left: Any, right: Any) -> Any:
+    """Returns the sum of two texts, lists or numbers; an unknown operand becomes a marked word."""
     if isinstance(left, list):
         return [*left, *(right if isinstance(right, list) else [Unknown("…")])][:MOST_WORDS]
     if isinstance(left, str) and isinstance(right, str | Unknown) and len(left) < LONGEST_TEXT:
-        return left + _word(right)[:LONGEST_TEXT]
+        return left + _word_of_value(right)[:LONGEST_TEXT]
     if type(left) is int and type(right) is int:
         return left + right
     return Unknown("…")
 
 
 def _is_command(value: Any) -> bool:
-    """Whether a value may start a server: a list of words, or a text."""
+    """Whether a value may be a command that starts a server: a list of words, or a text."""
     if isinstance(value, str):
         return starts_server(value) and " " in value.strip()
     return (
-        isinstance(value, list) and len(value) > 1 and any(isinstance(w, str) and starts_server(w) for w in value[:4])
+        isinstance(value, list)
+        and len(value) > 1
+        and any(isinstance(word, str) and starts_server(word) for word in value[:4])
     )
 
 
-def _target(statement: ast.stmt) -> str:
-    """The name that a statement assigns; empty for none."""
+def _assigned_name(statement: ast.stmt) -> str:
+    """Returns the name of the variable that a statement assigns; empty for none."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         return dotted(statement.targets[0])
     return dotted(statement.target) if isinstance(statement, ast.AnnAssign | ast.AugAssign) else ""
 
 
 def _is_extension(statement: ast.stmt) -> bool:
-    """Whether a statement adds to a list: `words.extend([…])`, `words.append(…)`."""
+    """Whether a statement adds items to a list: `words.extend([…])`, `words.append(…)`."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     return (
         isinstance(call, ast.Call)
@@ -247,21 +255,21 @@ def _is_extension(statement: ast.stmt) -> bool:
     )
 
 
-def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
-    """Yields the calls of a statement without those of the statements in it."""
-    pending: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
-    while pending:
-        node = pending.pop()
+def _direct_calls(statement: ast.stmt) -> Iterator[ast.Call]:
+    """Yields the calls in a statement, without those of nested statements."""
+    nodes: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, ast.Call):
             yield node
-        pending += [inner for inner in ast.iter_child_nodes(node) if not isinstance(inner, ast.stmt)]
+        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
 
 
-def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """Yields the bodies of `with`, `if`, `for` and `try`, which are read in their order."""
+def _inner_bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    """Yields the bodies of `with`, `if`, `for` and `try`, in their order."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
     for name in ("body", "orelse", "finalbody"):
-        inner = getattr(statement, name, None)
-        if isinstance(inner, list):
-            yield inner
+        inner_body = getattr(statement, name, None)
+        if isinstance(inner_body, list):
+            yield inner_body

@@ -1,4 +1,4 @@
-"""Reads launch files that start servers, of any kind, which it recognizes by their contents."""
+"""Reads server launch files of any kind, which it recognizes by their contents."""
 
 from __future__ import annotations
 
@@ -38,35 +38,35 @@ SIGNS = re.compile(r"^(services|apiVersion|kind|modelArtifacts|decode|model)[ \t
 
 
 def servers_of(
-    path: str | Path, allow_unknown: bool = False, typed: Mapping[str, Any] = NO_FLAGS, engine_typed: str = ""
+    path: str | Path, allow_unknown: bool = False, typed_flags: Mapping[str, Any] = NO_FLAGS, typed_engine: str = ""
 ) -> list[LaunchedServer]:
-    """Returns the servers that a launch file starts; none for a file of another kind, such as one of training.
+    """Returns the servers that a launch file starts; none for other files, such as training scripts.
 
     path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` as it is typed in a shell.
     allow_unknown: whether unknown flags are accepted.
-    typed: flags of the engine that are typed beside the file, by their fields; they replace the file's.
-    engine_typed: the engine that is typed beside the file; empty for the file's.
+    typed_flags: flags of the engine that are typed beside the file, by their fields; they replace the file's.
+    typed_engine: the engine that is typed beside the file; empty for the file's.
     Raises `InputError`, which names file, place, flag and fix.
     """
     typed_path = typed_launch(str(path))
     where = typed_path.path
     file = Path(where)
-    return servers_of_text(read_text(file, LARGEST), typed_path, allow_unknown, file.parent, typed, engine_typed)
+    return servers_of_text(read_text(file, LARGEST), typed_path, allow_unknown, file.parent, typed_flags, typed_engine)
 
 
 def starts_any(path: str | Path) -> bool:
-    """Whether a file starts a server, also one of an engine that is not modelled."""
+    """Whether a file starts a server, even of an engine that is not modelled."""
     typed_path = typed_launch(str(path))
     file = Path(typed_path.path)
-    return next(iter(_started(read_text(file, LARGEST), typed_path, file.parent)), None) is not None
+    return next(iter(_find_servers(read_text(file, LARGEST), typed_path, file.parent)), None) is not None
 
 
 def engines_of(path: str | Path) -> list[str]:
-    """Returns the names of the engines whose servers a file starts; none for a file of another kind."""
+    """Returns the names of the engines whose servers a file starts; none for other files."""
     typed_path = typed_launch(str(path))
     file = Path(typed_path.path)
     try:
-        started = list(_started(read_text(file, LARGEST), typed_path, file.parent))
+        started = list(_find_servers(read_text(file, LARGEST), typed_path, file.parent))
     except InputError:
         return []  # the same error is raised where the file is read for its servers
     names = dict.fromkeys(server.start.program.engine for server in started)
@@ -78,20 +78,20 @@ def servers_of_text(
     typed_path: TypedLaunch,
     allow_unknown: bool = False,
     folder: Path | None = None,
-    typed: Mapping[str, Any] = NO_FLAGS,
-    engine_typed: str = "",
+    typed_flags: Mapping[str, Any] = NO_FLAGS,
+    typed_engine: str = "",
 ) -> list[LaunchedServer]:
-    """Returns the servers that the text of a launch file starts.
+    """Returns the servers that a launch file's text starts.
 
     typed_path: the file's name, with variables and arguments of a script. folder: folder of files that it names; None
         (default) to read no such file. Other parameters as of `servers_of`.
     """
     where = typed_path.path
     servers: list[LaunchedServer] = []
-    for started in _started(text, typed_path, folder):
-        if engine_typed and started.start.program.engine != engine_typed:
+    for started in _find_servers(text, typed_path, folder):
+        if typed_engine and started.start.program.engine != typed_engine:
             continue
-        server = _server(started, where, allow_unknown, folder, typed)
+        server = _read_server(started, where, allow_unknown, folder, typed_flags)
         if not _is_worker(started.start) and server not in servers:
             servers.append(server)
         if len(servers) > MOST_SERVERS:
@@ -100,19 +100,19 @@ def servers_of_text(
 
 
 def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
-    """The servers without those that differ from an earlier one in their place and environment alone."""
-    distinct: dict[str, LaunchedServer] = {}
+    """Returns the servers that differ from earlier servers in more than place and environment."""
+    distinct_servers: dict[str, LaunchedServer] = {}
     for server in servers:
         key = repr(replace(server, place="", env={}, notes=()))
-        first = distinct.setdefault(key, server)
-        if first is not server:
+        first_server = distinct_servers.setdefault(key, server)
+        if first_server is not server:
             note = f"{server.place} starts the same server"
-            distinct[key] = replace(first, notes=(*first.notes, note))
-    return list(distinct.values())
+            distinct_servers[key] = replace(first_server, notes=(*first_server.notes, note))
+    return list(distinct_servers.values())
 
 
 def _is_worker(start: Start) -> bool:
-    """Whether a command joins the server of another machine, which is counted there."""
+    """Whether a command joins a server that another machine starts, so that it is no further server."""
     text = " ".join(start.arguments)
     return re.search(r"--headless\b|--(node[-_]rank|data[-_]parallel[-_]start[-_]rank)[ =][1-9]", text) is not None
 
@@ -120,13 +120,13 @@ def _is_worker(start: Start) -> bool:
 # ---- kinds of files
 
 
-def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
-    """Yields the servers of a text."""
-    where, user = typed_path.path, Container("")
+def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
+    """Yields the servers that a launch file's text starts."""
+    where, shell = typed_path.path, Container("")
     finder = ServerFinder(where)
     name = where.rpartition("/")[2].lower()
     if is_modelfile(text, name):
-        yield server_in_modelfile(text, where, user)
+        yield server_in_modelfile(text, where, shell)
         return
     is_tables = name.endswith((".yaml", ".yml", ".json")) or (SIGNS.search(text) is not None and text[:2] != "#!")
     if not is_tables:
@@ -136,13 +136,15 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
             return
         if not starts_server(text) or name.endswith(".toml"):
             return
-        yield from finder.in_script(text, typed_path.variables, typed_path.arguments, user)
+        yield from finder.in_script(text, typed_path.variables, typed_path.arguments, shell)
         return
-    variables = {**_env_file(folder), **typed_path.variables}
+    variables = {**_read_env_file(folder), **typed_path.variables}
     documents = []
-    for part in _documents(text, where):
+    for document in _yaml_documents(text, where):
         try:
-            documents.append(parse_braces(part, where) if part.lstrip().startswith("{") else parse_yaml(part, where))
+            documents.append(
+                parse_braces(document, where) if document.lstrip().startswith("{") else parse_yaml(document, where)
+            )
         except (InputError, MissingExtra):
             if not SIGNS.search(text) and not starts_server(text):
                 return
@@ -157,16 +159,16 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
         yield from _bare_configuration(documents[0])
 
 
-def _documents(text: str, where: str) -> list[str]:
-    """The documents of a YAML file, which lines of three hyphens divide."""
-    parts = [part for part in re.split(r"^---(?:[ \t].*)?$", text, flags=re.MULTILINE) if part.strip()]
-    if len(parts) > MOST_DOCUMENTS:
-        raise InputError(f"{where}: {len(parts):,} documents; expected at most {MOST_DOCUMENTS}")
-    return parts
+def _yaml_documents(text: str, where: str) -> list[str]:
+    """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
+    documents = [document for document in re.split(r"^---(?:[ \t].*)?$", text, flags=re.MULTILINE) if document.strip()]
+    if len(documents) > MOST_DOCUMENTS:
+        raise InputError(f"{where}: {len(documents):,} documents; expected at most {MOST_DOCUMENTS}")
+    return documents
 
 
-def _env_file(folder: Path | None) -> dict[str, str]:
-    """The variables of the file `.env` beside a compose file; none without one."""
+def _read_env_file(folder: Path | None) -> dict[str, str]:
+    """Returns the variables in the file `.env` beside a compose file; none without such a file."""
     path = None if folder is None else folder / ".env"
     if path is None or not path.is_file():
         return {}
@@ -176,10 +178,10 @@ def _env_file(folder: Path | None) -> dict[str, str]:
 
 
 def _bare_configuration(data: Any) -> Iterator[Started]:
-    """Yields the server of a configuration that stands alone: all its keys are flags of one engine."""
+    """Yields the server of a config file without a command, all of whose keys are flags of one engine."""
     if isinstance(data, Mapping):
         name = engine_of_flags(
-            [f"--{key}.{inner}" for key, table in data.items() if isinstance(table, Mapping) for inner in table]
+            [f"--{key}.{inner_key}" for key, table in data.items() if isinstance(table, Mapping) for inner_key in table]
             + [f"--{key}" for key, value in data.items() if not isinstance(value, Mapping)]
         )
         program = program_named(name)
@@ -191,10 +193,10 @@ def _bare_configuration(data: Any) -> Iterator[Started]:
 # ---- servers
 
 
-def _server(
-    started: Started, where: str, allow_unknown: bool, folder: Path | None, typed: Mapping[str, Any]
+def _read_server(
+    started: Started, where: str, allow_unknown: bool, folder: Path | None, typed_flags: Mapping[str, Any]
 ) -> LaunchedServer:
-    """Reads a server's flags. Raises `InputError` for an engine that is not modelled."""
+    """Returns a server with its parsed flags. Raises `InputError` for an engine that is not modelled."""
     start, container = started.start, started.container
     at = f"{where}: {container.place}" if container.place else where
     name = start.program.engine
@@ -209,14 +211,14 @@ def _server(
     arguments = read_arguments(
         start.program,
         record,
-        (*_of_variables(start.program, container.env), *start.arguments),
+        (*_flags_of_variables(start.program, container.env), *start.arguments),
         at,
         _named_reader(where, folder, started.files),
         allow_unknown,
-        tuple(typed),
+        tuple(typed_flags),
     )
     fields = {flag.names[0]: flag.field for flag in record.known_flags() if not flag.names[0].startswith("-")}
-    of_environment = {field: container.env[name] for name, field in fields.items() if name in container.env}
+    environment_flags = {field: container.env[name] for name, field in fields.items() if name in container.env}
     sizes = {field: value for field, value in container.sizes.items() if field in _all_fields(record)}
     model = start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
@@ -227,7 +229,7 @@ def _server(
         engine=name,
         version=started.version,
         target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
-        values={**sizes, **of_environment, **arguments.values},
+        values={**sizes, **environment_flags, **arguments.values},
         env={variable: value[:200] for variable, value in container.env.items() if not SECRET.search(variable)},
         hardware=accelerator_of(container.gpu) if container.gpu else "",
         gpu=one_line(container.gpu)[:80],
@@ -238,21 +240,21 @@ def _server(
     )
 
 
-def _of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
-    """Yields the flags that environment variables of a program stand for: `LLAMA_ARG_CTX_SIZE=4096` is `--ctx-size`."""
+def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
+    """Yields the flags equivalent to a program's environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
     if not program.variables or not any(name.startswith(program.variables) for name in env):
         return
-    known = by_name(reversed(flags_of(program, engine(program.engine))))
+    flags_by_name = by_name(reversed(flags_of(program, engine(program.engine))))
     for name, value in env.items():
         if name.startswith(program.variables):
             word = name.removeprefix(program.variables).lower().replace("_", "-")
-            typed = f"--{VARIABLES.get(word, word)}"
-            match = flag_named(known, typed)
+            flag_spelling = f"--{VARIABLES.get(word, word)}"
+            match = flag_named(flags_by_name, flag_spelling)
             is_switch = match is None or match.flag.kind == "switch"
             if is_switch and value.lower() in OFF:
-                yield f"--no-{typed[2:]}"
+                yield f"--no-{flag_spelling[2:]}"
             else:
-                yield typed if is_switch and value.lower() in ON else f"{typed}={value}"
+                yield flag_spelling if is_switch and value.lower() in ON else f"{flag_spelling}={value}"
 
 
 ON, OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
@@ -288,14 +290,16 @@ def _all_fields(record: Any) -> set[str]:
 
 
 def _named_reader(where: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamed:
-    """A reader of the files that a command names: those that its script writes, then those beside it."""
+    """Returns a function that reads a file named in a command: written by its script, or beside the launch file."""
 
     def read(name: str) -> str:
-        base = name.rpartition("/")[2]
-        written = files.get(name) or next((text for path, text in files.items() if path.endswith(f"/{base}")), None)
-        if written is not None:
-            return written
-        paths = () if folder is None else (folder / name, folder / base)
+        base_name = name.rpartition("/")[2]
+        file_text = files.get(name) or next(
+            (text for path, text in files.items() if path.endswith(f"/{base_name}")), None
+        )
+        if file_text is not None:
+            return file_text
+        paths = () if folder is None else (folder / name, folder / base_name)
         path = next((path for path in paths if path.is_file()), None)
         if path is None:
             raise InputError(f"{one_line(name)[:200]}: no such file beside {where}; expected the configuration there")

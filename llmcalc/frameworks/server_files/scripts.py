@@ -1,4 +1,4 @@
-"""Finds the servers that shell scripts start: as they are, in a container, on another machine, or in quoted scripts."""
+"""Finds the servers that shell scripts start: directly, in a container, on another machine, or in quoted scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_SCRIPTS = 60
 
 
 def starts_server(text: str) -> bool:
-    """Whether a text may start a server: it has the name of a program that does."""
+    """Whether a text contains the name of a program that starts servers."""
     return _SERVERS.search(text) is not None
 
 
@@ -42,7 +42,7 @@ _SERVERS = re.compile(
 
 @dataclass
 class ServerFinder:
-    """Finds servers in the scripts and commands of a file. where: its name in messages. scripts: those read so far."""
+    """Finds servers in the scripts and commands of a file. where: its name in messages. scripts: number read so far."""
 
     where: str
     scripts: int = 0
@@ -50,7 +50,7 @@ class ServerFinder:
     def in_script(
         self, text: str, variables: Mapping[str, str], arguments: Sequence[str], outer: Container, depth: int = 0
     ) -> Iterator[Started]:
-        """Yields the servers that a script starts.
+        """Yields the servers that a shell script starts.
 
         variables, arguments: those of the script. outer: the container that runs the script, or the user's shell.
         """
@@ -64,29 +64,29 @@ class ServerFinder:
             if not words or words[0] in WITHOUT_PROGRAMS:
                 continue
             line = outer.place if outer.image else f"line {command.line}"
-            env = {**outer.env, **script.env(), **_known(command.env)}
+            env = {**outer.env, **script.env(), **_known_variables(command.env)}
             container = replace(outer, place=line, words=words, env=env)
             for started in self.in_words(container, script.files, depth):
                 yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
-        yield from _model_files(script, self.where, outer)
+        yield from _modelfile_servers(script, self.where, outer)
 
     def in_words(
         self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
     ) -> Iterator[Started]:
-        """Yields the servers that a command starts. files: texts that its script writes."""
+        """Yields the servers that a container's command starts. files: file name → text that the script writes."""
         words = list(container.words)
         program = program_named(container.engine)
         if not words and program is not None and container.model:
             yield Started(Start(program, ()), container, files or {}, version_of_image(container.image))
         if depth > DEEPEST or not words:
             return
-        inner = container_of(words, container.place)
-        if inner is not None:
-            env = {**container.env, **inner.env}
-            gpus = container.gpus if inner.gpus is None else inner.gpus
-            yield from self.in_words(replace(inner, env=env, gpus=gpus), files, depth + 1)
+        inner_container = container_of(words, container.place)
+        if inner_container is not None:
+            env = {**container.env, **inner_container.env}
+            gpus = container.gpus if inner_container.gpus is None else inner_container.gpus
+            yield from self.in_words(replace(inner_container, env=env, gpus=gpus), files, depth + 1)
             return
-        text, arguments = _script_in(words)
+        text, arguments = _quoted_script(words)
         if text:
             yield from self.in_script(text, container.env, arguments, container, depth + 1)
             return
@@ -97,27 +97,34 @@ class ServerFinder:
             yield Started(start, container, files or {}, version_of_image(container.image))
             return
         for word in words:
-            if any(sign.isspace() for sign in word) and starts_server(word):
+            if any(character.isspace() for character in word) and starts_server(word):
                 yield from self.in_script(word, container.env, (), container, depth + 1)
 
 
-def _known(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables whose values are known."""
+def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment variables whose values are known without running the file."""
     return {name: value for name, value in env.items() if not is_unresolved(value)}
 
 
-def _model_files(script: Script, where: str, outer: Container) -> Iterator[Started]:
-    """Yields the servers of the model files that a script writes."""
+def _modelfile_servers(script: Script, where: str, outer: Container) -> Iterator[Started]:
+    """Yields the servers of the Modelfiles that a script writes."""
     for name, text in script.files.items():
         if is_modelfile(text, name):
             yield server_in_modelfile(text, f"{where}: {name}", replace(outer, env={**outer.env, **script.env()}))
 
 
-def _script_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The text of `bash -c TEXT NAME ARGUMENT …`, and its arguments; empty for any other command."""
+def _quoted_script(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Returns script and arguments of `bash -c SCRIPT NAME ARGUMENT …`; empty for other commands."""
     for i, word in enumerate(words[:-1]):
         if word.rpartition("/")[2] in SHELLS:
-            option = next((j for j in range(i + 1, min(i + 5, len(words) - 1)) if not words[j].startswith("-")), None)
+            option = next(
+                (
+                    script_index
+                    for script_index in range(i + 1, min(i + 5, len(words) - 1))
+                    if not words[script_index].startswith("-")
+                ),
+                None,
+            )
             flags = words[i + 1 : option]
             if option is not None and any(re.fullmatch(r"-[a-z]*c", flag) for flag in flags):
                 return words[option], words[option + 2 :]
@@ -128,7 +135,7 @@ def _script_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def versions_in(text: str) -> Mapping[str, str]:
-    """Returns engine → the one version that a text installs, or has in the tag of an image."""
+    """Returns engine → the version that a text installs or names in an image's tag, if it is a single version."""
     versions: dict[str, set[str]] = {}
     for program in PROGRAMS:
         if program.package:
@@ -138,4 +145,4 @@ def versions_in(text: str) -> Mapping[str, str]:
         program_of_tag, version = program_of_image(match[0]), version_of_image(match[0])
         if program_of_tag is not None and version:
             versions.setdefault(program_of_tag.engine, set()).add(version)
-    return {engine: known.pop() for engine, known in versions.items() if len(known) == 1}
+    return {engine: engine_versions.pop() for engine, engine_versions in versions.items() if len(engine_versions) == 1}

@@ -1,4 +1,4 @@
-"""A server of a launch file in the same form for all engines, and the container or the shell that starts it."""
+"""A server that a launch file starts, in one form for all engines, with its container or shell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ReadNamed: TypeAlias = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Container:
-    """A container or a shell of a launch file.
+    """A container or shell in a launch file, in which a command runs.
 
     place: its place in the file for messages, such as `line 3` or `services.chat`.
     words: the words of its command.
@@ -41,7 +41,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Started:
-    """A server with the container or the shell that starts it.
+    """The start of a server, with the container or shell in which its command runs.
 
     files: texts that its script writes to files, by the files' names.
     version: the engine's version, where the script installs it or names an image; else empty.
@@ -94,7 +94,7 @@ class LaunchedServer:
         return f"{self.where}: {self.place}" if self.place else self.where
 
     def data(self, program: str, version: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """The file's part of a JSON document.
+        """Returns the launch file's values as a part of a JSON document.
 
         program: the engine's title. version: the version whose defaults are filled in. defaults: flag → its default.
         """

@@ -1,4 +1,4 @@
-"""Slots of LoRA adapters in SGLang (srt/lora/mem_pool.py, `LoRAMemoryPool`): memory taken after the weights are loaded.
+"""The memory of LoRA adapter slots in SGLang, allocated after the weights (srt/lora/mem_pool.py, `LoRAMemoryPool`).
 
 Each targeted matrix of a layer has, for each of `max_loras_per_batch` slots, `max_lora_rank` rows over its inputs and
 as many over its outputs. Queries, keys and values are one target, and so are gate and up-projection; each of them has
@@ -31,7 +31,7 @@ SEPARATORS = str.maketrans(",[]'\"", "     ")
 
 
 def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the names of the matrices that get slots. Raises `InputError` for names that are not modelled."""
+    """Returns the names of the matrices that get adapter slots. Raises `InputError` for names that are not modelled."""
     names = flags.get("lora_target_modules")
     if names is None:
         raise InputError(
@@ -45,12 +45,12 @@ def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
             f"--lora-target-modules {shown(unknown[0] if unknown else '')}: is not modelled; expected all, or some of "
             f"{', '.join(TARGETS)}"
         )
-    chosen = TARGETS if "all" in words else words
-    return frozenset(matrix for word in chosen for matrix in TARGETS[word])
+    chosen_targets = TARGETS if "all" in words else words
+    return frozenset(matrix for word in chosen_targets for matrix in TARGETS[word])
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:
-    """Returns the bytes of all slots on a rank; 0 where adapters are off.
+    """Returns the bytes of all LoRA adapter slots on a rank; 0 where adapters are off.
 
     element_bytes: bytes of an element of the model, which the slots take.
     Raises `InputError` for a missing rank and for layers whose adapters are not modelled.
@@ -63,13 +63,13 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     sides = 0
-    for place in rank.model.tree().walk():
-        op = place.node.op
-        if place.optional or place.node.name not in targets:
+    for tree_node in rank.model.tree().walk():
+        op = tree_node.node.op
+        if tree_node.optional or tree_node.node.name not in targets:
             continue
         if isinstance(op, ExpertLinear):
             raise InputError("--enable-lora: adapters of experts are not modelled; expected --lora-target-modules "
                              "qkv_proj o_proj")  # fmt: skip
         if isinstance(op, Linear):
-            sides += int(place.times * (op.n_in + op.n_out))
+            sides += int(tree_node.times * (op.n_in + op.n_out))
     return int(flags.get("max_loras_per_batch", USUAL_SLOTS)) * int(flags["max_lora_rank"]) * element_bytes * sides

@@ -1,4 +1,4 @@
-"""What SGLang leaves for the cache: a fraction of what is free before loading, less the weights; no profile run.
+"""The device memory of SGLang: the KV cache gets a fraction of the memory free before loading, less the weights.
 
 `presets/engines/sglang.toml` has the rules of each version with their source files.
 """
@@ -49,7 +49,7 @@ ROPE_BYTES = 4
 
 
 class Server(EngineServer):
-    """An SGLang server."""
+    """An SGLang server: model, accelerator, version and flags."""
 
     name = "sglang"
     length_field = "context_length"
@@ -94,22 +94,22 @@ class Server(EngineServer):
 
     @property
     def dp(self) -> int:
-        """Replicas: of the whole model, or of attention within its tensor-parallel ranks."""
+        """The number of data-parallel replicas of the model, or of attention within its tensor-parallel ranks."""
         return int(self.flags.get("dp_size", 1))
 
     @property
     def divides_attention(self) -> bool:
-        """Whether the replicas are of attention alone; SGLang ignores the flag with one replica."""
+        """Whether only attention is replicated (data-parallel attention); SGLang ignores the flag with one replica."""
         return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
 
     @property
     def devices(self) -> int:
-        """Devices of all replicas."""
+        """The number of devices of all replicas."""
         return self.tp * self.pp * (1 if self.divides_attention else self.dp)
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout: the last stages have one layer more (srt/distributed/utils.py, `get_pp_indices`)."""
+        """The layout of a replica; the last stages have one layer more (srt/distributed/utils.py, `get_pp_indices`)."""
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         if layers < self.pp:
             raise InputError(f"--pp-size {self.pp}: the model has {layers} layers")
@@ -118,7 +118,7 @@ class Server(EngineServer):
 
     @property
     def whole_layout(self) -> Layout:
-        """The layout of all devices: with the replicas, and with the experts' groups (`--ep-size`)."""
+        """The layout of all devices, with data-parallel replicas and expert-parallel groups (`--ep-size`)."""
         experts = int(self.flags.get("ep_size", 1))
         etp = self.tp // experts if experts > 1 else None
         tp = self.tp // self.dp if self.divides_attention else self.tp
@@ -130,7 +130,7 @@ class Server(EngineServer):
 
     @property
     def tower_factor(self) -> float:
-        """The factor of the default fraction where encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
+        """The factor of the default memory fraction where image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
         if not self.loads_towers and not isinstance(self._vision_config, Mapping):
             return 1.0
         layers, width = self._tower_sizes
@@ -139,17 +139,17 @@ class Server(EngineServer):
 
     @property
     def _vision_config(self) -> Any:
-        """The config of the encoder of images, whether it is counted or not; None without one."""
+        """The config of the image encoder, counted or not; None for a model without one."""
         return (self.preset.config or {}).get("vision_config")
 
     @property
     def _tower_sizes(self) -> tuple[int, int]:
-        """Layers and width of the encoder of images: of its config's keys, with SGLang's values for other keys."""
+        """The layers and the width of the image encoder, from its config or from SGLang's defaults."""
         config = self._vision_config
         if isinstance(config, Mapping):
             sizes = tuple(
-                config.get(name, config.get(f"vt_{name}", usual))
-                for name, usual in zip(("num_hidden_layers", "hidden_size"), USUAL_TOWER, strict=True)
+                config.get(name, config.get(f"vt_{name}", default_size))
+                for name, default_size in zip(("num_hidden_layers", "hidden_size"), USUAL_TOWER, strict=True)
             )
             if all(isinstance(size, int) and 0 < size < 10**6 for size in sizes):
                 return sizes
@@ -158,15 +158,15 @@ class Server(EngineServer):
 
     @property
     def draft_reserve_gib(self) -> float:
-        """What is reserved for a model that drafts tokens: it and its cache are outside the budget."""
+        """The GiB reserved for a draft model and its KV cache, which are outside the budget."""
         algorithm, rule = self.flags.get("speculative_algorithm"), self.rules.fraction
         if algorithm is None or rule == "by_tp" or (algorithm, rule) == ("ngram", "by_reserve"):
             return 0
         return 6 if (algorithm, rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
 
     def piecewise_bytes(self, chunk: int) -> int:
-        """What is reserved for CUDA graphs of prompts. chunk: tokens of a chunk."""
-        is_off = (
+        """Returns the bytes reserved for piecewise CUDA graphs of prompts. chunk: tokens of a chunk."""
+        is_disabled = (
             self.flags.get("disable_piecewise_cuda_graph")
             or self.pp > 1
             or self.loads_towers
@@ -174,27 +174,27 @@ class Server(EngineServer):
             or self.flags.get("disaggregation_mode", "null") != "null"
             or not self.hardware.vendor.upper().startswith("NVIDIA")
         )
-        if not self.rules.piecewise_graphs or is_off:
+        if not self.rules.piecewise_graphs or is_disabled:
             return 0
         if self.rank(0).latent_projections:
             return 1536 * MIB
-        most = int(self.flags.get("piecewise_cuda_graph_max_tokens", chunk))
-        return 8 * MIB * sum(len(range(start, min(end, most) + 1, step)) for start, end, step in PROMPT_LENGTHS)
+        most_tokens = int(self.flags.get("piecewise_cuda_graph_max_tokens", chunk))
+        return 8 * MIB * sum(len(range(start, min(end, most_tokens) + 1, step)) for start, end, step in PROMPT_LENGTHS)
 
     @property
     def shown_gib(self) -> float:
-        """GiB of the device as nvidia-smi shows them."""
+        """The device's memory in GiB as nvidia-smi shows it."""
         return (self.hardware.usable_memory_bytes or self.hardware.memory_bytes) / GIB
 
     @property
     def chunked_prefill_size(self) -> int:
-        """Tokens of a prompt's pass: the flag's, or the default of the device."""
-        chosen = self.flags.get("chunked_prefill_size", self.record.defaults(self.shown_gib).chunked_prefill_size)
-        return MAX_PREFILL_TOKENS if str(chosen) == "-1" else int(chosen)
+        """The tokens of a prefill chunk, by the flag or the device's default."""
+        chunk_tokens = self.flags.get("chunked_prefill_size", self.record.defaults(self.shown_gib).chunked_prefill_size)
+        return MAX_PREFILL_TOKENS if str(chunk_tokens) == "-1" else int(chunk_tokens)
 
     @property
     def fraction(self) -> float:
-        """The fraction of the memory for weights and cache: the flag's, or the default of version and device."""
+        """The fraction of the memory for weights and KV cache, by the flag or the default of version and device."""
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"])
         if self.rules.fraction == "by_tp":
@@ -224,11 +224,11 @@ class Server(EngineServer):
 
     @property
     def quantize(self) -> str | None:
-        """The scheme of the weights; None for that of the checkpoint."""
+        """The quantization scheme of the weights; None for the checkpoint's scheme."""
         return self.scheme_of(str(self.flags.get("quantization", "none")).removesuffix("_marlin"), SCHEMES)
 
     def rank(self, stage: int) -> EngineRank:
-        """The model of the first rank of a stage."""
+        """Returns the model on the first rank of a pipeline stage."""
         loads_towers, layout = self.loads_towers and stage == 0, self.layout
         number = layout.rank(pp=stage)
         if not self.divides_attention:
@@ -241,7 +241,7 @@ class Server(EngineServer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of a flag → its value in effect: the given one, or the default."""
+        """The name of each flag → its value in effect, typed by the user or the default."""
         return {
             "mem_fraction_static": round(self.fraction, 4),
             "context_length": self.longest_request,
@@ -252,36 +252,36 @@ class Server(EngineServer):
 
     @property
     def context(self) -> Context:
-        """What is in use before the weights are loaded, by start-up logs."""
+        """The device memory in use before the weights are loaded, measured in start-up logs."""
         return self.record.context_of(self.hardware, self.tp * self.pp)
 
     @property
     def outside_torch(self) -> int:
-        """Bytes in use before the weights are loaded."""
-        return self.measured("non_torch", self.context.mib * MIB)
+        """The bytes in use before the weights are loaded."""
+        return self.measured_or_computed("non_torch", self.context.mib * MIB)
 
     @property
     def free_before(self) -> int:
-        """Bytes that are free before the weights are loaded."""
+        """The bytes that are free before the weights are loaded."""
         return self.hardware.capacity_bytes - self.outside_torch
 
     def weights(self, rank: EngineRank) -> int:
-        """Bytes of the weights, with tables of RoPE and slots of adapters, as the device's free memory shows them."""
+        """Returns the bytes by which loading reduces free memory: weights, RoPE tables and adapter slots."""
         tables = rank.rope_elements * ROPE_BYTES
         adapters = adapter_bytes(rank, self.flags, self.element_bytes)
-        on_host = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
-        return rank.weights - on_host + tables + adapters + unused_bytes(rank, self.element_bytes)
+        host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
+        return rank.weights - host_expert_bytes + tables + adapters + unused_bytes(rank, self.element_bytes)
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
-        """Bytes of dense networks beside layers with experts, beyond a rank's part, where each rank has them whole."""
+        """Returns the extra bytes of dense networks in models with experts where each rank has them whole."""
         if not self.flags.get("moe_dense_tp_size") or rank.widths[2] is None:
             return 0
-        whole = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
-        return whole - whole // self.tp
+        whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
+        return whole_bytes - whole_bytes // self.tp
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """Recurrent states to one part of the cache, and tokens of windowed layers to one of full layers."""
+        """The ratios of pool sizes: recurrent states / KV cache, tokens of windowed layers / tokens of full layers."""
         defaults = self.record.ratios
         return (
             float(self.flags.get("mamba_full_memory_ratio", defaults.states)),
@@ -289,9 +289,9 @@ class Server(EngineServer):
         )
 
     def tokens_in(self, rank: EngineRank, available: int) -> int:
-        """The tokens of a rank's cache in that many bytes. Raises `InputError` for a model without keys and values."""
+        """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` for models without one."""
         caches = rank.token_caches
-        divided = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
+        has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         states, window = self.ratios
         rank.check_caches("sglang")
         if not caches:
@@ -307,14 +307,14 @@ class Server(EngineServer):
             cache.layers
             * cache.width
             * self.cached_element_bytes
-            * (window if divided and has_full and cache.window is not None else 1)
+            * (window if has_separate_pools and has_full and cache.window is not None else 1)
             for cache in caches
         )
         return max(0, int(available // token_bytes))
 
 
 def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
-    """Computes what SGLang does on its devices. Raises `InputError` for flags that contradict the model."""
+    """Returns the memory of SGLang on its devices. Raises `InputError` for flags that contradict the model."""
     server = Server(preset, hardware, version, flags)
     rules, fraction = server.rules, server.fraction
     budget = int(server.free_before * fraction)
@@ -322,10 +322,10 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     stages = []
     for number in range(server.pp):
         rank = server.rank(number)
-        weights = server.measured("weights", server.weights(rank))
-        available = server.measured("kv_cache", budget - weights)
-        stages.append((server.tokens_in(rank, available), available, weights, rank))
-    tokens, available, weights, rank = min(stages, key=lambda stage: stage[0])
+        weights = server.measured_or_computed("weights", server.weights(rank))
+        cache_bytes = server.measured_or_computed("kv_cache", budget - weights)
+        stages.append((server.tokens_in(rank, cache_bytes), cache_bytes, weights, rank))
+    tokens, cache_bytes, weights, rank = min(stages, key=lambda stage: stage[0])
     tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page * page
     terms = (
         Term(
@@ -339,7 +339,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         Term("profile_run", 0, "source", rules.place, "none; activations take what the fraction leaves"),
         Term("non_torch", max(0, server.outside_torch), "estimate", server.context.source, "outside the budget"),
         Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
-        Term("kv_cache", max(available, 0), "estimate", rules.place, f"{tokens:,} tokens"),
+        Term("kv_cache", max(cache_bytes, 0), "estimate", rules.place, f"{tokens:,} tokens"),
     )
     length = server.longest_request
     message = server.record.messages["no_cache"] if tokens == 0 else ""
@@ -356,12 +356,12 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.whole_layout,
-        notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message)), *_server_notes(server)))),
+        notes=tuple(filter(None, (version.note, _cache_note(tokens, length, bool(message)), *_server_notes(server)))),
     )
 
 
 def _server_notes(server: Server) -> list[str]:
-    """Notes on a model that drafts tokens, and on replicas of attention with a cache each."""
+    """Returns notes on draft models, and on data-parallel attention with a KV cache per replica."""
     notes = [*host_notes(server.rank(0), server.flags)]
     if "speculative_algorithm" in server.flags:
         notes.append(
@@ -372,8 +372,8 @@ def _server_notes(server: Server) -> list[str]:
     return notes
 
 
-def _note(tokens: int, length: int, stops: bool) -> str:
-    """A note where the cache holds less than one request: SGLang starts, and refuses longer requests."""
+def _cache_note(tokens: int, length: int, stops: bool) -> str:
+    """Returns a note on a KV cache that holds less than one request; empty if it holds one."""
     if stops or tokens >= length:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Changes of SGLang's flags that leave more memory for the cache, the cheapest first, and layouts with more devices."""
+"""Changes of SGLang's flags that leave more memory for the KV cache, and layouts with more devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HIGHEST_FRACTION = 0.93
 def candidates(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes that may give more cache, the cheapest first: as users type them, and as values of flags."""
+    """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server = Server(preset, hardware, version, flags)
     if server.cached_element_bytes > 1:
         yield "--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}
@@ -30,7 +30,7 @@ def candidates(
 def layouts(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields the changed flags of each possible layout, and what SGLang then does, the fewest devices first.
+    """Yields (flags, SGLang's memory) of each possible layout, the fewest devices first.
 
     most: the largest number of devices; tensor parallelism stays within 16.
     """
@@ -38,16 +38,16 @@ def layouts(
     for tp in [tensor] if tensor else [1, 2, 4, 8, 16]:
         if tp > most:
             return
-        used = {} if tp == 1 else {"tp_size": tp}
+        tp_flags = {} if tp == 1 else {"tp_size": tp}
         try:
-            yield used, memory(preset, hardware, version, {**flags, **used})
+            yield tp_flags, memory(preset, hardware, version, {**flags, **tp_flags})
         except InputError as error:
             if "divide" not in str(error):
                 raise
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns the flags of a layout; None for one that the engine does not have.
+    """Returns SGLang's flags of a layout; None for a layout that SGLang does not support.
 
     Ranks with attention of their own divide experts with all others.
     """

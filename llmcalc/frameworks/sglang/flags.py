@@ -1,4 +1,4 @@
-"""The flags of `sglang.launch_server` that change memory, and idle ones.
+"""The flags of `sglang.launch_server`: flags that change memory, and flags without an effect on it.
 
 They are those of python/sglang/srt/server_args.py, `ServerArgs.add_cli_args`, in SGLang 0.4.9, 0.5.5 and 0.5.10.
 """
@@ -241,5 +241,5 @@ FLAGS = (
 
 
 def flags() -> tuple[Flag, ...]:
-    """Returns the flags of SGLang."""
+    """Returns all command-line flags of SGLang."""
     return FLAGS

@@ -1,4 +1,4 @@
-"""Experts in the memory of the host, with KTransformers in SGLang (`--kt-weight-path`).
+"""The bytes of experts in host memory, with KTransformers in SGLang (`--kt-weight-path`).
 
 SGLang makes the weights of as many experts of a layer as the device keeps; the first rank computes the others on the
 CPU, from weights of their own (srt/layers/moe/kt_ep_wrapper.py, `KTEPWrapperMethod.create_weights`). The flags are
@@ -27,15 +27,15 @@ PATH, NUMBER, SHARE, THRESHOLD = (
 
 
 def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
-    """Returns the share of the rank's experts that is in the host's memory, 0 without KTransformers.
+    """Returns the share of the rank's experts that is in host memory; 0 without KTransformers.
 
     flags: values of SGLang's flags by their fields. Raises `InputError` for flags that contradict each other or the
     model.
     """
-    placed = [name for name in (NUMBER, SHARE) if name in flags]
+    placement_flags = [name for name in (NUMBER, SHARE) if name in flags]
     if PATH not in flags:
-        if placed:
-            raise InputError(f"--{placed[0].replace('_', '-')}: SGLang needs --kt-weight-path too")
+        if placement_flags:
+            raise InputError(f"--{placement_flags[0].replace('_', '-')}: SGLang needs --kt-weight-path too")
         return Fraction(0)
     layers = list(_expert_layers(rank))
     if not layers:
@@ -44,42 +44,42 @@ def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     if SHARE in flags:
         return 1 - Fraction(int(slots * flags[SHARE]), slots)
     number = int(flags.get(NUMBER, 0))
-    most = min(experts for experts, _ in layers)
-    if number > most:
-        raise InputError(f"--kt-num-gpu-experts {number:,}: a layer has {most:,} experts")
-    return 1 - Fraction(number * sum(times for _, times in layers), slots)
+    fewest_experts = min(experts for experts, _ in layers)
+    if number > fewest_experts:
+        raise InputError(f"--kt-num-gpu-experts {number:,}: a layer has {fewest_experts:,} experts")
+    return 1 - Fraction(number * sum(layer_count for _, layer_count in layers), slots)
 
 
 def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
-    """Yields the number of experts of equal layers, and the number of these layers."""
-    for place in rank.model.tree().walk():
-        op = place.node.op
-        if isinstance(op, ExpertLinear) and not place.optional and place.node.name == "down_proj":
-            yield int(op.num_experts), int(place.times)
+    """Yields (experts per layer, number of layers) for each group of equal layers."""
+    for tree_node in rank.model.tree().walk():
+        op = tree_node.node.op
+        if isinstance(op, ExpertLinear) and not tree_node.optional and tree_node.node.name == "down_proj":
+            yield int(op.num_experts), int(tree_node.times)
 
 
 def expert_bytes(rank: EngineRank) -> int:
-    """Returns the bytes of the rank's experts, were all of them on the device."""
+    """Returns the bytes of all of the rank's experts, in device or host memory."""
     if rank.scheme == "mxfp4" and rank.layout.tp > 1:
-        whole = replace(rank, layout=ONE_DEVICE, rank=0)
-        return whole.weights_by_component["experts"] // (rank.layout.tp * rank.layout.pp)
+        undivided_rank = replace(rank, layout=ONE_DEVICE, rank=0)
+        return undivided_rank.weights_by_component["experts"] // (rank.layout.tp * rank.layout.pp)
     return rank.weights_by_component["experts"]
 
 
 def host_experts_bytes(rank: EngineRank, flags: Mapping[str, Any]) -> int:
-    """Returns the bytes of the rank's experts that are not on the device. flags: as of `host_share`."""
-    share = host_share(rank, flags)
-    return int(expert_bytes(rank) * share) if share else 0
+    """Returns the bytes of the rank's experts in host memory. flags: as in `host_share`."""
+    host_fraction = host_share(rank, flags)
+    return int(expert_bytes(rank) * host_fraction) if host_fraction else 0
 
 
 def notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the notes on experts in the host's memory. flags: as of `host_share`."""
-    share = host_share(rank, flags)
-    if not share:
+    """Yields notes on experts in host memory. flags: as in `host_share`."""
+    host_fraction = host_share(rank, flags)
+    if not host_fraction:
         return
     yield (
-        f"{float(1 - share):.1%} of the experts are on the devices; the others are in the memory of the host, in the "
-        "format of --kt-method, which is not counted"
+        f"{float(1 - host_fraction):.1%} of the experts are on the devices; the others are in the memory of the host, "
+        "in the format of --kt-method, which is not counted"
     )
     if flags.get(THRESHOLD):
         layers = sum(number for _, number in _expert_layers(rank))

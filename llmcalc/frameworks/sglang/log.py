@@ -1,4 +1,4 @@
-"""Logs of SGLang (model_executor/model_runner.py and mem_cache/memory_pool.py); its GB are GiB."""
+"""Reads logs of SGLang (model_executor/model_runner.py and mem_cache/memory_pool.py), whose GB are GiB."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads the terms of SGLang's memory; None for a log without any."""
+    """Returns the memory sizes that SGLang printed in a log; None for a log without any."""
     facts = Facts(log, PATTERNS, _is_of_another_rank)
     arguments: dict[str, Any] = {}
     for line in log.lines_with("ServerArgs("):
         arguments |= argument_pairs(line[line.index("ServerArgs(") :])
     refusal = sglang_record().messages["no_cache"]
     message = next(iter(log.lines_with(refusal)), "")
-    terms = tuple(_terms(facts, arguments))
+    terms = tuple(_memory_terms(facts, arguments))
     if not terms and not message:
         return None
-    known = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
-    stated = {name: facts.text(name).replace(",", "") for name in ("context_length",) if name in facts}
+    known_fields = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
+    stated_values = {name: facts.text(name).replace(",", "") for name in ("context_length",) if name in facts}
     return LogReading(
         program="sglang",
         title="SGLang",
@@ -46,7 +46,7 @@ def read_log(log: LogText) -> LogReading | None:
         version=facts.text("version").removeprefix("v"),
         free=facts.last_size("free"),
         model=str(arguments.get("model_path", "")),
-        flags=stated | {name: value for name, value in arguments.items() if name in known},
+        flags=stated_values | {name: value for name, value in arguments.items() if name in known_fields},
         has_arguments=bool(arguments),
         message=message.strip(),
         refused=bool(message),
@@ -55,16 +55,16 @@ def read_log(log: LogText) -> LogReading | None:
 
 
 def _is_of_another_rank(line: str) -> bool:
-    """Whether a line is of a rank other than the first: all ranks print the same lines."""
+    """Whether a rank other than the first printed a line; all ranks print the same lines."""
     match = _RANK.search(line[:120])
     return match is not None and int(match[1]) > 0
 
 
-def _terms(facts: Facts, arguments: dict[str, Any]) -> Iterator[LogTerm]:
+def _memory_terms(facts: Facts, arguments: dict[str, Any]) -> Iterator[LogTerm]:
     fraction = str(arguments.get("mem_fraction_static", ""))
-    free = facts.last_size("free")
-    if free is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
-        yield LogTerm("budget", int(free * float(fraction)))
+    free_bytes = facts.last_size("free")
+    if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
+        yield LogTerm("budget", int(free_bytes * float(fraction)))
     yield from facts.largest("weights", "cuda_graphs")
     cache = sum(sum(facts.sizes(name)) for name in ("keys", "values", "latents"))
     if cache:

@@ -1,4 +1,4 @@
-"""The record of SGLang."""
+"""The registry record of SGLang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `presets/engines/sglang.toml` says of a version: rules, and defaults by device."""
+"""Reads `presets/engines/sglang.toml`: per version the memory rules, and defaults by device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..engines.versions import Context, EngineRecord, RuleRange, context_on, rea
 
 
 class Rules(RuleRange):
-    """The rules of a range of versions.
+    """The memory rules of a range of SGLang versions.
 
     divided_pools: whether windowed layers and states have pools of their own.
     draft_reserve_gib: what is reserved for a head that drafts tokens, and its CUDA graphs.
@@ -30,14 +30,14 @@ class Rules(RuleRange):
 
 
 class FractionByTp(Record):
-    """The default fraction of the memory for that many ranks of tensor parallelism or more."""
+    """The default memory fraction for `tp` or more tensor-parallel ranks."""
 
     tp: int
     fraction: float
 
 
 class DeviceDefaults(Record):
-    """Defaults of devices with less memory than `below_gib`; the file explains the fields."""
+    """Defaults of devices with less memory than `below_gib`; the TOML file explains the fields."""
 
     below_gib: float
     reserve_gib: float
@@ -47,14 +47,14 @@ class DeviceDefaults(Record):
 
 
 class Ratios(Record):
-    """Default ratios of pools: states to the cache, and tokens of windowed layers to those of full layers."""
+    """Default ratios of pool sizes: states / KV cache, and tokens of windowed layers / tokens of full layers."""
 
     states: float
     window: float
 
 
 class SGLangRecord(EngineRecord[Rules]):
-    """The file `presets/engines/sglang.toml`."""
+    """The contents of `presets/engines/sglang.toml`."""
 
     fractions_by_tp: tuple[FractionByTp, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
@@ -62,24 +62,29 @@ class SGLangRecord(EngineRecord[Rules]):
     ratios: Ratios
 
     def defaults(self, gib: float) -> DeviceDefaults:
-        """Returns the defaults of a device with that much memory."""
-        return next((row for row in self.devices if gib < row.below_gib), self.devices[-1])
+        """Returns the defaults of a device with `gib` GiB of memory."""
+        return next(
+            (device_defaults for device_defaults in self.devices if gib < device_defaults.below_gib), self.devices[-1]
+        )
 
     def context_of(self, hardware: Hardware, devices: int) -> Context:
-        """Returns the memory in use before the weights are loaded."""
+        """Returns the device memory in use before the weights are loaded, from logs."""
         return context_on(self.context, hardware, devices)
 
     def fraction_of_tp(self, tp: int) -> float:
-        """Returns the default fraction of the first versions."""
-        return max((row for row in self.fractions_by_tp if row.tp <= tp), key=lambda row: row.tp).fraction
+        """Returns the default memory fraction of early versions, by the number of tensor-parallel ranks."""
+        return max(
+            (tp_fraction for tp_fraction in self.fractions_by_tp if tp_fraction.tp <= tp),
+            key=lambda tp_fraction: tp_fraction.tp,
+        ).fraction
 
 
 @cache
 def sglang_record() -> SGLangRecord:
-    """Returns the contents of the file."""
+    """Returns the contents of `presets/engines/sglang.toml`."""
     return read_engine_record(SGLangRecord, "sglang")
 
 
 def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with the range that it is in."""
+    """Returns the version that a user wrote, or the newest, with its range of versions."""
     return sglang_record().version_of(version_text)

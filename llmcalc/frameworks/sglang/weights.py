@@ -1,4 +1,4 @@
-"""What torch's allocator leaves unused beside weights: SGLang measures weights by the memory that is free.
+"""The unused bytes in the allocator's segments of weights, since SGLang measures weights by the free memory.
 
 A tensor of 10 MiB or more has a segment of its own, whose size is a multiple of 2 MiB (`kMinLargeAlloc`, `kRoundLarge`
 of c10/cuda/CUDACachingAllocator.cpp). Projections of queries, keys and values are one matrix, gates and up-projections
@@ -19,7 +19,7 @@ FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_u
 
 
 def unused_bytes(rank: EngineRank, element_bytes: int) -> int:
-    """Returns the bytes of segments beyond their weights. Quantized weights are taken as they are.
+    """Returns the unused bytes in segments of weights; quantized weights count as without any.
 
     element_bytes: bytes of an element of the weights.
     """
@@ -27,12 +27,12 @@ def unused_bytes(rank: EngineRank, element_bytes: int) -> int:
     if is_quantized or DTYPE_BITS[rank.dtype or rank.preset.dtype] < 16:
         return 0
     elements: dict[tuple[str, str], tuple[int, int]] = {}
-    for place in rank.model.tree().walk():
-        op = place.node.op
-        if place.optional or not isinstance(op, Linear | ExpertLinear | Embedding):
+    for tree_node in rank.model.tree().walk():
+        op = tree_node.node.op
+        if tree_node.optional or not isinstance(op, Linear | ExpertLinear | Embedding):
             continue
-        matrix = (place.path.rpartition(".")[0], FUSED.get(place.node.name, place.node.name))
-        before, _ = elements.get(matrix, (0, 1))
-        elements[matrix] = (before + sum(int(tensor.size) for tensor in op.tensors()), int(place.times))
-    sizes = ((number * element_bytes, times) for number, times in elements.values())
-    return sum(-size % ROUNDING * times for size, times in sizes if size >= LEAST)
+        matrix = (tree_node.path.rpartition(".")[0], FUSED.get(tree_node.node.name, tree_node.node.name))
+        elements_before, _ = elements.get(matrix, (0, 1))
+        elements[matrix] = (elements_before + sum(int(tensor.size) for tensor in op.tensors()), int(tree_node.times))
+    sizes = ((number * element_bytes, matrix_count) for number, matrix_count in elements.values())
+    return sum(-size % ROUNDING * matrix_count for size, matrix_count in sizes if size >= LEAST)

@@ -1,4 +1,4 @@
-"""TensorRT-LLM, a serving engine: its flags, and what its dummy run leaves of a GPU's memory for the cache.
+"""The serving engine TensorRT-LLM: its flags, and the GPU memory that its dummy run leaves for the KV cache.
 
 Whatever is here may be changed without reading other folders: all that is asked of it is its record.
 """

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM leaves for the cache: a fraction of what is free at the peak of a dummy run.
+"""The device memory of TensorRT-LLM: the KV cache gets a fraction of the memory free at the peak of a dummy run.
 
 The run is of `max_num_tokens` tokens of prompts (`_torch/pyexecutor/_util.py`, `configure_kv_cache_capacity`); its peak
 counts weights, torch's activations and all memory outside torch, but not its own cache.
@@ -33,7 +33,7 @@ HIDDEN_VECTORS = 10
 
 
 class Server(EngineServer):
-    """A TensorRT-LLM server."""
+    """A TensorRT-LLM server: model, accelerator, version and flags."""
 
     name = "tensorrt-llm"
     length_field = "max_seq_len"
@@ -55,7 +55,7 @@ class Server(EngineServer):
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout: experts are divided over the tensor group as a whole, or into groups of whole experts.
+        """The layout of the devices; the tensor group divides each expert, or divides whole experts into groups.
 
         With `--enable_attention_dp` each rank of the group has attention and dense networks of its own, and requests of
         its own. The first stages have one layer more (tensorrt_llm/mapping.py, `pp_layers`).
@@ -67,9 +67,9 @@ class Server(EngineServer):
         if layers < self.pp:
             raise InputError(f"--pp_size {self.pp}: the model has {layers} layers")
         sizes = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
-        split = None if len(set(sizes)) == 1 else sizes
+        stage_layers = None if len(set(sizes)) == 1 else sizes
         tp, dp = (1, self.tp) if self.flags.get("enable_attention_dp") else (self.tp, 1)
-        return Layout(tp=tp, pp=self.pp, dp=dp, ep=experts, etp=self.tp // experts, pp_layout=split)
+        return Layout(tp=tp, pp=self.pp, dp=dp, ep=experts, etp=self.tp // experts, pp_layout=stage_layers)
 
     @property
     def fraction(self) -> float:
@@ -92,7 +92,7 @@ class Server(EngineServer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of a flag → its value in effect: the given one, or the default."""
+        """The name of each flag → its value in effect, typed by the user or the default."""
         return {
             "max_seq_len": self.longest_request,
             "max_batch_size": self.max_batch_size,
@@ -104,25 +104,25 @@ class Server(EngineServer):
         }
 
     def rank(self, stage: int) -> EngineRank:
-        """The model of the first rank of a stage."""
+        """Returns the model on the first rank of a pipeline stage."""
         return EngineRank(self.preset, self.layout, self.layout.rank(pp=stage), self.flags.get("quantize"), self.dtype)
 
     def stored_weights(self, rank: EngineRank) -> int:
-        """Bytes of the weights, with the tables of RoPE and MLA's own copies of its up-projections."""
+        """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""
         return rank.weights + rank.rope_elements * ROPE_BYTES + rank.latent_projections * 2
 
     def dummy_run(self, rank: EngineRank) -> int:
-        """The peak of torch's activations in the dummy run: in the widest layer of the rank."""
+        """Returns the peak bytes of torch's activations in the dummy run, in the widest layer of the rank."""
         width, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.max_num_tokens
-        inside = (3 if is_gated else 2) * width
+        inner_width = (3 if is_gated else 2) * width
         if experts is not None:
             k, i = experts.top_k, experts.width
-            inside = max(inside, k * (max(2 * i, h) + i + h))
-        return T * 2 * (HIDDEN_VECTORS * h + inside)
+            inner_width = max(inner_width, k * (max(2 * i, h) + i + h))
+        return T * 2 * (HIDDEN_VECTORS * h + inner_width)
 
     def token_bytes(self, rank: EngineRank) -> int:
-        """Bytes of one token in the cache of a rank. Layers with a window keep all tokens, as the others do."""
+        """Returns the KV cache bytes per token on a rank. Layers with a window cache all tokens."""
         if rank.state_caches:
             raise InputError(f"--engine {self.name}: recurrent states are not modelled; expected a model without them")
         if not rank.token_caches:
@@ -130,7 +130,7 @@ class Server(EngineServer):
         return sum(cache.layers * cache.width for cache in rank.token_caches) * self.cached_element_bytes
 
     def blocks(self, available: int, token_bytes: int) -> int:
-        """Blocks of the cache: a block that the tokens begin is one of them."""
+        """Returns the number of KV cache blocks, including a partly filled block."""
         limits = self.rules.limits
         if "max_gpu_total_bytes" in limits and self.flags.get("max_gpu_total_bytes"):
             available = min(available, int(self.flags["max_gpu_total_bytes"]))
@@ -138,50 +138,62 @@ class Server(EngineServer):
         return -(-max(0, tokens) // self.tokens_per_block)
 
     def stage(self, number: int) -> Stage:
-        """The memory of a rank of a stage."""
+        """Returns the memory of one rank of a pipeline stage."""
         rank = self.rank(number)
-        outside = self.record.outside_torch(self.hardware, self.tp * self.pp)
-        weights = self.measured("weights", self.stored_weights(rank))
-        activations = self.measured("profile_run", self.dummy_run(rank))
-        outside_bytes = self.measured("non_torch", outside.mib * MIB)
+        memory_outside_torch = self.record.outside_torch(self.hardware, self.tp * self.pp)
+        weights = self.measured_or_computed("weights", self.stored_weights(rank))
+        activations = self.measured_or_computed("profile_run", self.dummy_run(rank))
+        outside_bytes = self.measured_or_computed("non_torch", memory_outside_torch.mib * MIB)
         peak = weights + activations + outside_bytes
-        available = self.measured("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
-        blocks = self.blocks(available, self.token_bytes(rank))
-        place = self.rules.place
+        cache_bytes = self.measured_or_computed("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
+        blocks = self.blocks(cache_bytes, self.token_bytes(rank))
+        rules_source = self.rules.place
         budget_origin = f"the peak and {self.fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         terms = (
-            Term("budget", peak + max(available, 0), "estimate", place, budget_origin),
+            Term("budget", peak + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
             Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-            Term("profile_run", activations, "estimate", place, tokens_origin),
-            Term("non_torch", outside_bytes, "estimate", outside.source, "context, NCCL, libraries and CUDA graphs"),
-            Term("cuda_graphs", 0, "source", place, "measured together with the memory outside torch"),
-            Term("kv_cache", max(available, 0), "estimate", place, f"{blocks:,} blocks of {self.tokens_per_block}"),
+            Term("profile_run", activations, "estimate", rules_source, tokens_origin),
+            Term(
+                "non_torch",
+                outside_bytes,
+                "estimate",
+                memory_outside_torch.source,
+                "context, NCCL, libraries and CUDA graphs",
+            ),
+            Term("cuda_graphs", 0, "source", rules_source, "measured together with the memory outside torch"),
+            Term(
+                "kv_cache",
+                max(cache_bytes, 0),
+                "estimate",
+                rules_source,
+                f"{blocks:,} blocks of {self.tokens_per_block}",
+            ),
         )
         return Stage(self.with_receipt(terms), blocks)
 
 
 class Stage(NamedTuple):
-    """The memory of a rank of one stage: its terms, and the blocks of its cache."""
+    """The memory of a rank of one pipeline stage: its named parts in bytes, and its KV cache blocks."""
 
     terms: tuple[Term, ...]
     blocks: int
 
 
 def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
-    """Computes what TensorRT-LLM does on its devices: that of the stage with the fewest blocks.
+    """Returns TensorRT-LLM's memory on a device of the pipeline stage with the fewest KV cache blocks.
 
     Raises `InputError` for flags that contradict the model.
     """
     server = Server(preset, hardware, version, flags)
-    fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
+    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
     block, length = server.tokens_per_block, server.longest_request
-    message = server.record.messages["no_cache"] if fullest.blocks == 0 else ""
+    message = server.record.messages["no_cache"] if fullest_stage.blocks == 0 else ""
     return EngineMemory(
-        terms=fullest.terms,
-        kv_tokens=fullest.blocks * block,
-        blocks=fullest.blocks,
-        max_concurrency=server.layout.dp * fullest.blocks / -(-length // block),
+        terms=fullest_stage.terms,
+        kv_tokens=fullest_stage.blocks * block,
+        blocks=fullest_stage.blocks,
+        max_concurrency=server.layout.dp * fullest_stage.blocks / -(-length // block),
         starts=not message,
         message=message,
         max_model_len=length,
@@ -190,12 +202,12 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.layout,
-        notes=tuple(filter(None, (version.note, *_notes(server, fullest.blocks * block, bool(message))))),
+        notes=tuple(filter(None, (version.note, *_cache_notes(server, fullest_stage.blocks * block, bool(message))))),
     )
 
 
-def _notes(server: Server, tokens: int, stops: bool) -> list[str]:
-    """Notes on a cache of less than one request, which shortens the longest request, and on windows."""
+def _cache_notes(server: Server, tokens: int, stops: bool) -> list[str]:
+    """Returns notes on windows, and on a KV cache of less than one request, which shortens the longest request."""
     notes = []
     if not stops and tokens < server.longest_request:
         notes.append(

@@ -1,4 +1,4 @@
-"""Changes of flags that leave TensorRT-LLM more memory for the cache, the cheapest first, and larger layouts."""
+"""Changes of TensorRT-LLM's flags that leave more memory for the KV cache, and layouts with more devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIGHEST_FRACTION = 0.95
 def candidates(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes that may give more cache, the cheapest first: as users type them, and as values of flags."""
+    """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server = Server(preset, hardware, version, flags)
     if server.max_num_tokens > FEWER_TOKENS:
         yield f"--max_num_tokens {FEWER_TOKENS}", {"max_num_tokens": FEWER_TOKENS}
@@ -38,7 +38,7 @@ def candidates(
 def layouts(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields the changed flags of each possible layout, and what TensorRT-LLM then does, the fewest devices first.
+    """Yields (flags, TensorRT-LLM's memory) of each possible layout, the fewest devices first.
 
     That is tensor parallelism within a server of 8 devices, then stages of 8. most: the largest number of devices.
     """
@@ -47,10 +47,10 @@ def layouts(
     while devices <= most:
         tp = tensor or min(devices, 8)
         pp = stages or max(1, devices // tp)
-        used = {name: size for name, size in (("tp_size", tp), ("pp_size", pp)) if size > 1}
+        flags_of_layout = {name: size for name, size in (("tp_size", tp), ("pp_size", pp)) if size > 1}
         if tp * pp == devices:
             try:
-                yield used, memory(preset, hardware, version, {**flags, **used})
+                yield flags_of_layout, memory(preset, hardware, version, {**flags, **flags_of_layout})
             except InputError as error:
                 if "divide" not in str(error):
                     raise
@@ -58,7 +58,7 @@ def layouts(
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns the flags of a layout; None for one that the engine does not have.
+    """Returns TensorRT-LLM's flags of a layout; None for a layout that it does not support.
 
     Ranks with attention of their own are all ranks of a stage.
     """

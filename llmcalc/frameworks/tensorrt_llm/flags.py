@@ -65,5 +65,5 @@ FLAGS = (
 
 
 def flags() -> tuple[Flag, ...]:
-    """Returns the flags of TensorRT-LLM."""
+    """Returns all command-line flags of TensorRT-LLM."""
     return FLAGS

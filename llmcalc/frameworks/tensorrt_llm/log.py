@@ -1,4 +1,4 @@
-"""Logs of TensorRT-LLM's PyTorch backend (_torch/pyexecutor/_util.py), and the pool of its C++ runtime."""
+"""Reads logs of TensorRT-LLM's PyTorch backend (_torch/pyexecutor/_util.py) and of its C++ runtime's KV cache pool."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ ARGUMENT_FIELDS = {
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads the terms of TensorRT-LLM's memory; None for a log without any."""
+    """Returns the memory sizes that TensorRT-LLM printed in a log; None for a log without any."""
     facts = Facts(log, PATTERNS)
-    terms = tuple(_terms(facts))
+    terms = tuple(_memory_terms(facts))
     if not terms or not ("available" in facts or "weights" in facts or "pool" in facts):
         return None
     arguments: dict[str, Any] = {}
@@ -68,8 +68,8 @@ def read_log(log: LogText) -> LogReading | None:
     )
 
 
-def _terms(facts: Facts) -> Iterator[LogTerm]:
-    """Yields the terms. The memory outside torch has the cache of the dummy run, which the engine adds back.
+def _memory_terms(facts: Facts) -> Iterator[LogTerm]:
+    """Yields each printed memory size. Memory outside torch includes the dummy run's cache, which the engine adds back.
 
     A server that stops before it makes its pool has that of the dummy run alone; its tokens are those it planned.
     """

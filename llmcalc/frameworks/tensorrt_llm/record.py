@@ -1,4 +1,4 @@
-"""The record of TensorRT-LLM."""
+"""The registry record of TensorRT-LLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `presets/engines/tensorrt_llm.toml` says of a version: rules, defaults, and memory outside torch."""
+"""Reads `presets/engines/tensorrt_llm.toml`: rules by version, defaults, and measured memory outside torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..engines.versions import EngineRecord, MeasuredOverhead, RuleRange, read_e
 
 
 class Rules(RuleRange):
-    """The rules of a range of versions. limits: the flags that cap the cache beside the fraction."""
+    """The memory rules of a range of versions. limits: flags that cap the KV cache in addition to the fraction."""
 
     limits: tuple[Literal["max_tokens", "max_gpu_total_bytes"], ...]
 
 
 class Defaults(Record):
-    """Defaults of `trtllm-serve`."""
+    """The default flag values of `trtllm-serve`."""
 
     free_gpu_memory_fraction: float = Field(gt=0, le=1)
     max_batch_size: int
@@ -29,31 +29,31 @@ class Defaults(Record):
 
 
 class NonTorch(MeasuredOverhead):
-    """Memory outside torch after the dummy run, without its cache. devices: ranks, at least."""
+    """Measured memory outside torch after the dummy run, without its cache. devices: fewest ranks it holds for."""
 
     devices: int
 
 
 class TensorRTLLMRecord(EngineRecord[Rules]):
-    """The file `presets/engines/tensorrt_llm.toml`."""
+    """The contents of `presets/engines/tensorrt_llm.toml`."""
 
     defaults: Defaults
     non_torch: tuple[NonTorch, ...] = Field(min_length=1)
 
     def outside_torch(self, hardware: Hardware, devices: int) -> NonTorch:
-        """Returns the memory outside torch: of the accelerator's own rows, or of those of the first accelerator."""
-        rows = [row for row in self.non_torch if row.devices <= devices]
-        own_rows = [row for row in rows if hardware.name in row.accelerators]
-        first_rows = [row for row in rows if row.accelerators == rows[0].accelerators]
-        return max(own_rows or first_rows, key=lambda row: row.devices)
+        """Returns the measured memory outside torch on an accelerator, or on the file's first accelerator."""
+        rows = [overhead for overhead in self.non_torch if overhead.devices <= devices]
+        own_rows = [overhead for overhead in rows if hardware.name in overhead.accelerators]
+        first_rows = [overhead for overhead in rows if overhead.accelerators == rows[0].accelerators]
+        return max(own_rows or first_rows, key=lambda overhead: overhead.devices)
 
 
 @cache
 def tensorrt_llm_record() -> TensorRTLLMRecord:
-    """Returns the contents of the file."""
+    """Returns the contents of `presets/engines/tensorrt_llm.toml`."""
     return read_engine_record(TensorRTLLMRecord, "tensorrt_llm")
 
 
 def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with the range that it is in."""
+    """Returns the version that a user wrote, or the newest, with its range of versions."""
     return tensorrt_llm_record().version_of(version_text)

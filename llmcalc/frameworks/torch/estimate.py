@@ -13,7 +13,7 @@ from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientByte
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """Estimates the memory of every rank of a model."""
+    """Returns the estimate of the memory of every rank of a model."""
     training = memory.training()
     trained_share = memory.states.trained / memory.states.count.total
     bucket_bytes = DTYPES[training.dtype].bytes * trained_share
@@ -24,7 +24,7 @@ def estimate(memory: Memory) -> PeakEstimate:
 def transient_bytes(
     step: OptimizerStepBytes, bucket_bytes: float, layout: Layout, stage_parameters: Sequence[StageParameters]
 ) -> TransientBytes:
-    """Returns the transient bytes of a rank, whose gradients are all-reduced in buckets (c10d `Reducer`).
+    """Returns a rank's temporary bytes where gradients are all-reduced in buckets (c10d `Reducer`).
 
     bucket_bytes: bytes of the buckets per parameter.
     """

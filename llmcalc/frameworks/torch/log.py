@@ -41,13 +41,13 @@ FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads the last out-of-memory message of torch, else the metrics of the Trainer; None for a log without any."""
-    trainer = _trainer(log)
+    """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None for neither."""
+    trainer = _read_trainer_metrics(log)
     messages = log.lines_with(OUT_OF_MEMORY)
     if not messages:
         return trainer
     facts = Facts(LogText(messages[-1]), PATTERNS)
-    other_terms = sum(Facts(_processes(messages[-1]), (PROCESS,)).sizes("process_has"))
+    other_terms = sum(Facts(_with_process_lines(messages[-1]), (PROCESS,)).sizes("process_has"))
     sizes = {name: facts.last_size(name) for name in ("requested", "free", "process", "allocated", "unallocated")}
     sizes |= {name: facts.last_size(name) for name in ("private_pools", "reserved")}
     if sizes["process"] is None and other_terms:  # this process is the only one of the list
@@ -56,16 +56,16 @@ def read_log(log: LogText) -> LogReading | None:
         sizes["unallocated"] = sizes["reserved"] - sizes["allocated"]
     terms = [LogTerm(name, size) for name, size in sizes.items() if size is not None and name != "reserved"]
     terms += [LogTerm("other_processes", other_terms)] if other_terms else []
-    total = facts.last_size("total")
-    off, flag = _diagnosis({term.name: term.value for term in terms}, total or 0)
+    total_bytes = facts.last_size("total")
+    term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in terms}, total_bytes or 0)
     return LogReading(
         program="torch" if trainer is None else trainer.program,
         title="torch" if trainer is None else trainer.title,
         terms=(*(trainer.terms if trainer else ()), *terms),
         kind="oom",
-        total=total,
+        total=total_bytes,
         message=messages[-1].strip(),
-        off=off,
+        off=term_at_fault,
         flag=flag or ("" if trainer is None else trainer.oom_flag),
     )
 
@@ -73,23 +73,23 @@ def read_log(log: LogText) -> LogReading | None:
 PROCESS = pattern("Process ", rf"Process [0-9]{{1,12}} has (?P<process_has>{AMOUNT}) memory in use")
 
 
-def _processes(message: str) -> LogText:
-    """Returns the out-of-memory message, with a line per `Process N has …`."""
+def _with_process_lines(message: str) -> LogText:
+    """Returns the out-of-memory message, split into a line for each `Process N has …`."""
     return LogText(message.replace("Process ", "\nProcess "))
 
 
-def _diagnosis(sizes: dict[str, int], total: int) -> tuple[str, str]:
-    """Returns the term that exhausts memory, and the change for it; empty to show the program's own flag."""
+def _diagnose_shortage(sizes: dict[str, int], total_bytes: int) -> tuple[str, str]:
+    """Returns the part of memory that exhausts the device, and the change for it; empty for the program's own flag."""
     requested = sizes.get("requested", 0)
-    if sizes.get("other_processes", 0) > max(requested, total // 20):
+    if sizes.get("other_processes", 0) > max(requested, total_bytes // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"
     if sizes.get("unallocated", 0) >= requested:
         return "unallocated", FRAGMENTED
     return "allocated", ""
 
 
-def _trainer(log: LogText) -> LogReading | None:
-    """Reads the memory metrics of the Trainer (trainer_utils.py, `TrainerMemoryTracker`)."""
+def _read_trainer_metrics(log: LogText) -> LogReading | None:
+    """Returns the memory metrics that the Trainer printed (trainer_utils.py, `TrainerMemoryTracker`)."""
     facts = Facts(log, TRAINER_PATTERNS)
     names = ("before_init", "init_allocated", "train_allocated", "train_peak")
     terms = [LogTerm(name, facts.sizes(name)[-1]) for name in names if name in facts]

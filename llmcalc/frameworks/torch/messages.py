@@ -11,7 +11,7 @@ BUCKETS = 2**20, 25 * 2**20
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """Returns the messages for a group of replicated weights. Buckets fill from the last parameter to the first."""
+    """Yields the all-reduces of replicated weights' gradients, in buckets that fill from the last parameter on."""
     sizes = (weight.tensor.size * group.width for weight in reversed(group.weights) for _ in range(weight.count))
     for size in bucket_sizes(sizes):
         yield group.ranks.message("all_reduce", size, 1)

@@ -35,7 +35,7 @@ from .messages import bucket_sizes
 
 @dataclass
 class Flight:
-    """A micro-batch of a chunk between its forward and its backward pass.
+    """A micro-batch between its forward and its backward pass through a pipeline chunk.
 
     entry: the input from another rank. out: the output, or the loss.
     logits: on the last stage, the logits that the schedule still refers to.
@@ -96,24 +96,24 @@ class Chunk(TrainingRun):
             self._run_backward([], partial(self.backward, out))
         else:
             with counted_as(self.meter, "communication"):
-                seed = self.graph.new(out.shape, out.dtype, out.strides)
-            self._backward_from(out, seed)
+                output_gradient = self.graph.new(out.shape, out.dtype, out.strides)
+            self._backward_from(out, output_gradient)
         if flight.entry is not None:
             flight.entry.grad = None  # sent
 
     def run_layers(self) -> Tensor:
-        """Runs the forward pass without the loss."""
+        """Runs the forward pass of the chunk's layers, without the loss."""
         labels, self.labels = self.labels, None
         try:
             return self.forward()
         finally:
             self.labels = labels
 
-    def _backward_from(self, out: Tensor, seed: Tensor) -> None:
-        """Runs the backward pass from a tensor and its gradient."""
+    def _backward_from(self, out: Tensor, output_gradient: Tensor) -> None:
+        """Runs the backward pass from an output tensor and its gradient."""
         self.meter.place = Place("backward")
         self._take_workspace(2)
-        backward(self.graph, out, seed, self.finish_backward)
+        backward(self.graph, out, output_gradient, self.finish_backward)
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Chunk(TrainingRun):
         self.step_tokens = tokens
 
     def _batch(self) -> None:
-        """Makes the chunk's inputs views of the step's tokens."""
+        """Assigns views of the step's tokens to the chunk's inputs."""
         if self.step_tokens is None:
             super()._batch()
             return
@@ -164,10 +164,10 @@ class Chunk(TrainingRun):
     def compute_loss(self, output: Tensor) -> Tensor:
         """Computes the loss of the current micro-batch."""
         self.meter.place = Place("forward", path="loss")
-        run = partial(self._losses, output)
+        run = partial(self._compute_losses, output)
         return run() if self.passes is None else self.passes.loss(self.number, output, run)
 
-    def _losses(self, output: Tensor) -> Tensor:
+    def _compute_losses(self, output: Tensor) -> Tensor:
         """Computes the loss; without a language-model head, a scalar whose gradient has the output's size."""
         if self.labels is not None:
             return self.lowering.losses(self.lowering.cap_logits(output), self.labels)
@@ -176,11 +176,11 @@ class Chunk(TrainingRun):
         return record(self.graph, "loss", [output], loss, lambda g, _: [new(output.shape, output.dtype)])
 
     def _run_forward(self, stage_input: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        """Runs, records or replays a forward pass."""
+        """Runs, records or replays a forward pass of the chunk."""
         return run() if self.passes is None else self.passes.forward(self.number, stage_input, run)
 
     def _run_backward(self, stage_inputs: Sequence[Tensor], run: Callable[[], None]) -> None:
-        """Runs, records or replays a backward pass."""
+        """Runs, records or replays a backward pass of the chunk."""
         if self.passes is None:
             run()
         else:
@@ -263,13 +263,13 @@ class RankRun:
         self.buckets = [Storage(self.meter, size) for size in bucket_sizes(weight.count * width for weight in weights)]
 
     def step(self) -> None:
-        """Runs one step in the order of the schedule."""
+        """Runs one training step in the order of the pipeline schedule."""
         self.passes()
         self.update()
         self.zero_grad()
 
     def passes(self) -> None:
-        """Runs the forward and backward passes of all micro-batches."""
+        """Runs the forward and backward passes of all micro-batches of a step."""
         self.begin_step()
         if self.layout.pp > 1 and effective_schedule(self.layout) == "1f1b":
             self._one_forward_one_backward(self.chunks[0])
@@ -286,7 +286,7 @@ class RankRun:
             self._take_batch()
 
     def end_passes(self) -> None:
-        """Drops the references to a step's tokens."""
+        """Drops the references to a step's input tokens."""
         if self.layout.pp > 1:
             for chunk in self.chunks:
                 chunk.labels = None
@@ -372,7 +372,7 @@ class RankRun:
         first_chunk.trained, first_chunk.parameters = chunk_parameters
 
     def zero_grad(self) -> None:
-        """Frees the gradients, or keeps them as zeros."""
+        """Frees the gradients, or fills them with zeros."""
         for chunk in self.chunks:
             chunk.zero_grad()
 
@@ -396,6 +396,6 @@ def check_torch(layout: Layout) -> None:
 def replay_rank(
     spec: ModelSpec, training: Training, layout: Layout, rank: int, device: Device | None = None, workspace: int = 0
 ) -> ReplayResult:
-    """Replays set-up and two steps of one rank. device: as of `replay`."""
+    """Replays the set-up and two training steps of one rank. device: the simulated device, as in `replay`."""
     meter = Meter(device)
     return replay_steps(RankRun(spec, training, layout, rank, meter, workspace), meter)

@@ -28,7 +28,7 @@ MICROBATCHES_RUN_IN_FULL = 6
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """The recorded passes of a rank, reused for ranks with identical passes.
+    """The recorded forward and backward passes of a rank, which ranks with identical passes reuse.
 
     traces: events of each kind of pass; None if passes do not repeat.
     layers_before: per chunk, the layers before it in the recorded rank.
@@ -44,7 +44,7 @@ class RecordedRank:
     replayed: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
 
     def prefix_cache(self, expandable: bool) -> PrefixCache:
-        """Returns the states of an allocator with or without expandable segments."""
+        """Returns the stored allocator states, with or without expandable segments."""
         return self.prefix_caches.setdefault(expandable, PrefixCache(expandable))
 
 
@@ -62,7 +62,7 @@ def replay_rank_on_allocator(
     workspace: int,
     recorded_ranks: RecordedRanks,
 ) -> ReplayResult:
-    """Returns the result of `pipeline.replay_rank` on the caching allocator, in less time.
+    """Replays a rank from recorded passes on the caching allocator, with the result of `pipeline.replay_rank`.
 
     expandable: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
@@ -100,7 +100,7 @@ def replay_rank_on_allocator(
 
 
 def passes_key(spec: ModelSpec, run: RankRun, rank: int, is_last_stage: bool) -> tuple[object, ...]:
-    """Returns everything that determines a rank's passes, apart from training settings and layout."""
+    """Returns a cache key of everything that determines a rank's passes, apart from training settings and layout."""
     coordinates, stacks = run.layout.coordinates(rank), [stack for _, stack in spec.stacks()]
     vocabulary_shard = (
         0 if spec.vocab_size % run.layout.tp == 0 else coordinates.tp
@@ -117,7 +117,7 @@ def passes_key(spec: ModelSpec, run: RankRun, rank: int, is_last_stage: bool) ->
 
 
 def record_rank(run: RankRun, recorder: Recorder, is_last_stage: bool) -> RecordedRank:
-    """Records the passes of a rank.
+    """Records the forward and backward passes of a pipeline rank.
 
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
         as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
@@ -144,7 +144,7 @@ def record_rank(run: RankRun, recorder: Recorder, is_last_stage: bool) -> Record
 
 
 def _record_without_pipeline(run: RankRun, count: int) -> None:
-    """Runs the passes of micro-batches one after the other."""
+    """Runs the forward and backward pass of each micro-batch in turn, for one stage."""
     (chunk,) = run.chunks
     for _ in range(count):
         flight: Flight | None = chunk.forward_of()

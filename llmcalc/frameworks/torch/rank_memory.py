@@ -12,7 +12,7 @@ from .pipeline_replay import replay_rank_on_allocator
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """Computes the memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
+    """Returns the device memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
     spec, training = run.memory.spec, run.memory.training(runtime)
     check_torch(run.layout)
     replay = replay_rank_on_allocator(

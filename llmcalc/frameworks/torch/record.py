@@ -1,4 +1,4 @@
-"""The record of torch alone: DistributedDataParallel, tensor parallelism and pipelines of torch.distributed."""
+"""The registry record of PyTorch alone: DistributedDataParallel, and tensor and pipeline parallelism."""
 
 from __future__ import annotations
 

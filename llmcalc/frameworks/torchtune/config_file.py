@@ -14,7 +14,7 @@ from ...parallel.layout import Layout
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import HEAD_ADAPTER, lora_words, pair_words
+from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
 from .models import MODELS
 
 COMPONENT = "_component_"
@@ -80,17 +80,19 @@ NETWORK = ("gate_proj", "up_proj", "down_proj")
 
 def is_torchtune(data: Table) -> bool:
     """Whether a table is the config of a torchtune recipe."""
-    return bool(_component(data.get("model"))) and ("checkpointer" in data or "tokenizer" in data or "loss" in data)
+    return bool(_component_name(data.get("model"))) and (
+        "checkpointer" in data or "tokenizer" in data or "loss" in data
+    )
 
 
-def _component(table: Any) -> str:
-    """Returns the dotted name of a component; empty without one."""
+def _component_name(table: Any) -> str:
+    """Returns the dotted Python name of a config's component; empty without one."""
     name = table.get(COMPONENT) if isinstance(table, Mapping) else None
     return name[:120] if isinstance(name, str) else ""
 
 
 def read_torchtune(data: Table, source: Source) -> Launch:
-    """Reads a torchtune config into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         reading.expandable = True  # torchtune/__init__.py
         reading.ignored += [name for name in data if name in IGNORED]
@@ -101,7 +103,7 @@ def read_torchtune(data: Table, source: Source) -> Launch:
         for name in PARALLEL_SIZES:
             if data.get(name) not in (None, 1):
                 reading.unknown[name] = "it is modelled as 1"
-        builder = _component(data["model"]).rpartition(".")[2]
+        builder = _component_name(data["model"]).rpartition(".")[2]
         plain_name = builder.removeprefix("q").removeprefix("lora_") if "lora_" in builder[:6] else builder
         if plain_name not in MODELS:
             suggestion = suggest(plain_name, list(MODELS))
@@ -111,30 +113,32 @@ def read_torchtune(data: Table, source: Source) -> Launch:
         dtype = str(reading.value(data, "dtype", "fp32"))
         if dtype not in ("bf16", "fp32"):
             raise reading.wrong("dtype", f"{shown(dtype)}; expected bf16 or fp32")
-        words: dict[str, Any] = {
+        run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reading.size(data, "batch_size", 1),
             "num_microbatches": reading.size(data, "gradient_accumulation_steps", 1),
             "dtype": dtype,
             "master_weights": "none",
             "attn_implementation": "flash",
-            **_length(reading, data),
-            **_optimizer(reading, data),
-            **_loss(reading, data),
+            **_length_settings(reading, data),
+            **_optimizer_settings(reading, data),
+            **_loss_settings(reading, data),
         }
         if reading.flag(data, "enable_activation_checkpointing"):
-            words["recompute"] = "full"
+            run_settings["recompute"] = "full"
         for key, setting in (
             ("enable_activation_offloading", "offload_activations"),
             ("optimizer_in_bwd", "optimizer_in_backward"),
             ("compile", "compile"),
         ):
             if reading.flag(data, key):
-                words[setting] = True
+                run_settings[setting] = True
         if plain_name != builder:
-            words |= _adapters(reading, data["model"], dtype, builder.startswith("qlora"))
-        if _component(data.get("loss")).endswith("DPOLoss"):
-            words |= pair_words(reading, "sigmoid", words, FrozenModel("torchtune/recipes/full_dpo_distributed.py"))
+            run_settings |= _adapter_settings(reading, data["model"], dtype, builder.startswith("qlora"))
+        if _component_name(data.get("loss")).endswith("DPOLoss"):
+            run_settings |= pair_settings(
+                reading, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
+            )
         world = reading.devices(source.world_size)
         is_sharded = world > 1
         return reading.launch(
@@ -142,7 +146,7 @@ def read_torchtune(data: Table, source: Source) -> Launch:
             "fsdp2" if is_sharded else "torch",
             target=MODELS[plain_name],
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
-            settings=words,
+            settings=run_settings,
             own_settings=TitanSettings(
                 reduced="bfloat16" if dtype == "bf16" else "",
                 offloads=reading.flag(data, "fsdp_cpu_offload")
@@ -153,8 +157,8 @@ def read_torchtune(data: Table, source: Source) -> Launch:
         )
 
 
-def _length(reading: Reading, data: Table) -> dict[str, Any]:
-    """Returns the tokens per sequence: the tokenizer's `max_seq_len`, which a packed dataset fills."""
+def _length_settings(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the setting of tokens per sequence: the tokenizer's `max_seq_len`, which a packed dataset fills."""
     for section in ("tokenizer", "dataset"):
         value = reading.table(data, section).get("max_seq_len")
         if value is not None:
@@ -163,28 +167,28 @@ def _length(reading: Reading, data: Table) -> dict[str, Any]:
     return {}
 
 
-def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+def _optimizer_settings(reading: Reading, data: Table) -> dict[str, Any]:
     table = reading.table(data, "optimizer")
-    name = _component(table)
+    name = _component_name(table)
     if name not in OPTIMIZERS:
         reading.unknown["optimizer"] = f"'{name}' is not modelled"
         return {}
-    words = dict(OPTIMIZERS[name])
+    optimizer_settings = dict(OPTIMIZERS[name])
     if table.get("fused") is True:
-        words["optimizer_impl"] = "fused"
-    return words
+        optimizer_settings["optimizer_impl"] = "fused"
+    return optimizer_settings
 
 
-def _loss(reading: Reading, data: Table) -> dict[str, Any]:
-    name = _component(data.get("loss")).rpartition(".")[2]
+def _loss_settings(reading: Reading, data: Table) -> dict[str, Any]:
+    name = _component_name(data.get("loss")).rpartition(".")[2]
     if name not in LOSSES:
         reading.unknown["loss"] = f"'{name}' is not modelled; {', '.join(LOSSES)} are"
         return {}
     return dict(LOSSES[name])
 
 
-def _adapters(reading: Reading, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
-    """Returns the settings of adapters, which have the model's number format."""
+def _adapter_settings(reading: Reading, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
+    """Returns the settings of LoRA adapters, which have the model's number format."""
     attention = model.get("lora_attn_modules")
     if not isinstance(attention, list) or not all(str(name) in TARGETS for name in attention):
         raise reading.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")
@@ -193,11 +197,11 @@ def _adapters(reading: Reading, model: Table, dtype: str, is_quantized: bool) ->
         reading.notes.append(HEAD_ADAPTER)
     if model.get("use_dora"):
         reading.unknown["model.use_dora"] = "DoRA is not modelled"
-    words = lora_words(
+    adapter_settings = lora_settings(
         reading,
         rank=("model.lora_rank", reading.value(model, "lora_rank", 8)),
         targets=("model.lora_attn_modules", targets),
         dropout=model.get("lora_dropout"),
     )
-    words |= {"lora_library": "torchtune", "lora_dtype": dtype}
-    return words | ({"base": "nf4-dq"} if is_quantized or model.get("quantize_base") else {})
+    adapter_settings |= {"lora_library": "torchtune", "lora_dtype": dtype}
+    return adapter_settings | ({"base": "nf4-dq"} if is_quantized or model.get("quantize_base") else {})

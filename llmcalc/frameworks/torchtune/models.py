@@ -1,4 +1,4 @@
-"""The presets of the models that torchtune's builders create.
+"""The names of llmcalc's presets for the models that torchtune's builders create.
 
 Source: torchtune 0.7.0 (bd2a0fc7c), torchtune/models/*/_model_builders.py.
 """

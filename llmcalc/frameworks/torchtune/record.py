@@ -1,4 +1,4 @@
-"""torchtune: the record of its config files."""
+"""The registry record of torchtune's config files."""
 
 from __future__ import annotations
 

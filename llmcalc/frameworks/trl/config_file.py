@@ -16,10 +16,10 @@ from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     keys_read,
-    kto_words,
-    pair_words,
+    kto_settings,
+    pair_settings,
     trained,
-    trainer_words,
+    trainer_settings,
     weight_formats,
 )
 
@@ -80,38 +80,38 @@ DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 10
 
 
 def is_trl(data: Table) -> bool:
-    """Whether a table has arguments of TRL."""
+    """Whether a table is a recipe of TRL."""
     trainer_signs = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
     return "model_name_or_path" in data and bool(SIGNS & set(data)) and any(name in data for name in trainer_signs)
 
 
 def read_trl(data: Table, source: Source) -> Launch:
-    """Reads a TRL recipe into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         is_grpo = any(name in data for name in GRPO_SIGNS)
         ignored = TRAINER_IGNORED | IGNORED
         reading.ignored += [name for name in data if name in ignored]
         read_names = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
         unknown_keys(reading, data, read_names, "", "no argument that is known")
-        signs = (name for name in PREFERENCE_SIGNS if data.get(name) is not None)
+        known_loss_keys = (name for name in PREFERENCE_SIGNS if data.get(name) is not None)
         is_pairs_loss = str(data.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
-        sign = "" if is_grpo else next(signs, "loss_type" if is_pairs_loss else "")
+        loss_key = "" if is_grpo else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
         for name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
             if data.get(name):
                 reading.unknown[name] = "it is modelled without"
         arguments = {**data, "bf16": reading.flag(data, "bf16", not data.get("fp16"))}
         length = "" if is_grpo or data.get("max_seq_length") is not None else "max_length"
-        words = trainer_words(reading, arguments, DEFAULTS, prefers=length)
+        run_settings = trainer_settings(reading, arguments, DEFAULTS, prefers=length)
         if data.get("activation_offloading"):
-            words["offload_activations"] = True
+            run_settings["offload_activations"] = True
         if is_grpo:
-            words |= grpo_length(reading, data, "max_prompt_length", "lora_rank" in words)
-        elif sign:
-            words |= _preferences(reading, data, words)
+            run_settings |= grpo_length(reading, data, "max_prompt_length", "lora_rank" in run_settings)
+        elif loss_key:
+            run_settings |= _preference_settings(reading, data, run_settings)
         else:
-            words |= _loss(reading, data, words)
+            run_settings |= _loss_settings(reading, data, run_settings)
         precision, _ = weight_formats(reading, arguments, "float32")
-        launch = trained(reading, "trl", arguments, words | precision, source.world_size)
+        launch = trained(reading, "trl", arguments, run_settings | precision, source.world_size)
         loaded_bytes = 2 if "dtype" in precision else 4
         if isinstance(launch.frozen, FrozenModel) and launch.framework == "fsdp2" and loaded_bytes == 4:
             launch = replace(launch, frozen=replace(launch.frozen, dtype="float32"))  # gathered in 16 bits alone
@@ -123,24 +123,24 @@ def read_trl(data: Table, source: Source) -> Launch:
         return replace(launch, rollout=rollout)
 
 
-def _preferences(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
-    """Returns the batch of training on pairs, or of KTO on single answers."""
+def _preference_settings(reading: Reading, data: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the batch settings of training on preference pairs, or of KTO on single answers."""
     loss = data.get("loss_type", "sigmoid")
     name = str(loss[0] if isinstance(loss, list) and loss else loss)
     if name in KTO_LOSSES or data.get("desirable_weight") is not None or data.get("undesirable_weight") is not None:
-        return kto_words(reading, words)
+        return kto_settings(reading, run_settings)
     if name == "sigmoid" and "loss_type" not in data:
         name = next((loss for loss in ("orpo", "cpo", "simpo") if loss in reading.where.lower()), name)
         reading.notes.append(
             "the file does not name its trainer: it is taken for "
             + (f"one of {name.upper()}, as in its path" if name != "sigmoid" else "one of DPO")
         )
-    return pair_words(reading, name, words, caches_reference=bool(data.get("precompute_ref_log_probs")))
+    return pair_settings(reading, name, run_settings, caches_reference=bool(data.get("precompute_ref_log_probs")))
 
 
-def _loss(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
+def _loss_settings(reading: Reading, data: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of the SFT loss: chunked logits, unless Liger-Kernel replaces the loss."""
-    if "cross_entropy" in words:
+    if "cross_entropy" in run_settings:
         return {}
     loss = str(reading.value(data, "loss_type", SFT_LOSSES[0]))[:30]
     if loss == "chunked_nll" and data.get("deepspeed"):

@@ -1,4 +1,4 @@
-"""TRL: the record of its config files."""
+"""The registry record of TRL's config files."""
 
 from __future__ import annotations
 

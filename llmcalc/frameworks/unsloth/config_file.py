@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..launch.record import Launch, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import lora_words, optimizer_words, trained
+from ..launch.trainer import lora_settings, optimizer_settings, trained
 
 TRAINING_READ = frozenset("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim".split())  # noqa: SIM905
 
@@ -34,13 +34,13 @@ LORA_IGNORED = frozenset(
 
 
 def is_unsloth(data: Table) -> bool:
-    """Whether a table has Unsloth Studio's defaults."""
+    """Whether a table is a file of Unsloth Studio's training defaults."""
     training = data.get("training")
     return isinstance(training, Mapping) and "max_seq_length" in training and isinstance(data.get("lora"), Mapping)
 
 
 def read_unsloth(data: Table, source: Source) -> Launch:
-    """Reads Unsloth Studio's defaults into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of Unsloth Studio's defaults. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         unknown_keys(
             reading,
@@ -52,7 +52,7 @@ def read_unsloth(data: Table, source: Source) -> Launch:
         training, lora = reading.table(data, "training"), reading.table(data, "lora")
         unknown_keys(reading, training, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
         unknown_keys(reading, lora, LORA_READ | LORA_IGNORED, "lora", "no key that is known")
-        words: dict[str, Any] = {
+        run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reading.size(training, "batch_size", 2),
             "num_microbatches": reading.size(training, "gradient_accumulation_steps", 4),
@@ -60,9 +60,9 @@ def read_unsloth(data: Table, source: Source) -> Launch:
             "dtype": "bf16",
             "master_weights": "none",
             "attn_implementation": "flash",
-            **optimizer_words(reading, "training.optim", reading.value(training, "optim", "adamw_8bit")),
-            **recompute_words(training.get("gradient_checkpointing", OFFLOADED_CHECKPOINTS)),
-            **lora_words(
+            **optimizer_settings(reading, "training.optim", reading.value(training, "optim", "adamw_8bit")),
+            **recompute_settings(training.get("gradient_checkpointing", OFFLOADED_CHECKPOINTS)),
+            **lora_settings(
                 reading,
                 rank=("lora.lora_r", reading.value(lora, "lora_r", 16)),
                 targets=("lora.target_modules", lora.get("target_modules")),
@@ -74,7 +74,7 @@ def read_unsloth(data: Table, source: Source) -> Launch:
         if lora.get("use_dora"):
             reading.unknown["lora.use_dora"] = "DoRA is not modelled"
         reading.notes.append(UPPER_BOUND)
-        return trained(reading, "unsloth", {}, words, source.world_size)
+        return trained(reading, "unsloth", {}, run_settings, source.world_size)
 
 
 UPPER_BOUND = "Unsloth's kernels are not modelled: PEFT's and the Trainer's are counted, an upper bound"
@@ -83,8 +83,8 @@ OFFLOADED_CHECKPOINTS = "unsloth"
 """The default value of Unsloth's checkpointing, which moves the inputs of layers to the host."""
 
 
-def recompute_words(value: Any) -> dict[str, Any]:
-    """Returns the settings of recomputation for a value of Unsloth's checkpointing."""
+def recompute_settings(value: Any) -> dict[str, Any]:
+    """Returns the settings of recomputation for a value of Unsloth's gradient checkpointing."""
     if value == OFFLOADED_CHECKPOINTS:
         return {"recompute": "full", "offload_activations": True}
     return {"recompute": "full"} if value in (True, "true", "True") else {}

@@ -16,8 +16,8 @@ from typing import Any
 from ..launch.grpo import colocated_rollout, grpo_length
 from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
 from ..launch.record import Launch, Reading, Source, reading_of, size_of
-from ..launch.trainer import lora_words, optimizer_words, pair_words, trained
-from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_words
+from ..launch.trainer import lora_settings, optimizer_settings, pair_settings, trained
+from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
 
 LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel")
 """Classes that load a model."""
@@ -47,17 +47,17 @@ def is_unsloth_python(text: str) -> bool:
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a Python file into a launch. Raises `InputError`, which names file and argument."""
+    """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         module = parse_python(text, source.where)
         names = constants(module.body)
-        calls = list(_calls(module))
-        model = _arguments(calls, names, lambda name: _is_method(name, "from_pretrained"))
+        calls = list(_named_calls(module))
+        model = _call_arguments(calls, names, lambda name: _is_method(name, "from_pretrained"))
         if model is None:
             raise reading.wrong(
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
-        adapters = _arguments(calls, names, lambda name: _is_method(name, "get_peft_model"))
+        adapters = _call_arguments(calls, names, lambda name: _is_method(name, "get_peft_model"))
         kind = next((name for name, _ in calls if name in CONFIGS), "")
         if not kind:
             raise reading.wrong(
@@ -69,17 +69,17 @@ def read_python(text: str, source: Source) -> Launch:
                 "vLLM shares its weights with the training, which is not modelled; expected fast_inference = False, or "
                 "TARGET with --phase training",
             )
-        config = _arguments(calls, names, lambda name: name == kind) or {}
-        trainer = _arguments(calls, names, lambda name: name.endswith("Trainer")) or {}
-        return _launch(reading, model, adapters, {**trainer, **config}, CONFIGS[kind])
+        config = _call_arguments(calls, names, lambda name: name == kind) or {}
+        trainer = _call_arguments(calls, names, lambda name: name.endswith("Trainer")) or {}
+        return _read_calls(reading, model, adapters, {**trainer, **config}, CONFIGS[kind])
 
 
-def _launch(
+def _read_calls(
     reading: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any] | None, config: Mapping[str, Any], loss: str
 ) -> Launch:
-    """Returns the run. model, adapters, config: arguments of the three calls; adapters None without adapters."""
+    """Returns the training run of three calls' arguments. adapters: None without adapters."""
     length = next((config[name] for name in ("max_length", "max_seq_length") if config.get(name) is not None), None)
-    words: dict[str, Any] = {
+    run_settings: dict[str, Any] = {
         "phase": "training",
         "batch": reading.size(config, "per_device_train_batch_size", 8),
         "num_microbatches": reading.size(config, "gradient_accumulation_steps", 1),
@@ -89,30 +89,30 @@ def _launch(
         "dtype": "fp16" if "float16" in str(model.get("dtype")).replace("bfloat16", "") else "bf16",
         "master_weights": "none",
         "attn_implementation": "flash",
-        **optimizer_words(reading, "optim", reading.value(config, "optim", "adamw_8bit")),
+        **optimizer_settings(reading, "optim", reading.value(config, "optim", "adamw_8bit")),
     }
     if loss == "grpo":
-        words |= _whole_groups(reading, config, words)
+        run_settings |= _whole_groups(reading, config, run_settings)
     if adapters is None:
         if not reading.flag(model, "full_finetuning"):
             raise reading.wrong(
                 "get_peft_model", "no call of it, and full_finetuning is not set; expected one of the two"
             )
-        words |= recompute_words(model.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
+        run_settings |= recompute_settings(model.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     else:
-        words |= _adapters(reading, model, adapters)
+        run_settings |= _adapter_settings(reading, model, adapters)
     if loss == "grpo" and config.get("max_prompt_length") is not None:
-        words |= grpo_length(reading, config, "max_prompt_length", adapters is not None)
+        run_settings |= grpo_length(reading, config, "max_prompt_length", adapters is not None)
     elif loss == "grpo":
         reading.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
     elif loss != "sft":
-        words |= pair_words(reading, loss, words)
+        run_settings |= pair_settings(reading, loss, run_settings)
     reading.notes.append(UPPER_BOUND)
     name = str(model.get("model_name", ""))
-    target = FOUR_BITS.sub("", name)
-    if target != name:
-        reading.notes.append(f"{name[:100]}: the model is {target[:100]}, whose weights are in nf4")
-    launch = trained(reading, "unsloth", {}, words, reading.source.world_size, target=target)
+    model_name = FOUR_BITS.sub("", name)
+    if model_name != name:
+        reading.notes.append(f"{name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
+    launch = trained(reading, "unsloth", {}, run_settings, reading.source.world_size, target=model_name)
     if loss != "grpo":
         return launch
     return replace(launch, rollout=colocated_rollout(reading, {**config, "use_vllm": False}, launch, utilization=0.9))
@@ -129,40 +129,40 @@ def _whole_groups(reading: Reading, config: Mapping[str, Any], words: Mapping[st
     return {"batch": group}
 
 
-def _adapters(reading: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of adapters and of the frozen weights."""
+def _adapter_settings(reading: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of LoRA adapters and of the frozen weights."""
     if adapters.get("use_dora"):
         reading.unknown["use_dora"] = "DoRA is not modelled"
     if any(name.startswith("finetune_") for name in adapters):
         reading.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
-    words = lora_words(
+    adapter_settings = lora_settings(
         reading,
         rank=("r", reading.value(adapters, "r", 16)),
         targets=("target_modules", reading.value(adapters, "target_modules", list(TARGETS))),
         modules_to_save=("modules_to_save", adapters.get("modules_to_save")),
         dropout=adapters.get("lora_dropout"),
     )
-    words |= recompute_words(adapters.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
+    adapter_settings |= recompute_settings(adapters.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     is_eight_bits = reading.flag(model, "load_in_8bit")
     is_whole = reading.flag(model, "load_in_16bit") or reading.flag(model, "full_finetuning")
     if reading.flag(model, "load_in_4bit", not (is_eight_bits or is_whole)):
-        return words | {"base": "nf4-dq"}
-    return words | ({"base": "int8"} if is_eight_bits else {})
+        return adapter_settings | {"base": "nf4-dq"}
+    return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
 
 
 def _is_method(name: str, method: str) -> bool:
     return name in (f"{loader}.{method}" for loader in LOADERS)
 
 
-def _calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yields the calls of a module with the dotted names of their functions, in the order of their lines."""
+def _named_calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Yields (dotted function name, call) for each call in a module, in the order of lines."""
     calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)][:MOST_CALLS]
     for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
         yield dotted(call.func).rpartition("trl.")[2], call
 
 
-def _arguments(calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any) -> dict[str, Any] | None:
-    """Returns the known arguments of the first call whose name matches; None without such a call."""
+def _call_arguments(calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any) -> dict[str, Any] | None:
+    """Returns the evaluated arguments of the first call whose name matches; None without such a call."""
     call = next((call for name, call in calls if matches(name)), None)
     if call is None:
         return None

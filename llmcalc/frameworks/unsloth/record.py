@@ -1,4 +1,4 @@
-"""Unsloth: the record of its config files."""
+"""The registry record of Unsloth's config files."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def starts_program(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a verl command into a launch. Raises `InputError`, which names file and key."""
+    """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -65,28 +65,28 @@ def read_command(command: CommandLine, source: Source) -> Launch:
             raise reading.wrong(
                 f"line {command.line}: {command.program}", f"is not read; expected {TRAINERS[0]} or {SFT_TRAINER}"
             )
-        words = overrides_of(command.words)
-        data = _resolved(reading, words)
+        overrides = overrides_of(command.words)
+        data = _resolved_overrides(reading, overrides)
         if command.program == SFT_TRAINER:
-            target = model_name(reading, "model.partial_pretrain", words.get("model.partial_pretrain"))
+            target = model_name(reading, "model.partial_pretrain", overrides.get("model.partial_pretrain"))
             return launch_of_run(reading, LAUNCH_FILE, "fsdp2", run_of_sft(reading, data), target)
-        target = model_name(reading, f"{MODEL}.path", words.get(f"{MODEL}.path"))
+        target = model_name(reading, f"{MODEL}.path", overrides.get(f"{MODEL}.path"))
         reading.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         megatron = data.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in word for word in command.words if word.startswith("--config-name")
         )
         check_keys(reading, data)
-        world = _devices(reading, data)
-        run = _megatron(reading, data, world) if megatron else _fsdp(reading, data, world)
-        rollout = read_rollout(reading, data, run.layout, megatron, _tokens(reading, data))
+        world = _training_devices(reading, data)
+        run = _megatron_run(reading, data, world) if megatron else _fsdp_run(reading, data, world)
+        rollout = read_rollout(reading, data, run.layout, megatron, _micro_batch_shape(reading, data))
         reading.ignored += [key for key in data if not _is_read(key, rollout)]
         return launch_of_run(reading, LAUNCH_FILE, "megatron" if megatron else "fsdp2", run, target, rollout)
 
 
-def _resolved(reading: Reading, words: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the overrides as plain values. Paths may be known only when the script runs, other keys may not."""
+def _resolved_overrides(reading: Reading, overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
     data = {}
-    for key, value in words.items():
+    for key, value in overrides.items():
         if is_unresolved(value) and key in DEVICES and reading.source.devices_typed:
             continue
         if is_unresolved(value) and key in DEVICES:
@@ -98,14 +98,14 @@ def _resolved(reading: Reading, words: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_read(key: str, rollout: Rollout) -> bool:
-    """Whether a key is read, or refused where it is not modelled."""
+    """Whether this reader uses a key, or refuses its values that are not modelled."""
     if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
         return True
     return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
-def _devices(reading: Reading, data: Table) -> int:
-    """Returns the number of devices of the trainer, all of which train the actor."""
+def _training_devices(reading: Reading, data: Table) -> int:
+    """Returns the number of training devices, all of which train the actor."""
     world = reading.source.world_size
     if world is not None and reading.source.devices_typed and not set(DEVICES) & set(data):
         return world
@@ -119,35 +119,35 @@ def _devices(reading: Reading, data: Table) -> int:
     return per_node * nodes
 
 
-def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
-    """Returns the sequences of a micro-batch and their tokens, the longest that the run allows."""
-    prompt = reading.size(data, "data.max_prompt_length", 512)
-    response = reading.size(data, "data.max_response_length", 512)
+def _micro_batch_shape(reading: Reading, data: Table) -> tuple[int, int]:
+    """Returns the sequences of a micro-batch and the longest tokens per sequence that the run allows."""
+    prompt_tokens = reading.size(data, "data.max_prompt_length", 512)
+    response_tokens = reading.size(data, "data.max_response_length", 512)
     if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
         tokens = reading.size(data, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
         note = "use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens"
         reading.notes += [] if note in reading.notes else [note]
         return 1, tokens
     name = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
-    of_all = f"{ACTOR}.ppo_micro_batch_size"
-    if data.get(name) is None and data.get(of_all) is not None:
-        ranks = _devices(reading, data) // reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
-        return max(1, size_of(reading, of_all, data[of_all]) // max(1, ranks)), prompt + response
+    total_key = f"{ACTOR}.ppo_micro_batch_size"
+    if data.get(name) is None and data.get(total_key) is not None:
+        ranks = _training_devices(reading, data) // reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+        return max(1, size_of(reading, total_key, data[total_key]) // max(1, ranks)), prompt_tokens + response_tokens
     if data.get(name) is None:
         raise reading.wrong(name, "missing; expected it, or use_dynamic_bsz=True")
-    return size_of(reading, name, data[name]), prompt + response
+    return size_of(reading, name, data[name]), prompt_tokens + response_tokens
 
 
 def _micro_batches(reading: Reading, data: Table, batch: int, ranks: int) -> int:
-    """Returns the micro-batches of one update: those of a mini-batch with all of its responses."""
-    mini = reading.size(data, f"{ACTOR}.ppo_mini_batch_size", 256)
-    responses = size_of(reading, "actor_rollout_ref.rollout.n", reading.value(data, "actor_rollout_ref.rollout.n", 1))
+    """Returns the number of micro-batches of one update, which is a mini-batch with all of its responses."""
+    mini_batch = reading.size(data, f"{ACTOR}.ppo_mini_batch_size", 256)
+    per_prompt = size_of(reading, "actor_rollout_ref.rollout.n", reading.value(data, "actor_rollout_ref.rollout.n", 1))
     if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
         return 2
-    return max(1, mini * responses // (batch * max(1, ranks)))
+    return max(1, mini_batch * per_prompt // (batch * max(1, ranks)))
 
 
-def _common(reading: Reading, data: Table) -> dict[str, Any]:
+def _common_settings(reading: Reading, data: Table) -> dict[str, Any]:
     settings: dict[str, Any] = {"phase": "training", "optimizer": "adamw", "attn_implementation": "flash"}
     if reading.flag(data, f"{MODEL}.enable_activation_offload"):
         reading.unknown[f"{MODEL}.enable_activation_offload"] = "offloaded activations are not modelled"
@@ -172,7 +172,7 @@ FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
 """Names of number formats."""
 
 
-def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
+def _fsdp_run(reading: Reading, data: Table, world: int) -> RunUnder:
     """Returns the actor's run under FSDP: fp32 shards, computing in bf16."""
     strategy = str(reading.value(data, f"{ACTOR}.strategy", "fsdp"))
     if strategy not in ("fsdp", "fsdp2"):
@@ -181,13 +181,13 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
     for name in ("param_offload", "optimizer_offload", "offload_policy"):
         if reading.flag(data, f"{section}.{name}"):
             reading.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
-    settings = _common(reading, data)
+    settings = _common_settings(reading, data)
     if reading.flag(data, f"{MODEL}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
     cp = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if cp > 1:
         reading.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
-    batch, tokens = _tokens(reading, data)
+    batch, tokens = _micro_batch_shape(reading, data)
     if world % cp or tokens % cp:
         raise reading.wrong(f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of {world} devices")
     weights = str(reading.value(data, f"{section}.model_dtype", "fp32"))
@@ -225,7 +225,7 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
     return RunUnder(layout, settings, own_settings)
 
 
-def _megatron(reading: Reading, data: Table, world: int) -> RunUnder:
+def _megatron_run(reading: Reading, data: Table, world: int) -> RunUnder:
     """Returns the actor's run under Megatron-Core."""
     section = f"{ACTOR}.megatron"
     for name in ("param_offload", "grad_offload", "optimizer_offload"):
@@ -237,7 +237,7 @@ def _megatron(reading: Reading, data: Table, world: int) -> RunUnder:
 
     override = f"{section}.override_transformer_config"
     tp, pp, cp = (size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
-    batch, tokens = _tokens(reading, data)
+    batch, tokens = _micro_batch_shape(reading, data)
     etp = data.get(f"{section}.expert_tensor_parallel_size")
     vpp = data.get(f"{section}.virtual_pipeline_model_parallel_size")
     run = MegatronRun(
@@ -256,5 +256,7 @@ def _megatron(reading: Reading, data: Table, world: int) -> RunUnder:
         recompute_method=data.get(f"{override}.recompute_method"),
         recompute_num_layers=data.get(f"{override}.recompute_num_layers"),
     )
-    settings = {name: value for name, value in _common(reading, data).items() if name in ("lora_rank", "lora_targets")}
+    settings = {
+        name: value for name, value in _common_settings(reading, data).items() if name in ("lora_rank", "lora_targets")
+    }
     return megatron_run(reading, run, world, settings)

@@ -1,4 +1,4 @@
-"""verl: the record of its launch commands."""
+"""The registry record of verl's launch commands."""
 
 from __future__ import annotations
 

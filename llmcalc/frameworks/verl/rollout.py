@@ -1,4 +1,4 @@
-"""Reads the other models on the actor's devices: the engine of the rollouts, the reference, the critic.
+"""Reads the further models on the actor's devices: the rollout engine, the reference model and the critic.
 
 Source: as of `command.py`, with trainer/config/{rollout/rollout,ref/ref,ref/dp_ref,critic/dp_critic}.yaml.
 """
@@ -39,15 +39,15 @@ SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
 def read_rollout(
     reading: Reading, data: Table, layout: Layout, megatron: bool, micro_batch: tuple[int, int]
 ) -> Rollout:
-    """Reads the engine and the models beside the actor (trainer/config/rollout/rollout.yaml, ref, critic).
+    """Returns the rollout engine and the models beside the actor (trainer/config/rollout/rollout.yaml, ref, critic).
 
     micro_batch: sequences of a micro-batch of the update, and tokens of each.
     """
     kind = "megatron" if megatron else "fsdp_config"
     reading.notes.append("rollouts at their longest")
-    engine_name, flags = _engine(reading, data)
+    engine_name, flags = _engine_and_flags(reading, data)
     sequences, tokens = _log_probability_batch(reading, data, *micro_batch)
-    compiles = reading.flag(data, f"{ACTOR}.use_torch_compile", True)
+    is_compiled = reading.flag(data, f"{ACTOR}.use_torch_compile", True)
     is_fused = reading.flag(data, f"{MODEL}.use_fused_kernels")
     bucket = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
     return Rollout(
@@ -59,33 +59,36 @@ def read_rollout(
         offloaded=frozenset(
             states for name, states in OFFLOADED.items() if reading.flag(data, f"{ACTOR}.{kind}.{name}")
         ),
-        reference=_reference(reading, data, layout, megatron),
-        critic=_critic(reading, data, megatron),
+        reference=_reference_model(reading, data, layout, megatron),
+        critic=_critic_place(reading, data, megatron),
         sequences=sequences,
         tokens=tokens,
         logit_tokens=tokens,
         logit_bytes=0
         if is_fused
         else 2
-        if compiles and not megatron
+        if is_compiled and not megatron
         else 6,  # a compiled entropy keeps no copy; else two more of bf16
         transfer_bytes=size_of(reading, bucket, reading.value(data, bucket, 2048)) << 20,
     )
 
 
-def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
-    """The engine of the rollouts and its flags; an empty name for one that is not modelled."""
+def _engine_and_flags(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
+    """Returns name and flags of the rollout engine; an empty name for an engine that is not modelled."""
     name = str(reading.value(data, f"{ROLLOUT}.name", "vllm"))
     if name not in ENGINE_FLAGS:
         reading.notes.append(f"{ROLLOUT}.name {shown(name)}: not modelled; its memory is not counted")
         return "", {}
-    tensor, share, length = ENGINE_FLAGS[name]
-    lengths = (reading.size(data, f"data.max_{part}_length", 512) for part in ("prompt", "response"))
-    longest = f"{ROLLOUT}.max_model_len"
+    tp_flag, share_flag, length_flag = ENGINE_FLAGS[name]
+    lengths = (
+        reading.size(data, f"data.max_{prompt_or_response}_length", 512)
+        for prompt_or_response in ("prompt", "response")
+    )
+    length_key = f"{ROLLOUT}.max_model_len"
     flags: dict[str, Any] = {
-        tensor: reading.size(data, f"{ROLLOUT}.tensor_model_parallel_size", 2),
-        share: share_of(reading, f"{ROLLOUT}.gpu_memory_utilization", data, 0.5),
-        length: sum(lengths) if data.get(longest) is None else size_of(reading, longest, data[longest]),
+        tp_flag: reading.size(data, f"{ROLLOUT}.tensor_model_parallel_size", 2),
+        share_flag: share_of(reading, f"{ROLLOUT}.gpu_memory_utilization", data, 0.5),
+        length_flag: sum(lengths) if data.get(length_key) is None else size_of(reading, length_key, data[length_key]),
     }
     if name == "vllm":
         flags["max_num_seqs"] = reading.size(data, f"{ROLLOUT}.max_num_seqs", 256)
@@ -98,7 +101,7 @@ def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
 
 
 def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any]:
-    """Returns flags of the engine in `engine_kwargs` that change its memory by its record."""
+    """Returns the flags in `engine_kwargs` that change the engine's memory."""
     section = f"{ROLLOUT}.engine_kwargs.{name}."
     flag_by_field = {flag.field: flag for flag in engine(name).known_flags()}
     flags: dict[str, Any] = {}
@@ -114,32 +117,32 @@ def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any
 
 
 def _log_probability_batch(reading: Reading, data: Table, sequences: int, tokens: int) -> tuple[int, int]:
-    """Returns sequences and tokens of each, of a micro-batch of log-probabilities; default: as in the update."""
-    divided = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+    """Returns sequences, and tokens per sequence, of a log-probability micro-batch; by default as in the update."""
+    sequence_ranks = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if reading.flag(data, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reading.flag(data, f"{ACTOR}.use_dynamic_bsz")):
-        longest = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+        length_key = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
         default = reading.size(data, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
-        return 1, reading.size(data, longest, default) // divided
-    micro = data.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
-    if micro is not None:
-        sequences = size_of(reading, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro)
-    return sequences, tokens // divided
+        return 1, reading.size(data, length_key, default) // sequence_ranks
+    micro_batch_value = data.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
+    if micro_batch_value is not None:
+        sequences = size_of(reading, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
+    return sequences, tokens // sequence_ranks
 
 
-def _reference(reading: Reading, data: Table, layout: Layout, megatron: bool) -> Model:
-    """The reference model: none without a divergence, or with adapters, whose frozen weights are it."""
-    is_used = reading.flag(data, f"{ACTOR}.use_kl_loss") or reading.flag(data, "algorithm.use_kl_in_reward")
-    if not is_used or data.get(f"{MODEL}.lora_rank") not in (None, 0):
+def _reference_model(reading: Reading, data: Table, layout: Layout, megatron: bool) -> Model:
+    """Returns the reference model; none without a KL term, or with adapters, whose frozen weights are the reference."""
+    has_kl_term = reading.flag(data, f"{ACTOR}.use_kl_loss") or reading.flag(data, "algorithm.use_kl_in_reward")
+    if not has_kl_term or data.get(f"{MODEL}.lora_rank") not in (None, 0):
         return Model()
     section = f"{REFERENCE}.{'megatron' if megatron else 'fsdp_config'}"
     weights = str(reading.value(data, f"{section}.model_dtype", "fp32")) if not megatron else "bf16"
-    place: Place = "host" if reading.flag(data, f"{section}.param_offload") else "device"
+    reference_place: Place = "host" if reading.flag(data, f"{section}.param_offload") else "device"
     ranks = layout.tp * layout.pp if megatron else layout.dp // layout.hsdp_replicas
-    return Model(place, 4 if weights in ("fp32", "float32") else 2, ranks)
+    return Model(reference_place, 4 if weights in ("fp32", "float32") else 2, ranks)
 
 
-def _critic(reading: Reading, data: Table, megatron: bool) -> Place:
-    """Where the critic is: on the actor's devices, with generalized advantages."""
+def _critic_place(reading: Reading, data: Table, megatron: bool) -> Place:
+    """Returns the place of the critic, which is on the actor's devices with generalized advantage estimation."""
     if str(reading.value(data, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"
     section = "critic.megatron" if megatron else "critic.model.fsdp_config"

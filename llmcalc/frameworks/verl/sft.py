@@ -35,7 +35,7 @@ READ = frozenset(
 
 
 def run_of_sft(reading: Reading, data: Table) -> RunUnder:
-    """Returns the run of a command. Raises `InputError`, which names file and key."""
+    """Returns the training run of a command's overrides. Raises `InputError`, which names file and key."""
     for name in data:
         if name not in READ and name.startswith(IGNORED):
             reading.ignored.append(name)

@@ -28,7 +28,7 @@ EXPERTS_FROM = (0, 19)
 
 
 def slots_of(flags: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the number of slots and the rank of each. Raises `InputError` for a rank that vLLM refuses."""
+    """Returns the number of adapter slots and their LoRA rank. Raises `InputError` for a rank that vLLM refuses."""
     number, rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", USUAL_RANK))
     if rank not in RANKS:
         raise InputError(f"--max-lora-rank {rank}: expected one of {', '.join(map(str, RANKS))}")
@@ -36,7 +36,7 @@ def slots_of(flags: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, version: tuple[int, ...]) -> int:
-    """Returns the bytes of all slots on a rank; 0 where adapters are off.
+    """Returns the bytes of all LoRA adapter slots on a rank; 0 where adapters are off.
 
     element_bytes: bytes of an element of the model, which `--lora-dtype auto` takes.
     Raises `InputError` for layers whose adapters are not modelled.
@@ -47,24 +47,24 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     size = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
-    return number * lora_rank * size * _sides(rank, version)
+    return number * lora_rank * size * _adapter_widths(rank, version)
 
 
-def _sides(rank: EngineRank, version: tuple[int, ...]) -> int:
-    """The inputs and outputs of all matrices of a rank that have adapters."""
+def _adapter_widths(rank: EngineRank, version: tuple[int, ...]) -> int:
+    """Returns the sum of input and output widths over all matrices of a rank that have adapters."""
     sides = 0
     vocabulary = rank.vocab_size
-    for place in rank.model.tree().walk():
-        op = place.node.op
-        if place.optional:
+    for tree_node in rank.model.tree().walk():
+        op = tree_node.node.op
+        if tree_node.optional:
             continue
-        if place.kind in ("embedding", "lm_head"):
+        if tree_node.kind in ("embedding", "lm_head"):
             if isinstance(op, Embedding | Linear) and vocabulary <= LARGEST_VOCABULARY:
-                sides += int(place.times) * (vocabulary + rank.hidden_size)
+                sides += int(tree_node.times) * (vocabulary + rank.hidden_size)
         elif isinstance(op, ExpertLinear):
             if version < EXPERTS_FROM:
                 raise InputError("--enable-lora: adapters of experts are modelled from vLLM 0.19 on; remove the flag")
-            sides += int(place.times * op.num_experts * (op.n_in + op.n_out))
+            sides += int(tree_node.times * op.num_experts * (op.n_in + op.n_out))
         elif isinstance(op, Linear):
-            sides += int(place.times * (op.n_in + op.n_out))
+            sides += int(tree_node.times * (op.n_in + op.n_out))
     return sides

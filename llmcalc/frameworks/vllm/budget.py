@@ -1,4 +1,4 @@
-"""What vLLM does with the memory of its devices: the budget, what is taken from it, and what is left for the cache.
+"""The device memory of vLLM: the budget, the parts subtracted from it, and the KV cache that remains.
 
 `presets/engines/vllm.toml` has the rules of each version with their source files.
 """
@@ -80,7 +80,7 @@ COMPILATION_KEYS = (
 
 
 class Server(EngineServer):
-    """A vLLM server."""
+    """A vLLM server: model, accelerator, version and flags."""
 
     name = "vllm"
     length_field = "max_model_len"
@@ -133,17 +133,17 @@ class Server(EngineServer):
 
     @property
     def context_ranks(self) -> int:
-        """Ranks of a tensor-parallel group that divide the tokens of the cache (decode context parallelism)."""
+        """The number of tensor-parallel ranks that divide the KV cache's tokens (decode context parallelism)."""
         return int(self.flags.get("decode_context_parallel_size", 1))
 
     def check_environment(self) -> None:
-        """Raises `InputError` for variables and tables of flags that are not modelled."""
+        """Raises `InputError` for environment variables and flag tables that are not modelled."""
         if self.flags.get("VLLM_USE_V1") == 0 and self.numbers >= WITHOUT_FIRST_ENGINE:
             raise InputError("VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; remove the variable")
-        connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
-        if connector not in CPU_CONNECTORS:
+        kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
+        if kv_connector not in CPU_CONNECTORS:
             raise InputError(
-                f"--kv-transfer-config: the connector {shown(connector)} is not modelled; expected one of "
+                f"--kv-transfer-config: the connector {shown(kv_connector)} is not modelled; expected one of "
                 f"{', '.join(CPU_CONNECTORS)}"
             )
         unknown = sorted(set(self.compilation) - set(COMPILATION_KEYS))
@@ -152,39 +152,39 @@ class Server(EngineServer):
 
     @property
     def compilation(self) -> Mapping[str, Any]:
-        """The table of `--compilation-config`."""
+        """The value of `--compilation-config`, name → value."""
         table: Mapping[str, Any] = self.flags.get("compilation_config", {})
         return table
 
     @cached_property
     def speculation(self) -> Speculation:
-        """What drafts tokens."""
+        """The speculative decoding of the server."""
         return speculation_of(self.flags, self.preset)
 
     @cached_property
     def draft(self) -> EngineRank | None:
-        """The draft model of a rank; None without one."""
+        """The draft model on one rank; None without a draft model."""
         if self.speculation.draft is None:
             return None
         return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype)
 
     @property
     def loads_towers(self) -> bool:
-        """Whether encoders are loaded: not where no input of theirs is allowed (models/interfaces.py)."""
+        """Whether image and audio encoders are loaded; not if such inputs are not allowed (models/interfaces.py)."""
         if self.flags.get("language_model_only"):
             return False
         limits = self.flags.get("limit_mm_per_prompt", {})
-        has_none = bool(limits) and all(input_limit(limit) == 0 for limit in limits.values())
-        return not (has_none and {"image", "video"} <= set(limits) and self.numbers >= TOWERS_ARE_SKIPPED_FROM)
+        allows_no_input = bool(limits) and all(input_limit(limit) == 0 for limit in limits.values())
+        return not (allows_no_input and {"image", "video"} <= set(limits) and self.numbers >= TOWERS_ARE_SKIPPED_FROM)
 
     @property
     def subtracts_graphs(self) -> bool:
-        """Whether the estimate of CUDA graphs is taken from the cache."""
-        chosen = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+        """Whether the estimated memory of CUDA graphs is subtracted from the KV cache."""
+        chosen_value = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
         has_estimate = self.second_runner is None or self.second_runner.estimates_graphs
-        if chosen is None or self.numbers < GRAPHS_ARE_ESTIMATED_FROM or not has_estimate:
+        if chosen_value is None or self.numbers < GRAPHS_ARE_ESTIMATED_FROM or not has_estimate:
             return self.rules.subtracts_graphs
-        return bool(chosen)
+        return bool(chosen_value)
 
     @property
     def graph_mode(self) -> str:
@@ -193,22 +193,26 @@ class Server(EngineServer):
 
     @property
     def captured_graphs(self) -> int:
-        """The number of graphs: of mixed batches, in pieces, and of batches that only decode, as a whole."""
-        mode = self.graph_mode
-        if self.flags.get("enforce_eager") or mode in ("NONE", "0") or self.compilation.get("level", 3) == 0:
+        """The number of captured CUDA graphs: piecewise graphs of mixed batches, and full graphs of decode batches."""
+        graph_mode = self.graph_mode
+        if self.flags.get("enforce_eager") or graph_mode in ("NONE", "0") or self.compilation.get("level", 3) == 0:
             return 0
-        chosen = self.flags.get("cudagraph_capture_sizes") or self.compilation.get("cudagraph_capture_sizes")
-        sizes = GRAPH_SIZES if chosen is None else tuple(dict.fromkeys(chosen))
-        most = self.flags.get("max_cudagraph_capture_size", self.compilation.get("max_cudagraph_capture_size"))
-        if most is None:
-            most = max(sizes) if chosen else min(2 * self.decoded_tokens, GRAPH_SIZES[-1])
-        pieces = 0 if mode in ("FULL", "FULL_DECODE_ONLY") else sum(size <= most for size in sizes)
-        wholes = 0 if mode == "PIECEWISE" else sum(size <= min(most, self.decoded_tokens) for size in sizes)
-        return (pieces + wholes) * self.cases_of_graphs
+        chosen_sizes = self.flags.get("cudagraph_capture_sizes") or self.compilation.get("cudagraph_capture_sizes")
+        sizes = GRAPH_SIZES if chosen_sizes is None else tuple(dict.fromkeys(chosen_sizes))
+        size_limit = self.flags.get("max_cudagraph_capture_size", self.compilation.get("max_cudagraph_capture_size"))
+        if size_limit is None:
+            size_limit = max(sizes) if chosen_sizes else min(2 * self.decoded_tokens, GRAPH_SIZES[-1])
+        piecewise_graphs = (
+            0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else sum(size <= size_limit for size in sizes)
+        )
+        full_graphs = (
+            0 if graph_mode == "PIECEWISE" else sum(size <= min(size_limit, self.decoded_tokens) for size in sizes)
+        )
+        return (piecewise_graphs + full_graphs) * self.cases_of_graphs
 
     @property
     def cases_of_graphs(self) -> int:
-        """How often graphs of one size are captured: with adapters, once more without (v1/cudagraph_dispatcher.py)."""
+        """The number of CUDA graphs per batch size: 2 with adapters, otherwise 1 (v1/cudagraph_dispatcher.py)."""
         is_special = self.compilation.get("cudagraph_specialize_lora", True)
         return 2 if self.flags.get("enable_lora") and is_special else 1
 
@@ -218,18 +222,18 @@ class Server(EngineServer):
 
     @property
     def rule_numbers(self) -> tuple[int, ...]:
-        """The version whose rules hold: that of the last record of the first engine where VLLM_USE_V1=0 chooses it."""
-        is_first = self.flags.get("VLLM_USE_V1") == 0 and self.numbers > LAST_OF_FIRST_ENGINE
-        return LAST_OF_FIRST_ENGINE if is_first else self.numbers
+        """The version whose rules apply; VLLM_USE_V1=0 selects the last version of the V0 engine."""
+        is_first_engine = self.flags.get("VLLM_USE_V1") == 0 and self.numbers > LAST_OF_FIRST_ENGINE
+        return LAST_OF_FIRST_ENGINE if is_first_engine else self.numbers
 
     @cached_property
     def second_runner(self) -> SecondRunner | None:
-        """The second model runner; None where the first one runs the model."""
+        """The rules of vLLM's second model runner; None where the first model runner runs the model."""
         return second_runner(self.record, self.rule_numbers, self.rank(0), self.flags)
 
     @cached_property
     def rules(self) -> Rules:
-        """The rules of the version, on the model runner of the model."""
+        """The memory rules of the version, with the model runner that runs the model."""
         rules = self.record.rules(self.rule_numbers)
         return rules if self.second_runner is None else rules_with(rules, self.second_runner)
 
@@ -253,7 +257,7 @@ class Server(EngineServer):
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout: layers as vllm/distributed/utils.py, `get_pp_indices`, divides them over the stages.
+        """The layout of one replica, with layers divided over stages as by vllm/distributed/utils.py, `get_pp_indices`.
 
         With expert parallelism the experts are divided over all ranks of the tensor and data groups, each undivided.
         """
@@ -263,14 +267,14 @@ class Server(EngineServer):
         sizes = [layers // self.pp] * self.pp
         for i in range(2, layers % self.pp + 2):
             sizes[-i] += 1
-        split = None if len(set(sizes)) == 1 else tuple(sizes)
+        stage_layers = None if len(set(sizes)) == 1 else tuple(sizes)
         if not self.flags.get("enable_expert_parallel"):
-            return Layout(tp=self.tp, pp=self.pp, pp_layout=split)
-        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, pp_layout=split)
+            return Layout(tp=self.tp, pp=self.pp, pp_layout=stage_layers)
+        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, pp_layout=stage_layers)
 
     @property
     def whole_layout(self) -> Layout:
-        """The layout of all devices, with the replicas."""
+        """The layout of all devices, with data-parallel replicas."""
         return replace(self.layout, dp=self.dp)
 
     @property
@@ -282,26 +286,26 @@ class Server(EngineServer):
 
     @property
     def quantize(self) -> str | None:
-        """The scheme of the weights; None for that of the checkpoint."""
+        """The quantization scheme of the weights; None for the checkpoint's scheme."""
         word = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
         return self.scheme_of(word, SCHEMES)
 
     @property
     def max_num_seqs(self) -> int:
-        chosen = self.flags.get("max_num_seqs")
+        chosen_value = self.flags.get("max_num_seqs")
         default = self.record.defaults(self.rule_numbers, self.hardware).max_num_seqs * self.default_batches
-        return int(chosen or min(default, self.max_num_batched_tokens))
+        return int(chosen_value or min(default, self.max_num_batched_tokens))
 
     @property
     def default_batches(self) -> int:
-        """How often the defaults of sequences and tokens are taken: twice with `--performance-mode throughput`."""
+        """The factor of the default batch limits: 2 with `--performance-mode throughput`, otherwise 1."""
         return 2 if self.flags.get("performance_mode") == "throughput" else 1
 
     @property
     def max_num_batched_tokens(self) -> int:
-        chosen = self.flags.get("max_num_batched_tokens")
-        if chosen:
-            return int(chosen)
+        chosen_value = self.flags.get("max_num_batched_tokens")
+        if chosen_value:
+            return int(chosen_value)
         defaults = self.record.defaults(self.rule_numbers, self.hardware)
         default = defaults.max_num_batched_tokens * self.default_batches
         if self.rules.generation == "v0":
@@ -312,7 +316,7 @@ class Server(EngineServer):
 
     @property
     def decoded_tokens(self) -> int:
-        """Tokens of a step in which all sequences decode, with those that are drafted."""
+        """The tokens of a step in which all sequences decode, including drafted tokens."""
         return self.max_num_seqs * (1 + self.speculation.tokens)
 
     @property
@@ -325,12 +329,12 @@ class Server(EngineServer):
 
     @property
     def total(self) -> int:
-        """The driver's total of the device."""
+        """The device's total memory in bytes, as the driver reports it."""
         return self.hardware.capacity_bytes
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of a flag → its value in effect: the given one, or the default."""
+        """The name of each flag → its value in effect, typed by the user or the default."""
         return {
             "max_model_len": self.longest_request,
             "max_num_seqs": self.max_num_seqs,
@@ -343,14 +347,14 @@ class Server(EngineServer):
         }
 
     def rank(self, stage: int) -> EngineRank:
-        """The model of the first rank of a stage."""
+        """Returns the model on the first rank of a pipeline stage."""
         loads_towers = self.loads_towers and stage == 0
         number = self.layout.rank(pp=stage)
-        drafts = self.speculation.with_mtp and stage == self.pp - 1
-        return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers, drafts)
+        has_draft_modules = self.speculation.with_mtp and stage == self.pp - 1
+        return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers, has_draft_modules)
 
     def profile_run(self, stage: int) -> ProfileRun:
-        """The profile run of a stage's ranks."""
+        """Returns the profile run on the ranks of a pipeline stage."""
         units = self.hardware.compute_units
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
@@ -387,13 +391,13 @@ class Server(EngineServer):
         return encoder_run(self.preset.model, request, self.flags.get("mm_processor_kwargs", {}))
 
     def graph_bytes(self, layers: int) -> int:
-        """The estimate of CUDA graphs: fewer where fewer sequences are captured."""
+        """Returns the estimated bytes of CUDA graphs, which fall with the number of captured sequences."""
         estimate = self.record.cuda_graphs
-        share = self.captured_graphs / (2 * len(GRAPH_SIZES))
-        return int(share * (estimate.constant_mib + estimate.mib_per_layer * layers) * MIB)
+        captured_share = self.captured_graphs / (2 * len(GRAPH_SIZES))
+        return int(captured_share * (estimate.constant_mib + estimate.mib_per_layer * layers) * MIB)
 
     def stored_weights(self, rank: EngineRank) -> int:
-        """Bytes of the weights as vLLM stores them: with tables of RoPE, padded experts and MLA's own copies."""
+        """Returns the bytes of the weights as vLLM stores them, with RoPE tables, padded experts and MLA's copies."""
         tables = rank.rope_elements * self.element_bytes
         _, _, experts = rank.widths
         padding = 0
@@ -401,71 +405,75 @@ class Server(EngineServer):
             padded = self.record.padded_experts(self.numbers, self.hardware).bytes_of(rank.hidden_size, experts.width)
             expert = 3 * experts.width * rank.hidden_size * 17 // 32
             padding = rank.number_of_layers * experts.number * (padded - expert)
-        offloaded = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
+        offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         copies = rank.latent_projections * self.element_bytes + self.repeated_towers(rank)
-        return max(0, rank.weights + tables + padding + copies - offloaded)
+        return max(0, rank.weights + tables + padding + copies - offloaded_bytes)
 
     def repeated_towers(self, rank: EngineRank) -> int:
-        """Bytes of encoders beyond a rank's part of them, where each rank has them whole (`--mm-encoder-tp-mode`)."""
+        """Returns the extra bytes of encoders where each rank has whole encoders (`--mm-encoder-tp-mode`)."""
         if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
             return 0
-        whole, part = (
-            place.weights - replace(place, with_towers=False).weights
-            for place in (replace(rank, layout=ONE_DEVICE, rank=0), rank)
+        whole_bytes, rank_bytes = (
+            placed_rank.weights - replace(placed_rank, with_towers=False).weights
+            for placed_rank in (replace(rank, layout=ONE_DEVICE, rank=0), rank)
         )
-        return whole - part
+        return whole_bytes - rank_bytes
 
     def cache_element(self, rank: EngineRank) -> Fraction:
-        """Bytes of a cached element, with its share of scales."""
+        """Returns the bytes of one KV cache element, with its share of the quantization scales."""
         word = str(self.flags.get("kv_cache_dtype", ""))
         if word in PACKED_FORMATS:
             return packed_bytes(word, rank, self.numbers)
         return Fraction(self.cached_element_bytes)
 
     def stage(self, number: int) -> Stage:
-        """The memory of a rank of a stage."""
+        """Returns the memory of one rank of a pipeline stage."""
         rank, run, rules = self.rank(number), self.profile_run(number), self.rules
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
-        drafted = [] if self.draft is None else self.draft.token_caches
+        draft_caches = [] if self.draft is None else self.draft.token_caches
         pool = block_pool(
             rank,
             self.cache_element(rank),
             self.block_size,
             rules,
             has_full_windows,
-            drafted,
+            draft_caches,
             self.context_ranks,
             state_blocks(rank, self.state_rules, self.hardware, self.flags, self.speculation.tokens, self.block_size),
         )
-        outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
-        graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))
-        outside_bytes = self.measured("non_torch", outside.mib * MIB + self.penalty_bytes(rank))
+        memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
+        graphs = self.measured_or_computed("cuda_graphs", self.graph_bytes(rank.number_of_layers))
+        outside_bytes = self.measured_or_computed(
+            "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
+        )
         budget = math.ceil(self.utilization * self.total)
         weights = self.stored_weights(rank)
         if self.draft is not None:
             weights += self.draft.weights + self.draft.rope_elements * self.element_bytes
         weights += adapter_bytes(rank, self.flags, self.element_bytes, self.numbers)
-        weights = self.measured("weights", weights)
-        peak = self.measured("profile_run", run.peak_bytes(rank, rules))
-        taken = weights + peak + outside_bytes + (graphs if self.subtracts_graphs else 0)
-        available = int(self.flags.get("kv_cache_memory_bytes", self.measured("kv_cache", budget - taken)))
-        blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(available)))
+        weights = self.measured_or_computed("weights", weights)
+        peak = self.measured_or_computed("profile_run", run.peak_bytes(rank, rules))
+        taken_bytes = weights + peak + outside_bytes + (graphs if self.subtracts_graphs else 0)
+        cache_bytes = int(
+            self.flags.get("kv_cache_memory_bytes", self.measured_or_computed("kv_cache", budget - taken_bytes))
+        )
+        blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(cache_bytes)))
         estimate: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         terms = (
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
             Term("profile_run", peak, "source", rules.place, run.origin(rank, rules)),
-            Term("non_torch", outside_bytes, estimate, outside.source, self._outside_origin),
+            Term("non_torch", outside_bytes, estimate, memory_outside_torch.source, self._outside_origin),
             Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
             Term(
-                "kv_cache", max(available, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
+                "kv_cache", max(cache_bytes, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
             ),
         )
-        return Stage(self.with_receipt(terms), pool, available, blocks, graphs)
+        return Stage(self.with_receipt(terms), pool, cache_bytes, blocks, graphs)
 
     def penalty_bytes(self, rank: EngineRank) -> int:
-        """Bytes of the counts for penalties, where the memory that is taken from the cache has them."""
+        """Returns the bytes of token counts for sampling penalties, where they reduce the KV cache."""
         if self.second_runner is None or not self.second_runner.counts_penalties:
             return 0
         return penalty_bytes(self.max_num_seqs, rank.vocab_size)
@@ -486,12 +494,12 @@ class Server(EngineServer):
 
     @property
     def free_at_start(self) -> int:
-        """Bytes that are free when the engine starts: without CUDA's context."""
+        """The device's free bytes when the engine starts, after the CUDA context."""
         return self.total - self.record.context_of(self.hardware, self.tp * self.pp).mib * MIB
 
 
 class Stage(NamedTuple):
-    """The memory of a rank of one stage: its terms, its pool, the bytes and blocks of its cache, and its graphs."""
+    """The memory of a rank of one pipeline stage: its named parts, its KV cache blocks, and its CUDA graphs."""
 
     terms: tuple[Term, ...]
     pool: BlockPool
@@ -513,13 +521,13 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         )
         return memory(preset, hardware, version, {**open_flags, "max_model_len": length})
     server = Server(preset, hardware, version, flags)
-    fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
-    pool, blocks, rules = fullest.pool, fullest.blocks, server.rules
+    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
+    pool, blocks, rules = fullest_stage.pool, fullest_stage.blocks, server.rules
     length, chunk = server.longest_request, server.max_num_batched_tokens
     concurrency = pool.max_concurrency(blocks, length, chunk)
-    message = _message(server, fullest, concurrency)
+    message = _startup_error(server, fullest_stage, concurrency)
     return EngineMemory(
-        terms=fullest.terms,
+        terms=fullest_stage.terms,
         kv_tokens=pool.printed_tokens(blocks, length, chunk, rules),
         blocks=blocks,
         max_concurrency=concurrency,
@@ -531,12 +539,12 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.whole_layout,
-        most_sequences=fullest.blocks if message.startswith(server.record.messages["sequences"]) else 0,
-        notes=tuple(filter(None, (version.note, *_notes(server)))),
+        most_sequences=fullest_stage.blocks if message.startswith(server.record.messages["sequences"]) else 0,
+        notes=tuple(filter(None, (version.note, *_server_notes(server)))),
     )
 
 
-def _message(server: Server, stage: Stage, concurrency: float) -> str:
+def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
     """Returns vLLM's message where it does not start, by its checks in their order; empty where it starts."""
     messages, rules, length = server.record.messages, server.rules, server.longest_request
     budget, batch, block = stage.terms[0].bytes, server.max_num_batched_tokens, stage.pool.block_size
@@ -547,18 +555,18 @@ def _message(server: Server, stage: Stage, concurrency: float) -> str:
     if stage.available <= 0:
         return messages["no_cache"]
     if concurrency < 1:
-        longest = stage.pool.longest_request(stage.blocks, server.max_num_batched_tokens, length)
+        longest_request_tokens = stage.pool.longest_request(stage.blocks, server.max_num_batched_tokens, length)
         text = messages["one_request_v0" if rules.generation == "v0" else "one_request"]
-        return f"{text} (--max-model-len {length}); the longest that fits is {longest}"
+        return f"{text} (--max-model-len {length}); the longest that fits is {longest_request_tokens}"
     if server.needs_blocks_of_sequences(stage.pool) and server.max_num_seqs > stage.blocks:
         return f"{messages['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage.blocks} fit"
-    unused = server.free_at_start - budget
-    if not server.subtracts_graphs and unused < stage.graphs:
+    unused_bytes = server.free_at_start - budget
+    if not server.subtracts_graphs and unused_bytes < stage.graphs:
         return messages["outside_budget"]
     return ""
 
 
-def _notes(server: Server) -> list[str]:
+def _server_notes(server: Server) -> list[str]:
     notes = []
     if server.hardware.driver_total is None:
         notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
@@ -577,5 +585,7 @@ def _notes(server: Server) -> list[str]:
 def longest_request(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> int:
     """Returns the longest `--max-model-len` with which the cache holds one request; 0 if none."""
     server = Server(preset, hardware, version, flags)
-    fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
-    return fullest.pool.longest_request(fullest.blocks, server.max_num_batched_tokens, server.longest_request)
+    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
+    return fullest_stage.pool.longest_request(
+        fullest_stage.blocks, server.max_num_batched_tokens, server.longest_request
+    )

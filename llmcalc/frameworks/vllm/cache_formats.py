@@ -1,4 +1,4 @@
-"""Formats of vLLM's cache with scales between the elements (v1/kv_cache_interface.py, `KVQuantMode`).
+"""Bytes of vLLM's quantized KV cache formats, which store scales beside elements (v1/kv_cache_interface.py).
 
 Scales of a token and head are one float32 for its keys and one for its values (v1/attention/backends/triton_attn.py,
 `customize_spec`). NVFP4 has one byte of scale for 16 elements of half a byte (utils/torch_utils.py,
@@ -23,7 +23,7 @@ SCALE_BYTES = 4
 
 
 def packed_bytes(word: str, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
-    """Returns the bytes of a cached element with its share of the scales.
+    """Returns the bytes of one KV cache element with its share of the scales.
 
     word: the format. rank: the model of a rank. Raises `InputError` for a model or a version that has no such cache.
     """
@@ -33,8 +33,8 @@ def packed_bytes(word: str, rank: EngineRank, version: tuple[int, ...]) -> Fract
         raise InputError(f"--kv-cache-dtype {word}: of latent attention is not modelled; expected fp8")
     if word == "nvfp4":
         return Fraction(1, 2) + Fraction(1, 16)
-    attentions = [part for part, _ in mixers(rank.preset.model) if isinstance(part, Attention)]
-    dims = {part.head_dim or rank.hidden_size // part.num_attention_heads for part in attentions}
+    attentions = [mixer for mixer, _ in mixers(rank.preset.model) if isinstance(mixer, Attention)]
+    dims = {mixer.head_dim or rank.hidden_size // mixer.num_attention_heads for mixer in attentions}
     if len(dims) != 1:
         raise InputError(f"--kv-cache-dtype {word}: heads of several sizes are not modelled; expected fp8")
     return Fraction(1, 2 if word.startswith("int4") else 1) + Fraction(SCALE_BYTES, dims.pop())

@@ -1,4 +1,4 @@
-"""Changes of vLLM's flags that leave more memory for the cache, the cheapest first, and layouts with more devices."""
+"""Changes of vLLM's flags that leave more memory for the KV cache, and layouts with more devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUANTIZED = "fp8-dynamic"
 def candidates(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes that may give more cache, the cheapest first: as users type them, and as values of flags."""
+    """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server = Server(preset, hardware, version, flags)
     planned = memory(preset, hardware, version, flags)
     most, block = planned.most_sequences, planned.block_size
@@ -34,9 +34,9 @@ def candidates(
         yield f"--max-num-seqs {most}", {"max_num_seqs": most}
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
-    longest = longest_request(preset, hardware, version, flags)
-    if 0 < longest < server.longest_request:
-        yield f"--max-model-len {longest}", {"max_model_len": longest}
+    longest_tokens = longest_request(preset, hardware, version, flags)
+    if 0 < longest_tokens < server.longest_request:
+        yield f"--max-model-len {longest_tokens}", {"max_model_len": longest_tokens}
     if server.cached_element_bytes > 1:
         yield "--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}
     if not flags.get("enforce_eager") and server.rules.subtracts_graphs:
@@ -51,7 +51,7 @@ def candidates(
 def layouts(
     preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields the changed flags of each possible layout, and what vLLM then does, the fewest devices first.
+    """Yields (flags, vLLM's memory) of each possible layout, the fewest devices first.
 
     That is tensor parallelism within a server of 8 devices, then stages of 8. Where vLLM refuses its own default number
     of sequences, as many as the cache has blocks. most: the largest number of devices.
@@ -60,16 +60,16 @@ def layouts(
     stages = flags.get("pipeline_parallel_size")
     devices = 1
     while devices <= most:
-        inside = tensor or min(devices, 8)
-        layout = {"tensor_parallel_size": inside, "pipeline_parallel_size": stages or max(1, devices // inside)}
-        used = {name: size for name, size in layout.items() if size > 1}
+        tp = tensor or min(devices, 8)
+        layout = {"tensor_parallel_size": tp, "pipeline_parallel_size": stages or max(1, devices // tp)}
+        flags_of_layout = {name: size for name, size in layout.items() if size > 1}
         if layout["tensor_parallel_size"] * layout["pipeline_parallel_size"] == devices:
             try:
-                planned = memory(preset, hardware, version, {**flags, **used})
+                planned = memory(preset, hardware, version, {**flags, **flags_of_layout})
                 if planned.most_sequences and "max_num_seqs" not in flags:
-                    used["max_num_seqs"] = planned.most_sequences
-                    planned = memory(preset, hardware, version, {**flags, **used})
-                yield used, planned
+                    flags_of_layout["max_num_seqs"] = planned.most_sequences
+                    planned = memory(preset, hardware, version, {**flags, **flags_of_layout})
+                yield flags_of_layout, planned
             except InputError as error:
                 if "divide" not in str(error):
                     raise
@@ -77,7 +77,7 @@ def layouts(
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns the flags of a layout; None where experts are divided over some ranks only, which vLLM does not have."""
+    """Returns vLLM's flags of a layout; None for experts divided over only some ranks, which vLLM does not support."""
     if ep not in (1, tp * dp) or (ep > 1 and pp > 1 and dp > 1):
         return None
     sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}

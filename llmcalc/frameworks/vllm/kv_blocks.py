@@ -1,4 +1,4 @@
-"""The blocks of vLLM's cache (v1/core/kv_cache_utils.py, `get_kv_cache_groups` and `get_kv_cache_config_from_groups`).
+"""The blocks of vLLM's KV cache (v1/core/kv_cache_utils.py, `get_kv_cache_groups`, `get_kv_cache_config_from_groups`).
 
 Layers of one kind need blocks of equal bytes. A model with several kinds has groups of as many layers as the smallest
 kind has, and all groups take blocks from one pool.
@@ -22,7 +22,7 @@ SIMILAR = 1.5
 
 @dataclass(frozen=True)
 class Group:
-    """Layers of one kind. groups: groups that they fill. window: tokens that each keeps; None for all.
+    """Layers with one cache type. groups: KV cache groups that they fill. window: tokens per layer; None for all.
 
     states: how their recurrent states are kept; None for keys and values.
     """
@@ -32,7 +32,7 @@ class Group:
     states: StateBlocks | None = None
 
     def blocks(self, length: int, block: int, chunk: int) -> int:
-        """Blocks of one request of that length. chunk: tokens of a batch, which a window holds beside its own."""
+        """Returns the blocks of a request of `length` tokens. chunk: tokens of a batch, which windows also hold."""
         if self.states is not None:
             return self.groups * self.states.of_request(length, block)
         if self.window is None:
@@ -42,7 +42,7 @@ class Group:
 
 @dataclass(frozen=True)
 class BlockPool:
-    """The blocks of one rank's cache.
+    """The block sizes of one rank's KV cache.
 
     block_bytes: bytes of one block of all layers of a group. block_size: its tokens. groups: groups of layers.
     """
@@ -62,21 +62,21 @@ class BlockPool:
         return any(group.states is not None and group.states.mode == "align" for group in self.groups)
 
     def blocks(self, available: int) -> int:
-        """The number of blocks in that many bytes."""
+        """Returns the number of blocks that fit into `available` bytes."""
         return max(0, available // self.block_bytes)
 
     def blocks_of_request(self, length: int, chunk: int) -> int:
-        """Blocks of one request of that length."""
+        """Returns the number of blocks that a request of `length` tokens needs."""
         return sum(group.blocks(length, self.block_size, chunk) for group in self.groups)
 
     def max_concurrency(self, blocks: int, length: int, chunk: int) -> float:
-        """Requests of that length that the blocks hold."""
+        """Returns the number of requests of `length` tokens that the blocks hold."""
         if len(self.groups) == 1 and self.groups[0].window is None and self.groups[0].states is None:
             return blocks * self.block_size / length
         return blocks / max(1, self.blocks_of_request(length, chunk))
 
     def printed_tokens(self, blocks: int, length: int, chunk: int, rules: Rules) -> int:
-        """The tokens of the cache as a version prints them."""
+        """Returns the tokens of the KV cache as a vLLM version prints them."""
         if rules.printed_tokens == "max_concurrency x max_model_len":
             return int(self.max_concurrency(blocks, length, chunk) * length)
         if rules.printed_tokens == "blocks x block_size":
@@ -84,7 +84,7 @@ class BlockPool:
         return blocks // sum(group.groups for group in self.groups) * self.block_size
 
     def longest_request(self, blocks: int, chunk: int, most: int) -> int:
-        """The longest request, at most `most` tokens, that the blocks hold; a multiple of a block, or `most`."""
+        """Returns the tokens of the longest request that the blocks hold: at most `most`, or a multiple of a block."""
         low, high = 0, most // self.block_size
         if self.blocks_of_request(most, chunk) <= blocks:
             return most
@@ -107,7 +107,7 @@ def block_pool(
     context_ranks: int = 1,
     state_blocks: StateBlocks = CURRENT_STATE,
 ) -> BlockPool:
-    """Returns the pool of a rank.
+    """Returns the block pool of a rank's KV cache.
 
     element_bytes: bytes of a cached element, with its share of scales. block_size: tokens of a block.
     has_full_windows: whether windowed layers keep all tokens. drafted: caches of a model that drafts.
@@ -133,20 +133,20 @@ def block_pool(
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
     if drafted:
         raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
-    return _grouped_pool(caches, states, element_bytes, block_size, state_blocks)
+    return _pool_of_layer_groups(caches, states, element_bytes, block_size, state_blocks)
 
 
-def _grouped_pool(
+def _pool_of_layer_groups(
     caches: Sequence[TokenCache],
     states: Sequence[StateCache],
     element_bytes: Fraction,
     block_size: int,
     state_blocks: StateBlocks,
 ) -> BlockPool:
-    """Returns the pool of a model with several kinds of layers."""
-    kinds: dict[int | None, int] = {}
+    """Returns the block pool of a model whose layers have several cache types."""
+    layers_by_window: dict[int | None, int] = {}
     for cache in caches:
-        kinds[cache.window] = kinds.get(cache.window, 0) + cache.layers
+        layers_by_window[cache.window] = layers_by_window.get(cache.window, 0) + cache.layers
     token_bytes = math.ceil(max(cache.width for cache in caches) * element_bytes)
     state_layers = max((state.layers for state in states), default=0)
     if states:
@@ -154,10 +154,10 @@ def _grouped_pool(
         alignment = state_blocks.alignment
         tokens = -(-state_bytes // (token_bytes * alignment)) * alignment
         block_size = max(block_size, tokens)
-    counts = [*kinds.values(), *([state_layers] if states else [])]
-    smallest, largest = min(counts), max(counts)
-    size = largest if largest < SIMILAR * smallest else smallest
-    groups = [Group(-(-layers // size), window) for window, layers in kinds.items()]
+    counts = [*layers_by_window.values(), *([state_layers] if states else [])]
+    smallest_count, largest_count = min(counts), max(counts)
+    size = largest_count if largest_count < SIMILAR * smallest_count else smallest_count
+    groups = [Group(-(-layers // size), window) for window, layers in layers_by_window.items()]
     if states:
         groups.append(Group(-(-state_layers // size), None, state_blocks))
     return BlockPool(token_bytes * block_size * size, block_size, tuple(groups))

@@ -1,4 +1,4 @@
-"""Logs of vLLM: V0 (worker.py) and V1 (gpu_worker.py, kv_cache_utils.py), by the wordings of their versions."""
+"""Reads logs of vLLM's engines V0 (worker.py) and V1 (gpu_worker.py, kv_cache_utils.py), in each version's words."""
 
 from __future__ import annotations
 
@@ -92,33 +92,33 @@ CONFIG_FIELDS = {
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads the terms of vLLM's memory; None for a log without any."""
+    """Returns the memory sizes that vLLM printed in a log; None for a log without any."""
     facts = Facts(log, PATTERNS)
-    terms = tuple(_terms(facts))
+    terms = tuple(_memory_terms(facts))
     message = next(iter(log.lines_with(*MESSAGES)), "")
-    arguments = _arguments(log)
+    arguments = _flags_in_log(log)
     is_named = "version" in facts or any(name in facts for name in ("kv_tokens", "budget"))
     if not (message or (terms and (is_named or len(terms) > 1 or "weights" in facts))):
         return None
     model = str(arguments.pop("model", "")) or facts.text("model")
     utilization = facts.text("gpu_memory_utilization")
-    total = facts.last_size("total")
-    if total is None and "total_gib" in facts:
-        total = round(float(facts.text("total_gib").rstrip(".") or 0) * GIB)
-    if total is None and "budget" in facts and utilization and float(utilization or 0) > 0:
-        total = round(facts.sizes("budget")[-1] / float(utilization))
-    stated: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
+    total_bytes = facts.last_size("total")
+    if total_bytes is None and "total_gib" in facts:
+        total_bytes = round(float(facts.text("total_gib").rstrip(".") or 0) * GIB)
+    if total_bytes is None and "budget" in facts and utilization and float(utilization or 0) > 0:
+        total_bytes = round(facts.sizes("budget")[-1] / float(utilization))
+    stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
     for name in ("max_model_len", "max_num_batched_tokens"):
         if name in facts:
-            stated[name] = facts.text(name).replace(",", "")
+            stated_values[name] = facts.text(name).replace(",", "")
     return LogReading(
         program="vllm",
         title="vLLM",
         terms=terms,
         version=facts.text("version").removeprefix("v"),
         model=model,
-        total=total,
-        flags=stated | arguments,
+        total=total_bytes,
+        flags=stated_values | arguments,
         has_arguments=bool(log.lines_with(*ARGUMENTS)),
         message=message.strip(),
         refused=bool(message),
@@ -126,8 +126,8 @@ def read_log(log: LogText) -> LogReading | None:
     )
 
 
-def _terms(facts: Facts) -> Iterator[LogTerm]:
-    """Yields the terms: of the rank that needs most, and of the cache the smallest."""
+def _memory_terms(facts: Facts) -> Iterator[LogTerm]:
+    """Yields each printed memory size: the largest over the ranks, and the smallest for the KV cache."""
     yield from facts.largest("budget", "weights")
     if "peak" in facts and "weights" in facts:
         yield LogTerm("profile_run", max(facts.sizes("peak")) - max(facts.sizes("weights")))
@@ -148,8 +148,8 @@ def _terms(facts: Facts) -> Iterator[LogTerm]:
         yield LogTerm("kv_tokens", min(facts.counts("kv_tokens")), "tokens")
 
 
-def _arguments(log: LogText) -> dict[str, Any]:
-    """Returns the model and the flags: those that the user gave, then those of the engine's configuration."""
+def _flags_in_log(log: LogText) -> dict[str, Any]:
+    """Returns the model and the flags that a log prints, which the user typed or the engine's configuration has."""
     arguments: dict[str, Any] = {}
     for line in log.lines_with("LLM engine (v", "LLM engine with config"):
         for name, value in argument_pairs(line).items():
@@ -158,7 +158,7 @@ def _arguments(log: LogText) -> dict[str, Any]:
             elif name == "model":
                 arguments[name] = value
     for line in log.lines_with(*ARGUMENTS):
-        typed = argument_pairs(line[line.index("args: ") + len("args: ") :])
-        arguments |= {"model": typed["model_tag"]} if "model_tag" in typed else {}
-        arguments |= typed
+        typed_arguments = argument_pairs(line[line.index("args: ") + len("args: ") :])
+        arguments |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}
+        arguments |= typed_arguments
     return arguments

@@ -1,4 +1,4 @@
-"""The second model runner of vLLM (vllm/v1/worker/gpu): which models run on it, and its rules.
+"""vLLM's second model runner (vllm/v1/worker/gpu): the models that run on it, and its memory rules.
 
 `presets/engines/vllm.toml` has what its versions do, with the source files.
 """
@@ -27,45 +27,47 @@ ALWAYS_FROM = (0, 30)
 def second_runner(
     record: VLLMRecord, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]
 ) -> SecondRunner | None:
-    """Returns the second model runner where a server uses it; None where the first one runs.
+    """Returns the second model runner's rules where a server uses it; None where the first model runner runs.
 
     rank: the model of a rank. flags: values of vLLM's flags by their fields.
     Raises `InputError` where a variable chooses it in a version that was not read.
     """
     rows = ranges_at(record.second_runner, version)
-    chosen = flags.get(CHOICE)
+    chosen_runner = flags.get(CHOICE)
     if not rows:
-        if chosen:
-            first = record.second_runner[0].start
-            raise InputError(f"{CHOICE}=1: the second model runner is modelled from vLLM {first} on; remove it")
+        if chosen_runner:
+            first_version = record.second_runner[0].start
+            raise InputError(f"{CHOICE}=1: the second model runner is modelled from vLLM {first_version} on; remove it")
         return None
-    row = rows[-1]
-    if chosen is not None:
-        return row if chosen else None
-    return row if _runs_by_default(row, version, rank, flags) else None
+    runner_rules = rows[-1]
+    if chosen_runner is not None:
+        return runner_rules if chosen_runner else None
+    return runner_rules if _is_default_runner(runner_rules, version, rank, flags) else None
 
 
-def _runs_by_default(row: SecondRunner, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]) -> bool:
-    """Whether a model runs on it where no variable chooses it."""
-    if row.models == "all":
+def _is_default_runner(
+    runner_rules: SecondRunner, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]
+) -> bool:
+    """Whether the second model runner runs a model by default, without an environment variable."""
+    if runner_rules.models == "all":
         return True
     table = flags.get("speculative_config", {})
     method = str(table.get("method", "draft_model" if table.get("model") else "") or flags.get("spec_method", ""))
-    if row.models == "chosen ones" or (method and method not in DRAFTS and version < ALWAYS_FROM):
+    if runner_rules.models == "chosen ones" or (method and method not in DRAFTS and version < ALWAYS_FROM):
         return False
     is_dense = rank.widths[2] is None
-    is_named = not {*architectures(rank.preset)}.isdisjoint(row.architectures)
-    if row.models == "named, and dense ones":
+    is_named = not {*architectures(rank.preset)}.isdisjoint(runner_rules.architectures)
+    if runner_rules.models == "named, and dense ones":
         return is_named or (is_dense and not rank.state_caches)
     is_quantized = rank.quantize is not None or rank.scheme is not None or rank.preset.stored_as is not None
-    return is_named and (row.models == "named" or (is_dense and not is_quantized))
+    return is_named and (runner_rules.models == "named" or (is_dense and not is_quantized))
 
 
 def architectures(preset: Preset) -> tuple[str, ...]:
-    """Returns the classes that a model's config names, or that a config written of it would name; none if unknown."""
+    """Returns the class names in the `architectures` of a model's config, existing or exported; none if unknown."""
     if preset.config is not None:
-        named = preset.config.get("architectures")
-        return tuple(map(str, named)) if isinstance(named, list | tuple) else ()
+        class_names = preset.config.get("architectures")
+        return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
     try:
         from ...sources.to_hf import to_config
 
@@ -75,7 +77,7 @@ def architectures(preset: Preset) -> tuple[str, ...]:
 
 
 def rules_with(rules: Rules, runner: SecondRunner) -> Rules:
-    """Returns the rules of a version on the second model runner."""
+    """Returns the memory rules of a version with the second model runner."""
     return rules.model_copy(
         update={
             "logits_copies": runner.logits_copies,
@@ -88,5 +90,5 @@ def rules_with(rules: Rules, runner: SecondRunner) -> Rules:
 
 
 def penalty_bytes(sequences: int, vocab_size: int) -> int:
-    """Returns the bytes of the counts of tokens for penalties: four a token, and a bit of the prompt's tokens."""
+    """Returns the bytes of token counts for sampling penalties: per sequence and vocabulary entry 4 bytes and a bit."""
     return sequences * 4 * (vocab_size + -(-vocab_size // 32))

@@ -1,4 +1,4 @@
-"""The most that torch takes above the weights in vLLM's profile run, in closed form.
+"""The peak memory of vLLM's profile run above the weights, in closed form.
 
 The run is one pass of `max_num_batched_tokens` tokens (v1/worker/gpu_model_runner.py, `profile_run`), then the sampler
 on `max_num_seqs` rows of logits (`_dummy_sampler_run`). The coefficients of a pass are of the tensors that are alive at
@@ -28,7 +28,7 @@ COPIES_WITH_SORT = 9.5
 
 
 class ProfileRun(NamedTuple):
-    """The profile run of one rank.
+    """The sizes that determine the profile run of one rank.
 
     tokens: max_num_batched_tokens. sequences: max_num_seqs. element_bytes: bytes of an activation.
     units: compute units of the device. last_stage: whether the rank has the logits. chunked: whether prompts are
@@ -59,7 +59,7 @@ class ProfileRun(NamedTuple):
         return self.encoder.output_bytes + (self.encoder.pixel_bytes if self.keeps_pixels else 0)
 
     def layer_bytes(self, rank: EngineRank) -> int:
-        """The peak in a layer: of its dense network, or of its experts."""
+        """Returns the peak bytes in a layer, in its dense network or in its experts."""
         width, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.tokens
         if experts is None:
@@ -68,13 +68,13 @@ class ProfileRun(NamedTuple):
         return T * 2 * EXPERT_VECTORS * h + T * k * 2 * (max(2 * i, h) + i + h)
 
     def hidden_bytes(self, rank: EngineRank) -> int:
-        """The hidden states of all tokens and of the sampled rows, with those that a pipeline sends."""
+        """Returns the bytes of hidden states: all tokens, the sampled rows, and what a pipeline sends."""
         h = rank.hidden_size
-        sent = 2 * self.tokens * h * 2 if self.stages > 1 else 0
-        return (self.tokens + self.sequences) * h * self.element_bytes + sent
+        sent_bytes = 2 * self.tokens * h * 2 if self.stages > 1 else 0
+        return (self.tokens + self.sequences) * h * self.element_bytes + sent_bytes
 
     def sampler_bytes(self, rank: EngineRank, rules: Rules) -> int:
-        """The peak in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
+        """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
         logits = self.sequences * rank.vocab_size * 4
         copies = rules.logits_copies
         if rules.generation == "v0" and self.chunked and self.tokens <= 2048:
@@ -84,7 +84,7 @@ class ProfileRun(NamedTuple):
         return int(copies * logits) + rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
 
     def peak_bytes(self, rank: EngineRank, rules: Rules) -> int:
-        """The peak above the weights."""
+        """Returns the peak bytes of the profile run above the weights."""
         text_model = max(self.layer_bytes(rank), self.bytes_after_layers(rank, rules)) + self.bytes_of_images
         return max(text_model, self.encoder_bytes) + CUBLAS_WORKSPACE
 
@@ -93,7 +93,7 @@ class ProfileRun(NamedTuple):
         return self.hidden_bytes(rank) + (self.sampler_bytes(rank, rules) if self.last_stage else 0)
 
     def origin(self, rank: EngineRank, rules: Rules) -> str:
-        """What the peak consists of, in a few words."""
+        """Returns a description of the tensors at the peak, in a few words."""
         layers, after_layers = self.layer_bytes(rank), self.bytes_after_layers(rank, rules)
         if self.encoder is not None and self.encoder_bytes > max(layers, after_layers) + self.bytes_of_images:
             return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of images"

@@ -1,4 +1,4 @@
-"""The record of vLLM."""
+"""The registry record of vLLM."""
 
 from __future__ import annotations
 

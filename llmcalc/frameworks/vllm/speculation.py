@@ -1,4 +1,4 @@
-"""Speculative decoding in vLLM (vllm/config/speculative.py): which tokens are drafted, and by what.
+"""Speculative decoding in vLLM (vllm/config/speculative.py): the drafted tokens, and the model that drafts them.
 
 Modules of multi-token prediction add their weights and one layer of cache each; a draft model adds its own, and one
 that reads hidden states shares the target's embedding or head (v1/spec_decode/eagle.py). Tokens that are found in the
@@ -31,7 +31,7 @@ MEMORY_KEYS = ("draft_tensor_parallel_size", "max_model_len", "quantization")
 
 
 class Speculation(NamedTuple):
-    """What drafts tokens.
+    """The settings of speculative decoding.
 
     tokens: tokens that are drafted for a step. with_mtp: whether the model's own modules draft.
     draft: the draft model; None without one.
@@ -46,9 +46,9 @@ NONE = Speculation()
 
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
-    """Returns what drafts tokens under the flags of a server. Raises `InputError` for methods that are not modelled."""
-    named = {key: flags[field] for field, key in KEYS.items() if field in flags}
-    table = {**flags.get("speculative_config", {}), **named}
+    """Returns the speculative decoding of a server's flags. Raises `InputError` for methods that are not modelled."""
+    values_by_key = {key: flags[field] for field, key in KEYS.items() if field in flags}
+    table = {**flags.get("speculative_config", {}), **values_by_key}
     if not table:
         return NONE
     tokens = table.get("num_speculative_tokens", 1)
@@ -68,9 +68,9 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
             f"{FLAG}: method {shown(method)}{'' if model is None else f' with {shown(model)}'} is not modelled; "
             f"expected mtp without a model, draft_model, {', '.join(OF_STATES)} with one, ngram or suffix"
         )
-    wrong = next((key for key in MEMORY_KEYS if table.get(key) is not None), None)
-    if wrong is not None:
-        raise InputError(f"{FLAG}: {wrong} is not modelled; remove the key")
+    unmodelled_key = next((key for key in MEMORY_KEYS if table.get(key) is not None), None)
+    if unmodelled_key is not None:
+        raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
     try:
         draft = model if isinstance(model, Preset) else load(model)
     except InputError as error:
@@ -78,22 +78,22 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
             f"{FLAG}: the draft model {shown(model)} cannot be read ({str(error)[:200]}); expected a preset, a folder "
             "or a hub id as its model"
         ) from None
-    _check(preset, draft, str(method))
+    _check_draft(preset, draft, str(method))
     return Speculation(tokens, draft=draft)
 
 
 def draft_flags(method: str, draft: Preset | None, tokens: int) -> dict[str, Any]:
-    """Returns the flags of a server whose tokens are drafted. method: `mtp`, `ngram` or `model`; draft: the model."""
+    """Returns the flags of speculative decoding. method: `mtp`, `ngram` or `model`. draft: the draft model."""
     if draft is not None:
         method = "draft_model" if states_of(draft.model) is None else OF_STATES[1]
     return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": tokens}}
 
 
-def _check(target: Preset, draft: Preset, method: str) -> None:
-    """Raises `InputError` if a draft does not fit its target or its method."""
-    if method in OF_STATES and states_of(draft.model) is None:
+def _check_draft(target_model: Preset, draft_model: Preset, method: str) -> None:
+    """Raises `InputError` if a draft model does not fit the target model or the drafting method."""
+    if method in OF_STATES and states_of(draft_model.model) is None:
         raise InputError(
-            f"{FLAG}: method {method}: the model {draft.name} reads no hidden states of its target; expected "
+            f"{FLAG}: method {method}: the model {draft_model.name} reads no hidden states of its target; expected "
             "draft_model for a model of its own"
         )
-    check_draft(target.model, draft.model, target.name, f"{FLAG}: {draft.name}")
+    check_draft(target_model.model, draft_model.model, target_model.name, f"{FLAG}: {draft_model.name}")

@@ -1,4 +1,4 @@
-"""What `presets/engines/vllm.toml` says of a version: rules, defaults by device, and overheads of start-up logs."""
+"""Reads `presets/engines/vllm.toml`: per version the memory rules, defaults by device, and measured overheads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..engines.versions import (
 
 
 class Rules(RuleRange):
-    """The rules of a range of versions; the file explains the fields."""
+    """The memory rules of a range of vLLM versions; the TOML file explains the fields."""
 
     budget: str
     generation: Literal["v0", "v1"]
@@ -40,7 +40,7 @@ class Rules(RuleRange):
 
 
 class SecondRunner(VersionRange):
-    """What the second model runner does in a range of versions; the file explains the fields."""
+    """The rules of the second model runner in a range of versions; the TOML file explains the fields."""
 
     models: Literal["chosen ones", "named", "named, dense and not quantized", "named, and dense ones", "all"]
     architectures: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class VideoFrames(VersionRange):
 
 
 class BatchDefaults(VersionRange):
-    """Defaults of the server on devices with at least that much memory."""
+    """Default batch limits on devices with at least `at_least_gib` GiB of memory."""
 
     at_least_gib: int
     not_on: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class BatchDefaults(VersionRange):
 
 
 class PaddedExperts(VersionRange):
-    """The padding of MXFP4 experts on devices of a range of compute capabilities; the file explains the fields."""
+    """The padding of MXFP4 experts on devices of a range of compute capabilities; the TOML file explains the fields."""
 
     at_least: float = 0
     below: float = 100
@@ -89,20 +89,22 @@ class PaddedExperts(VersionRange):
     swizzle: int = 0
 
     def bytes_of(self, hidden: int, intermediate: int) -> int:
-        """Bytes of one expert: matrices of both projections, a scale per 32 elements, and biases."""
-        h, i = _up(hidden, self.hidden), _up(intermediate, self.intermediate)
+        """Returns the bytes of one padded expert: matrices of both projections, a scale per 32 elements, and biases."""
+        h, i = _round_up(hidden, self.hidden), _round_up(intermediate, self.intermediate)
         rows, bias = (256, 4) if self.swizzle else (1, 2)
-        first = _up(h // 2, self.swizzle or 1) * 2 * i + h // 32 * _up(2 * i, rows)  # gate and up projections
-        second = _up(i // 2, self.swizzle or 1) * h + i // 32 * _up(h, rows)
-        return first + second + (bias - 2) * (2 * i + h)
+        up_bytes = _round_up(h // 2, self.swizzle or 1) * 2 * i + h // 32 * _round_up(
+            2 * i, rows
+        )  # gate and up projections
+        down_bytes = _round_up(i // 2, self.swizzle or 1) * h + i // 32 * _round_up(h, rows)
+        return up_bytes + down_bytes + (bias - 2) * (2 * i + h)
 
 
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
 class NonTorch(VersionRange, MeasuredOverhead):
-    """Memory outside torch.
+    """Measured device memory outside torch's allocator.
 
     devices: tensor-parallel ranks, at least. stages: stages of a pipeline, at least. link: beginning of the link's
     name; empty for any link.
@@ -114,7 +116,7 @@ class NonTorch(VersionRange, MeasuredOverhead):
 
 
 class GraphEstimate(Record):
-    """The estimate of CUDA graphs: a constant and an amount per layer, at `sequences` sequences or more."""
+    """The estimated memory of CUDA graphs: a constant and an amount per layer, for `sequences` sequences or more."""
 
     constant_mib: float
     mib_per_layer: float
@@ -123,12 +125,12 @@ class GraphEstimate(Record):
 
     @property
     def source(self) -> str:
-        """The logs behind the figure, in words."""
+        """The number of logs that the estimate is from, in words."""
         return f"{self.logs} logs of h100-sxm"
 
 
 class VLLMRecord(EngineRecord[Rules]):
-    """The file `presets/engines/vllm.toml`."""
+    """The contents of `presets/engines/vllm.toml`."""
 
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
@@ -140,13 +142,14 @@ class VLLMRecord(EngineRecord[Rules]):
     cuda_graphs: GraphEstimate
 
     def defaults(self, version: Numbers, hardware: Hardware) -> BatchDefaults:
-        """Returns the defaults of a version on a device, which depend on its memory and its name."""
+        """Returns the default batch limits of a version on a device, by the device's memory and name."""
         gib = hardware.capacity_bytes / 2**30
         names = f"{hardware.name} {hardware.title}".lower()
         return next(
-            row
-            for row in ranges_at(self.batch_defaults, version)
-            if row.at_least_gib <= gib and not any(part in names for part in row.not_on)
+            batch_defaults
+            for batch_defaults in ranges_at(self.batch_defaults, version)
+            if batch_defaults.at_least_gib <= gib
+            and not any(device_name_part in names for device_name_part in batch_defaults.not_on)
         )
 
     def frames_of_videos(self, version: Numbers, patch_size: int) -> int:
@@ -159,34 +162,34 @@ class VLLMRecord(EngineRecord[Rules]):
         return (ranges_at(self.recurrent_states, version) or self.recurrent_states)[-1]
 
     def padded_experts(self, version: Numbers, hardware: Hardware) -> PaddedExperts:
-        """Returns the padding of MXFP4 experts on a device."""
+        """Returns the padding of MXFP4 experts in a version on a device."""
         capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
         rows = ranges_at(self.mxfp4, version)
-        return next(row for row in rows if row.at_least <= capability < row.below)
+        return next(padding for padding in rows if padding.at_least <= capability < padding.below)
 
     def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
-        """Returns the memory outside torch: of the newest row with the most ranks that are no more than these."""
+        """Returns the measured memory outside torch, of the newest measurement with at most these numbers of ranks."""
         rows = [
-            row
-            for row in ranges_at(self.non_torch, version)
-            if row.devices <= devices
-            and row.stages <= stages
-            and (row.stages == 1 or devices == 1)
-            and has_link(hardware, row.link)
+            overhead
+            for overhead in ranges_at(self.non_torch, version)
+            if overhead.devices <= devices
+            and overhead.stages <= stages
+            and (overhead.stages == 1 or devices == 1)
+            and has_link(hardware, overhead.link)
         ]
-        return max(rows, key=lambda row: (row.stages, row.devices, row.first))
+        return max(rows, key=lambda overhead: (overhead.stages, overhead.devices, overhead.first_version))
 
     def context_of(self, hardware: Hardware, devices: int) -> Context:
-        """Returns the memory that is in use before the engine measures."""
+        """Returns the device memory in use before the engine measures, from logs."""
         return context_on(self.context, hardware, devices)
 
 
 @cache
 def vllm_record() -> VLLMRecord:
-    """Returns the contents of the file."""
+    """Returns the contents of `presets/engines/vllm.toml`."""
     return read_engine_record(VLLMRecord, "vllm")
 
 
 def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with the range that it is in."""
+    """Returns the version that a user wrote, or the newest, with its range of versions."""
     return vllm_record().version_of(version_text)

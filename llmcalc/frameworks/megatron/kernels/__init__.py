@@ -1,4 +1,4 @@
-"""Kernels of a Megatron-LM rank with tensor, sequence, context and expert parallelism.
+"""The kernels of a Megatron-LM rank with tensor, sequence, context and expert parallelism, replayed for memory.
 
 They are those of Transformer Engine or Megatron-Core: sharded linear layers, fused norms, fused attention.
 
@@ -17,4 +17,4 @@ __all__ = ["GATHER_BUFFER", "Parameter", "PersistentTensors", "RankChoices", "Ra
 
 
 class RankLowering(DiscardedKernels):
-    """Runs the program of one rank."""
+    """Runs the model's program on one rank, with all kernels of this folder."""

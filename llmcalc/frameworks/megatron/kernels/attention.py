@@ -1,4 +1,4 @@
-"""Attention of a rank: rotations, and the backends that compute it.
+"""The attention kernels of a rank: rotary embeddings, and the backends that compute attention.
 
 Sources: Megatron-LM, megatron/core/transformer/attention.py and dot_product_attention.py; TransformerEngine,
 transformer_engine/pytorch/attention/dot_product_attention/ (backends.py, utils.py `get_qkv_layout`,
@@ -29,7 +29,7 @@ class AttentionKernels(LinearKernels):
     def do_mask(self, step: Step) -> None: ...
 
     def do_cache(self, step: Step) -> None:
-        """Passes keys and values on, since training has no cache."""
+        """Returns keys and values unchanged, since training has no cache."""
         for cached, value in zip(step.outs, step.ins, strict=True):
             self.bind(cached, self.get(value))
 
@@ -43,11 +43,11 @@ class AttentionKernels(LinearKernels):
         return self.get(value.of)
 
     def set(self, value: Value, tensor: Tensor) -> None:
-        """Binds a value to its tensor without a new shape."""
+        """Assigns a tensor to a value without changing its shape."""
         self.bind(value, tensor)
 
     def do_repeat(self, step: Step) -> None:
-        """Copies nothing: backends read each key head for all of its queries, or repeat it themselves."""
+        """Copies nothing, since backends read a key head for all of its queries, or repeat the head themselves."""
         self.bind(step.outs[0], self.get(step.ins[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
@@ -68,15 +68,15 @@ class AttentionKernels(LinearKernels):
         return parts
 
     def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns views of parts (`SplitAlongDim`). A copy joins gradients that are not views of one tensor."""
+        """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
         rows = x.shape[0]
-        parts = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
+        views = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
         shape, dtype = x.shape, x.dtype
 
         def joined(
             saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
         ) -> Sequence[Gradient]:
-            """Joins the gradients of the parts: a view if all share one tensor, otherwise a copy."""
+            """Returns the joined gradient of the parts: a view if all share one tensor, otherwise a copy."""
             present_gradients = [gradient for gradient in gradients if gradient is not None]
             first_gradient = present_gradients[0]
             if len(present_gradients) == len(gradients) and all(
@@ -85,13 +85,13 @@ class AttentionKernels(LinearKernels):
                 return [Tensor(shape, dtype, first_gradient.storage)]
             return [self.graph.new(shape, dtype)]
 
-        self.node("split", (x,), parts, joined)
-        return parts
+        self.node("split", (x,), views, joined)
+        return views
 
     # --- rotation ----------------------------------------------------------------------------------------------------
 
     def do_rope(self, step: Step) -> None:
-        """Rotates queries or keys."""
+        """Applies rotary embeddings to queries or keys."""
         x = self.take(step, step.ins[0])
         self.bind(step.outs[0], self.rotate(x))
 
@@ -108,7 +108,7 @@ class AttentionKernels(LinearKernels):
     # --- attention ---------------------------------------------------------------------------------------------------
 
     def do_attention(self, step: Step) -> None:
-        """Runs attention, and recomputes it in the backward pass if the run asks for that."""
+        """Runs attention, and recomputes it in the backward pass if recomputation is set."""
         name = type(step.op).__name__
         if name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{name}'", step.name)
@@ -122,12 +122,12 @@ class AttentionKernels(LinearKernels):
         heads = step.outs[0].axes[0].size
         groups = step.ins[1].once.axes[0].size if step.ins[1].once is not None else step.ins[1].axes[0].size
         is_cross_attention = step.ins[1].rows != step.ins[0].rows
-        masked = self.rank_choices.has_padding_mask and (is_cross_attention or not step.options["causal"])
+        has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not step.options["causal"])
         width = step.outs[0].width
 
         def run(inputs: Sequence[Tensor]) -> Tensor:
             q, k, v = inputs
-            return self.attention(q, k, v, heads, groups, width, masked)
+            return self.attention(q, k, v, heads, groups, width, has_mask)
 
         inputs = [q, k, v]
         del q, k, v
@@ -162,9 +162,9 @@ class AttentionKernels(LinearKernels):
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
         ins = (q, k, v)
-        from_one_product = q.storage is k.storage
+        shares_storage = q.storage is k.storage
         shapes = [x.shape for x in ins]
-        product_shape = (rows, q.strides[0]) if from_one_product else None
+        product_shape = (rows, q.strides[0]) if shares_storage else None
         out = self.new(rows, width)
         logsumexp = self.new(rows, heads, FLOAT32)
         random_state = graph.new((2,), INT64)
@@ -188,7 +188,7 @@ class AttentionKernels(LinearKernels):
             del query_gradient_sums
 
     def all_to_all_output(self, attention_output: Tensor) -> Tensor:
-        """Returns attention's output after its all-to-all, where ranks of a sequence divide heads.
+        """Returns attention's output after an all-to-all, where context-parallel ranks divide heads.
 
         The output before the all-to-all stays saved.
         """
@@ -346,11 +346,14 @@ class AttentionKernels(LinearKernels):
             not choices.has_padding_mask and not choices.has_batch_mask
         ):  # made once, and remembered (`get_default_causal_mask`)
             self.persistent.keep_causal_mask(shape[-1])
-        filled = Tensor(shape, x.dtype, x.storage)
+        masked_scores = Tensor(shape, x.dtype, x.storage)
         self.node(
-            "masked_fill", (x,), [filled], lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)]
+            "masked_fill",
+            (x,),
+            [masked_scores],
+            lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)],
         )
-        out = self.softmax(filled)
+        out = self.softmax(masked_scores)
         return t.to(out, raw.dtype) if choices.softmax_fp32 else out
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:

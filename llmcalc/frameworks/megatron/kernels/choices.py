@@ -17,7 +17,7 @@ Recipe: TypeAlias = Literal["none", "tensorwise", "delayed", "blockwise", "mxfp8
 
 @dataclass(frozen=True)
 class RankChoices:
-    """The kernel options of a rank.
+    """The kernels of a rank, and the parallel sizes and settings that they depend on.
 
     tp, cp, ep, etp: ranks of the tensor, context, expert and expert-tensor parallel groups.
     sequence_parallel: whether activations between the products of tensor parallelism are divided by tokens.

@@ -1,4 +1,4 @@
-"""Activations, residual additions with dropout, and splits.
+"""The kernels of activations, residual additions with dropout, and splits.
 
 Sources: Megatron-LM, megatron/core/fusions/ (fused_bias_dropout.py, fused_bias_gelu.py, fused_bias_swiglu.py) and
 megatron/core/transformer/mlp.py. Fusions run under torch.compile: one kernel forward, one backward.
@@ -27,17 +27,17 @@ class ElementwiseKernels(AttentionKernels):
     def do_leave(self, step: Step) -> None: ...
 
     def do_in_format_of(self, step: Step) -> None:
-        """Passes a tensor on, since all activations share one number format."""
+        """Returns the tensor unchanged, since all activations have one number format."""
         self.bind(step.outs[0], self.get(step.ins[-1]))
 
     def do_flat(self, step: Step) -> None:
-        """Passes a tensor on, since heads are already flat."""
+        """Returns the tensor unchanged, since heads are already flat."""
         self.bind(step.outs[0], self.get(step.ins[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------
 
     def do_act(self, step: Step) -> None:
-        """Runs an activation; that of a gate waits for the multiplication."""
+        """Runs an activation; the activation of a gate is deferred to the multiplication."""
         x = self.take(step, step.ins[0])
         if self._is_gate(step.outs[0]):
             self.bind(step.outs[0], x)
@@ -147,14 +147,14 @@ class ElementwiseKernels(AttentionKernels):
     def bias_dropout_add(self, x: Tensor, residual: Tensor, bias: Tensor | None) -> Tensor:
         """Computes residual + dropout(x + bias), which saves one byte per element."""
         graph, shape = self.graph, x.shape
-        drops = self.rank_choices.hidden_dropout > 0
-        mask = [self.dropout_mask(x)] if drops else []
+        has_dropout = self.rank_choices.hidden_dropout > 0
+        mask = [self.dropout_mask(x)] if has_dropout else []
         out = self.like(x)
         ins = [x, residual, *([] if bias is None else [bias])]
         bias_shape = None if bias is None else bias.shape
 
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            x_gradient = graph.new(shape, g.dtype) if drops else g
+            x_gradient = graph.new(shape, g.dtype) if has_dropout else g
             return [x_gradient, g, *([] if bias_shape is None else [graph.new(bias_shape, g.dtype)])]
 
         self.node("bias_dropout_add", ins, [out], backward, *mask)

@@ -1,4 +1,4 @@
-"""Mixtures of experts on a rank: router, token dispatchers, and the rank's expert networks.
+"""The kernels of mixtures of experts on a rank: router, token dispatchers, and the rank's expert networks.
 
 The router is taken to spread tokens evenly: every expert gets as many rows, or its capacity.
 
@@ -20,19 +20,19 @@ from .lowering import UncountedMeter
 
 
 class ExpertKernels(HeadKernels):
-    """Kernels of mixtures of experts. A frame's `local_tensors` are the local variables of `MoELayer.forward`."""
+    """Kernels of mixtures of experts; `local_tensors` are the local variables of `MoELayer.forward`."""
 
     def _look_for_readers(self, scope: Scope, module: Scope) -> None:
-        """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch."""
-        shared = _shared_experts(scope)
-        if shared:
-            other_items = [item for item in scope.items if item not in shared]
+        """Moves the steps of shared experts before the router, or in versions before 2025-10-11 after the dispatch."""
+        shared_experts = _shared_experts(scope)
+        if shared_experts:
+            other_items = [item for item in scope.items if item not in shared_experts]
             position = 0
             if not self.rank_choices.shared_experts_first:
                 position = 1 + next(
                     i for i, item in enumerate(other_items) if isinstance(item, Step) and item.verb == "dispatch"
                 )
-            scope.items = [*other_items[:position], *shared, *other_items[position:]]
+            scope.items = [*other_items[:position], *shared_experts, *other_items[position:]]
         super()._look_for_readers(scope, module)
 
     # --- the router --------------------------------------------------------------------------------------------------
@@ -132,12 +132,12 @@ class ExpertKernels(HeadKernels):
         local_tensors, x = self.frames[-1].local_tensors, self.take(step, step.ins[0])
         self.top_k: int = step.options["top_k"]
         self.all_experts: int = step.options["experts"].size
-        dispatch = {
+        dispatch_functions = {
             "allgather": self._all_gather_tokens,
             "alltoall": self._send_rows,
             "hybridep": self._send_rows_by_hybridep,
         }
-        expert_rows = dispatch[self.rank_choices.dispatcher](x, local_tensors)
+        expert_rows = dispatch_functions[self.rank_choices.dispatcher](x, local_tensors)
         del x
         self.bind(step.outs[0], expert_rows)
 
@@ -146,34 +146,34 @@ class ExpertKernels(HeadKernels):
         local_tensors, y = self.frames[-1].local_tensors, self.take(step, step.ins[0])
         expert_outputs = [y]
         del y
-        combine = {
+        combine_functions = {
             "allgather": self._reduce_scatter_tokens,
             "alltoall": self._return_rows,
             "hybridep": self._return_rows_by_hybridep,
         }
-        combined = combine[self.rank_choices.dispatcher](expert_outputs, local_tensors)
+        combined_output = combine_functions[self.rank_choices.dispatcher](expert_outputs, local_tensors)
         if not self.rank_choices.combined_at_once:
-            local_tensors["output"] = combined
-        self.bind(step.outs[0], combined)
+            local_tensors["output"] = combined_output
+        self.bind(step.outs[0], combined_output)
 
     @property
     def local_experts(self) -> int:
-        """Number of experts on this rank."""
+        """The number of experts on this rank."""
         experts: int = self.all_experts // self.rank_choices.ep
         return experts
 
     def received_rows(self, rows: Number) -> Number:
-        """Number of rows that this rank's experts receive. rows: tokens of each rank."""
+        """Returns the number of token rows that this rank's experts receive. rows: tokens of each rank."""
         return self.sent_rows(rows) * self.rank_choices.etp
 
     def sent_rows(self, rows: Number) -> Number:
-        """Number of rows that a rank sends to experts. rows: its tokens."""
+        """Returns the number of token rows that a rank sends to experts. rows: the rank's tokens."""
         if self.rank_choices.capacity_factor is None:
             return rows * self.top_k
         return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
     def move_rows(self, name: str, x: Tensor, rows: Number) -> Tensor:
-        """Copies rows to other ranks or into another order; the gradient is a copy too."""
+        """Copies token rows to other ranks or into another order; the gradient is a copy too."""
         shape, dtype = x.shape, x.dtype
         out = self.graph.new((rows, *shape[1:]), dtype)
         return record(self.graph, name, (x,), out, lambda g, _: (self.graph.new(shape, dtype),))
@@ -233,15 +233,15 @@ class ExpertKernels(HeadKernels):
     def permute(
         self, x: Tensor, rows: Number, tokens: Number, experts: Number, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Sorts the rows of the chosen experts. Returns the rows and the map of their positions."""
+        """Sorts token rows by expert. Returns the sorted rows and the map of their positions."""
         graph, width = self.graph, x.shape[1]
         if self.rank_choices.permute_fusion:
             index = graph.new((tokens, 2 * experts + 1), INT32)
         else:
             transposed_map = graph.new((experts, tokens), BOOL)
-            order = graph.new((experts * tokens,), INT64)
+            row_order = graph.new((experts * tokens,), INT64)
             index = graph.new((rows,), INT64)
-            del transposed_map, order
+            del transposed_map, row_order
         out = graph.new((rows, width), x.dtype)
         shape = x.shape
         if probs is None:
@@ -270,9 +270,15 @@ class ExpertKernels(HeadKernels):
         out = graph.new((tokens, shape[1]), dtype)
         if not self.rank_choices.permute_fusion and self.rank_choices.deterministic:
             out = graph.new((tokens, shape[1]), dtype)  # made twice (moe_utils.py, `unpermute`)
-        saved = [index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [index]
+        saved_for_backward = (
+            [index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [index]
+        )
         self.node(
-            "unpermute", (y,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], *saved
+            "unpermute",
+            (y,),
+            [out],
+            lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)],
+            *saved_for_backward,
         )
         return out
 
@@ -288,8 +294,8 @@ class ExpertKernels(HeadKernels):
         combined_rows = self.t.to(out, self.router_dtype)
         rows = all_rows // group
         del width
-        reduced = self.move_rows("reduce_scatter", combined_rows, rows)
-        return self.t.to(reduced, BFLOAT16)
+        reduced_rows = self.move_rows("reduce_scatter", combined_rows, rows)
+        return self.t.to(reduced_rows, BFLOAT16)
 
     def _send_rows(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
@@ -487,7 +493,7 @@ class ExpertKernels(HeadKernels):
         return out if bias is None else self.with_bias(out, bias)
 
     def fused_expert_steps(self, step: Step) -> list[Step]:
-        """Returns the expert layers that read the same input and run as one grouped product."""
+        """Returns the expert layers that read the same input and run as one grouped matrix product."""
         readers = self.readers[id(step.ins[0].storage)]
         return [
             reader for reader, module in readers if module is self.module_of_step[id(step)] and reader.verb == "experts"
@@ -571,11 +577,11 @@ class ExpertKernels(HeadKernels):
         return out
 
     def is_of_expert_rows(self, step: Step) -> bool:
-        """Whether a step computes on rows that were sent to experts."""
+        """Whether a step computes on token rows that were sent to experts."""
         return any(axis.name == "expert_ffn" for axis in step.ins[0].axes)
 
     def times_probabilities(self, x: Tensor, probs: Tensor) -> Tensor:
-        """Multiplies rows by their probabilities in the probabilities' number format."""
+        """Multiplies expert rows by routing probabilities, in the probabilities' number format."""
         graph, shape = self.graph, x.shape
         dtype, probs_shape = probs.dtype, probs.shape
         out = graph.new(shape, dtype)
@@ -592,7 +598,7 @@ class ExpertKernels(HeadKernels):
 
 
 def _shared_experts(scope: Scope) -> list[Item]:
-    """Returns the shared experts of a module, with the steps of their output gate."""
+    """Returns the steps of a module's shared experts, with their output gate."""
     items = scope.items
     positions = [
         i for i, item in enumerate(items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"
@@ -604,10 +610,10 @@ def _shared_experts(scope: Scope) -> list[Item]:
         i for i, item in enumerate(items) if isinstance(item, Step) and item.about.get("kind") == "shared_expert"
     ]
     if gate_positions:
-        end_position = 1 + next(i for i in range(gate_positions[0], len(items)) if _verb(items[i]) == "mul")
+        end_position = 1 + next(i for i in range(gate_positions[0], len(items)) if _operation_name(items[i]) == "mul")
     return items[positions[0] : end_position]
 
 
-def _verb(item: Item) -> str:
-    """Returns the verb of a step; empty for other items."""
+def _operation_name(item: Item) -> str:
+    """Returns the name of a step's operation; empty for items that are no step."""
     return item.verb if isinstance(item, Step) else ""

@@ -1,4 +1,4 @@
-"""Linear layers with 8-bit operands: one byte per element, plus scales.
+"""The kernels of linear layers with 8-bit operands: one byte per element, plus scales.
 
 A product reads its operands by rows; what another product reads by columns is kept a second time for it. With one
 scale for a tensor that copy is the transposed one, which only tensor cores before Blackwell's need; with scales of
@@ -29,14 +29,14 @@ Specs = list[tuple[Shape, Dtype]]
 
 
 class Quantized(NamedTuple):
-    """An 8-bit tensor with its scales, quantized by rows and by columns. Both lists may share tensors."""
+    """An 8-bit tensor with its scales, quantized by rows and by columns; both lists may share tensors."""
 
     rows: list[Tensor]
     columns: list[Tensor]
 
 
 def round_up(n: Number, multiple: int) -> Number:
-    """Rounds a number up to a multiple."""
+    """Returns a number rounded up to a multiple."""
     return ceil_div(n, multiple) * multiple
 
 
@@ -93,7 +93,7 @@ class Fp8Kernels(DeltaKernels):
 
     @property
     def runs_in_fp8(self) -> bool:
-        """Whether the layer that runs multiplies in 8 bits."""
+        """Whether the current layer has 8-bit matrix products."""
         choices = self.rank_choices
         if choices.fp8_recipe == "none":
             return False
@@ -104,7 +104,7 @@ class Fp8Kernels(DeltaKernels):
         return first_bf16_layers <= layer_index < choices.layers - last_bf16_layers
 
     def quantize(self, rows: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
-        """Returns a tensor in 8 bits, by rows and by columns as its products need it."""
+        """Returns an 8-bit tensor, quantized by rows and by columns as its products need it."""
         choices = self.rank_choices
         row_specs, column_specs = quantized_specs(choices.fp8_recipe, rows, width)
         if choices.fp8_recipe not in ONE_SCALE:
@@ -120,7 +120,7 @@ class Fp8Kernels(DeltaKernels):
         return Quantized([*row_tensors, scale], [*transposed_tensors, scale] if transposed_tensors else [])
 
     def quantize_experts(self, rows: Number, width: Number, expert_count: int, by_columns: bool = True) -> Quantized:
-        """Quantizes the inputs of several experts, all with the same number of rows.
+        """Returns the 8-bit inputs of several experts, all with the same number of rows.
 
         Recipes with blocks allocate one tensor by rows and one by columns for all experts
         (csrc/extensions/cast.cpp, `bulk_allocate_fp8_blockwise_tensors`).
@@ -147,14 +147,16 @@ class Fp8Kernels(DeltaKernels):
             raise self.unsupported(
                 f"{rows} rows of {width} elements on {self.rank_choices.tp} ranks; expected multiples of {multiple}"
             )
-        quantized = self.quantize(rows, width, by_rows, by_columns)
+        quantized_tensor = self.quantize(rows, width, by_rows, by_columns)
         if self.rank_choices.fp8_recipe != "blockwise":
-            return quantized, []
-        sorting_buffers = [self.graph.new(x.shape, x.dtype) for x in (*quantized.rows[1:], *quantized.columns[:1])]
-        return quantized, sorting_buffers
+            return quantized_tensor, []
+        sorting_buffers = [
+            self.graph.new(x.shape, x.dtype) for x in (*quantized_tensor.rows[1:], *quantized_tensor.columns[:1])
+        ]
+        return quantized_tensor, sorting_buffers
 
     def quantize_weight(self, weight: Tensor) -> None:
-        """Allocates the 8-bit copy of a weight, which stays from its first use on."""
+        """Allocates the 8-bit copy of a weight at its first use; the copy stays allocated."""
         data_sizes = [] if self.rank_choices.fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
         self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
 
@@ -171,12 +173,12 @@ class Fp8Kernels(DeltaKernels):
             return super().engine_column_linear(x, weight, bias, norm, waiting)
         if self.saves_wide_input and waiting is None:
             return self.wide_input_column_linear(x, weight, bias)
-        divided, gathers_rows_alone = (
+        is_sharded, gathers_rows_alone = (
             self.rank_choices.sequence_parallel,
             self.gathers_rows_alone and self.rank_choices.sequence_parallel,
         )
         local_rows, n_in = x.shape
-        rows, n_out = local_rows * self.rank_choices.tp if divided else local_rows, weight.shape[0]
+        rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
         statistics: list[Tensor] = []
         norm_output: Tensor | None = None
         if waiting is not None:
@@ -187,10 +189,10 @@ class Fp8Kernels(DeltaKernels):
         del norm_output
         self.quantize_weight(weight)
         in_user_buffers = self.rank_choices.user_buffers
-        gathered = self.gather_quantized(rows, n_in, True, False) if divided and not in_user_buffers else None
+        gathered_input = self.gather_quantized(rows, n_in, True, False) if is_sharded and not in_user_buffers else None
         self.use_overlap_workspaces()
         out = self.new(rows, n_out)
-        del gathered
+        del gathered_input
         ins = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, with_norm = x.shape, waiting is not None
@@ -199,23 +201,23 @@ class Fp8Kernels(DeltaKernels):
             new = self.new
             bias = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
-            gathered = (
+            gathered_input = (
                 [self.gather_quantized(rows, n_in, gathers_rows_alone, not gathers_rows_alone)]
-                if divided and not in_user_buffers
+                if is_sharded and not in_user_buffers
                 else []
             )
             self.use_overlap_workspaces()
             input_gradient: Tensor | None = None if in_user_buffers else new(rows, n_in)
-            scattered_gradient = new(local_rows, n_in) if divided and not in_user_buffers else None
+            scattered_gradient = new(local_rows, n_in) if is_sharded and not in_user_buffers else None
             transposed = [new(n_in, rows, UINT8)] if gathers_rows_alone and self.rank_choices.saves_transposed else []
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:
                 input_gradient = new(local_rows, n_in)
             for i in input_places:
                 saved_tensors[i] = None  # clear_tensor_data(ln_out)
-            gathered.clear()
+            gathered_input.clear()
             transposed.clear()
-            if divided:
+            if is_sharded:
                 quantized_gradient.clear()
             if not with_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
@@ -229,52 +231,52 @@ class Fp8Kernels(DeltaKernels):
             ]
 
         saved_input = quantized_input.rows if gathers_rows_alone else quantized_input.columns
-        saved = [*saved_input, *([x] if with_norm else []), *statistics]
+        saved_for_backward = [*saved_input, *([x] if with_norm else []), *statistics]
         input_places = range(len(saved_input))
         del quantized_input, saved_input
-        self.node("norm_linear" if with_norm else "linear", ins, [out], backward, *saved)
+        self.node("norm_linear" if with_norm else "linear", ins, [out], backward, *saved_for_backward)
         return out
 
     @property
     def saves_wide_input(self) -> bool:
-        """Whether shared experts run, whose router saves their input in 16 bits (shared_experts.py)."""
-        shared = any(frame.scope.about.get("kind") == "shared_expert" for frame in self.frames)
-        return shared and self.rank_choices.fp8_recipe != "delayed"
+        """Whether the current module is shared experts, whose input the router saves in 16 bits (shared_experts.py)."""
+        is_shared_expert = any(frame.scope.about.get("kind") == "shared_expert" for frame in self.frames)
+        return is_shared_expert and self.rank_choices.fp8_recipe != "delayed"
 
     def wide_input_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Runs Linear with a 16-bit saved input, which is quantized again in the backward pass."""
-        divided, gathers_rows_alone = (
+        is_sharded, gathers_rows_alone = (
             self.rank_choices.sequence_parallel,
             self.gathers_rows_alone and self.rank_choices.sequence_parallel,
         )
         local_rows, n_in = x.shape
-        rows, n_out = local_rows * self.rank_choices.tp if divided else local_rows, weight.shape[0]
+        rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
         quantized_input = self.quantize(local_rows, n_in, by_columns=False)
         self.quantize_weight(weight)
-        gathered = self.gather_quantized(rows, n_in, True, False) if divided else None
+        gathered_input = self.gather_quantized(rows, n_in, True, False) if is_sharded else None
         self.persistent.use_engine_workspace()
         out = self.new(rows, n_out)
-        del gathered, quantized_input
+        del gathered_input, quantized_input
         bias_shape = None if bias is None else bias.shape
 
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             bias_gradients = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
             requantized = [self.quantize(local_rows, n_in, self.gathers_rows_alone, not gathers_rows_alone)]
-            gathered = (
-                [self.gather_quantized(rows, n_in, gathers_rows_alone, not gathers_rows_alone)] if divided else []
+            gathered_input = (
+                [self.gather_quantized(rows, n_in, gathers_rows_alone, not gathers_rows_alone)] if is_sharded else []
             )
             self.persistent.use_engine_workspace()
             input_gradient = self.new(rows, n_in)
-            scattered_gradient = self.new(local_rows, n_in) if divided else None
+            scattered_gradient = self.new(local_rows, n_in) if is_sharded else None
             transposed = (
                 [self.new(n_in, rows, UINT8)] if gathers_rows_alone and self.rank_choices.saves_transposed else []
             )
             weight_gradient = self.weight_gradient(weight)
             requantized.clear()
-            gathered.clear()
+            gathered_input.clear()
             transposed.clear()
-            if divided:
+            if is_sharded:
                 quantized_gradient.clear()
             return [
                 input_gradient if scattered_gradient is None else scattered_gradient,
@@ -286,7 +288,7 @@ class Fp8Kernels(DeltaKernels):
         return out
 
     def grouped_linear(self, step: Step, x: Tensor, width: Number) -> Tensor:
-        """Runs TEGroupedLinear, with a scale per expert."""
+        """Runs TEGroupedLinear on 8-bit operands, with a scale per expert."""
         if not self.runs_in_fp8:
             return super().grouped_linear(step, x, width)
         (rows, n_in), experts = x.shape, self.local_experts
@@ -312,13 +314,13 @@ class Fp8Kernels(DeltaKernels):
             saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
 
-        saved = quantized_input.columns
+        saved_for_backward = quantized_input.columns
         del quantized_input
-        self.node("grouped_linear", (x, *weights, *biases), [out], backward, *saved)
+        self.node("grouped_linear", (x, *weights, *biases), [out], backward, *saved_for_backward)
         return out
 
     def row_linear(self, step: Step, x: Tensor) -> Tensor:
-        """Runs Linear. Attention's output is saved in 16 bits, except with delayed scaling."""
+        """Runs an 8-bit Linear. Attention's output is saved in 16 bits, except with delayed scaling."""
         if not self.runs_in_fp8:
             return super().row_linear(step, x)
         weight, self.row_bias = self.linear_weights(step, step.outs[0].width, "row")
@@ -357,10 +359,10 @@ class Fp8Kernels(DeltaKernels):
                 quantized_gradient = [self.quantize(self.local_rows(rows), n_out)]
             elif divided:
                 local_gradient = [self.quantize(self.local_rows(rows), n_out, by_columns=not self.gathers_rows_alone)]
-                gathered, sorting_buffers = self.gather_quantized(rows, n_out, True, True)
-                quantized_gradient = [gathered]
+                gathered_gradient, sorting_buffers = self.gather_quantized(rows, n_out, True, True)
+                quantized_gradient = [gathered_gradient]
                 local_gradient.clear()
-                del gathered, sorting_buffers
+                del gathered_gradient, sorting_buffers
             else:
                 quantized_gradient = [self.quantize(rows, n_out)]
             requantized = [self.quantize(rows, n_in, by_rows=self.gathers_rows_alone)] if saves_wide else []
@@ -374,7 +376,7 @@ class Fp8Kernels(DeltaKernels):
                 quantized_gradient.clear()
             return [input_gradient, weight_gradient]
 
-        saved = [x] if saves_wide else quantized_input.columns
+        saved_for_backward = [x] if saves_wide else quantized_input.columns
         del quantized_input
-        self.node(name, (x, weight), [out], backward, *saved)
+        self.node(name, (x, weight), [out], backward, *saved_for_backward)
         return out

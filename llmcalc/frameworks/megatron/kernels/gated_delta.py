@@ -1,4 +1,4 @@
-"""Gated DeltaNet on a rank: one fused projection, the convolution, the delta rule, and a gated norm.
+"""The kernels of Gated DeltaNet on a rank: one fused projection, the convolution, the delta rule, and a gated norm.
 
 Sources: Megatron-LM, megatron/core/ssm/gated_delta_net/ (common.py, gdn.py), with the kernels of
 flash-linear-attention. Deterministic runs use torch's convolution and a delta rule in PyTorch. What prepares the inputs
@@ -32,13 +32,15 @@ class DeltaKernels(MambaKernels):
     def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
         alternatives = [item for item in scope.items if isinstance(item, Alternatives)]
-        cores = [step for item in alternatives for step in next(iter(item.branches.values())).steps()]
-        core = next((step for step in cores if isinstance(step.op, DeltaRule) and not step.op.by_channel), None)
-        if core is None:
+        branch_steps = [step for item in alternatives for step in next(iter(item.branches.values())).steps()]
+        delta_step = next(
+            (step for step in branch_steps if isinstance(step.op, DeltaRule) and not step.op.by_channel), None
+        )
+        if delta_step is None:
             return super().module_kernel(scope)
         if self.rank_choices.cp > 1:
             raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
-        return lambda: self._run_delta_mixer(scope, core)
+        return lambda: self._run_delta_mixer(scope, delta_step)
 
     def _run_delta_mixer(self, scope: Scope, core: Step) -> None:
         """Runs GatedDeltaNet.forward."""
@@ -74,7 +76,8 @@ class DeltaKernels(MambaKernels):
         y = delta_rule(t, q, k, v, g, beta_sigmoid)
         output_projection = steps["o_proj"]
         self.bind(
-            output_projection.outs[0], self.row_linear(output_projection, self._gated_norm(steps["norm"], op, y, gate))
+            output_projection.outs[0],
+            self.row_linear(output_projection, self._run_gated_norm(steps["norm"], op, y, gate)),
         )
 
     def _prepare_delta_inputs(
@@ -122,12 +125,12 @@ class DeltaKernels(MambaKernels):
         )
         return outs
 
-    def _gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
+    def _run_gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
         """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
         t, (batch, tokens) = self.t, y.shape[:2]
-        flat = (batch * tokens * op.heads, op.value_dim)
-        normed = self.norm(t.reshape(y, flat), norm, self.module_path(), flat[0])
-        out = self.times_gate(normed, t.reshape(gate, flat))
+        flat_shape = (batch * tokens * op.heads, op.value_dim)
+        normed = self.norm(t.reshape(y, flat_shape), norm, self.module_path(), flat_shape[0])
+        out = self.times_gate(normed, t.reshape(gate, flat_shape))
         del normed
         out = t.reshape(out, (batch, tokens, op.heads * op.value_dim))
         out = t.contiguous(t.transpose(out, 0, 1))
@@ -160,9 +163,9 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
     attn = t.mul(t.matmul(k_beta, t.transpose(key, -1, -2)), decay)
     attn = t.scale(t.masked_fill(attn, mask), "neg")
     for i in range(1, CHUNK):
-        row = t.clone(t.slice(t.select(attn, -2), i))
+        attention_row = t.clone(t.slice(t.select(attn, -2), i))
         previous_rows = t.clone(t.slice(t.slice(attn, i, -2), i))
-        attn = t.write_into(attn, t.add(row, t.sum(t.mul(t.unsqueeze(row, -1), previous_rows), -2)))
+        attn = t.write_into(attn, t.add(attention_row, t.sum(t.mul(t.unsqueeze(attention_row, -1), previous_rows), -2)))
     attn = t.add(attn, t.new((CHUNK, CHUNK), FLOAT32))
     value = t.matmul(attn, v_beta)
     k_cumdecay = t.matmul(attn, t.mul(k_beta, t.unsqueeze(t.exp(g), -1)))
@@ -186,7 +189,7 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
 
 
 def cumsum(t: Aten, x: Tensor) -> Tensor:
-    """Sums along the last axis; the gradient is flipped, summed and flipped again (`cumsum_backward`)."""
+    """Returns cumulative sums along the last axis; the gradient is flipped, summed and flipped (`cumsum_backward`)."""
 
     def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:
         flipped = t.like(g)
@@ -199,7 +202,7 @@ def cumsum(t: Aten, x: Tensor) -> Tensor:
 
 
 def tril(t: Aten, x: Tensor) -> Tensor:
-    """Keeps the lower triangle, in the gradient too."""
+    """Returns the lower triangle of a matrix; the gradient is a lower triangle too."""
     return record(t.graph, "tril", (x,), t.like(x), lambda g, _: (t.like(g),))
 
 

@@ -1,4 +1,4 @@
-"""The input embedding of a rank, recomputed groups of layers, and the losses.
+"""The kernels of the input embedding, of recomputed groups of layers, and of the losses on a rank.
 
 Sources: Megatron-LM, megatron/core/models/common/embeddings/language_model_embedding.py and
 megatron/core/tensor_parallel/cross_entropy.py; TransformerEngine, transformer_engine/pytorch/cross_entropy.py.
@@ -28,19 +28,19 @@ class HeadKernels(ElementwiseKernels):
         rows, shape = self.rows(out), weight.shape
         ids = self.graph.new((rows, 1), INT64) if index_kind == "ids" else None
         embeddings = self.new(rows, shape[1])
-        saved = [] if ids is None else [ids]
+        saved_for_backward = [] if ids is None else [ids]
         self.node(
             "embedding",
             (weight,),
             [embeddings],
             lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)],
-            *saved,
+            *saved_for_backward,
         )
-        del saved
+        del saved_for_backward
         self.bind(out, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
 
     def do_unread_table(self, step: Step) -> None:
-        """Allocates a table that no pass reads."""
+        """Allocates an embedding table that no pass reads."""
         self.shared_table("table", step)
 
     def positions(self, step: Step) -> Tensor:
@@ -70,7 +70,7 @@ class HeadKernels(ElementwiseKernels):
         self.bind(storage, last_hidden)  # the output layer reads it after them
 
     def enter_layers(self, x: Tensor) -> Tensor:
-        """Transposes to [tokens, batch], takes this rank's tokens, and applies dropout."""
+        """Returns embeddings transposed to [tokens, batch], with only this rank's tokens, after dropout."""
         choices, graph = self.rank_choices, self.graph
         shape = x.shape
         if self.run_config.batch != 1:
@@ -83,7 +83,7 @@ class HeadKernels(ElementwiseKernels):
         return self.dropout(x) if choices.hidden_dropout > 0 else x
 
     def run_layers(self, layer_scopes: list[Scope]) -> None:
-        """Runs layers, and recomputes some of them in the backward pass.
+        """Runs layers, and recomputes the selected layers in the backward pass.
 
         The method `uniform` recomputes groups of equal size, `block` the first layers.
         """
@@ -167,7 +167,7 @@ class HeadKernels(ElementwiseKernels):
         super()._look_for_readers(scope, module)
 
     def do_also(self, step: Step) -> None:
-        """Computes the loss of a multi-token-prediction module; its logits stay referenced until the main loss."""
+        """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
         logits = self.get(step.ins[0])
         self.further.append(self.loss_of(logits))
         self.logits = [logits.detached()]
@@ -193,9 +193,11 @@ class HeadKernels(ElementwiseKernels):
         weight, _ = self.linear_weights(step, width // choices.tp, "column")
         projected = self.engine_column_linear(x, weight, None, [], None)
         if choices.tp > 1:
-            local_shape, gathered = projected.shape, self.new(projected.shape[0], width)
-            projected = record(graph, "gather", (projected,), gathered, lambda g, _: (graph.new(local_shape, g.dtype),))
-            del gathered
+            local_shape, gathered_output = projected.shape, self.new(projected.shape[0], width)
+            projected = record(
+                graph, "gather", (projected,), gathered_output, lambda g, _: (graph.new(local_shape, g.dtype),)
+            )
+            del gathered_output
         if not choices.sequence_parallel:
             return projected
         full_shape = projected.shape
@@ -203,7 +205,7 @@ class HeadKernels(ElementwiseKernels):
         return record(graph, "scatter", (projected,), view, lambda g, _: (graph.new(full_shape, g.dtype),))
 
     def output(self, step: Step, x: Tensor) -> Tensor:
-        """Computes logits. The losses of multi-token prediction join the graph before the output layer."""
+        """Computes the logits. The losses of multi-token prediction join the graph before the output layer."""
         if self.in_multi_token_prediction or self.further:
             x = self.dense_copy(x)
         if self.further and not self.in_multi_token_prediction:
@@ -246,22 +248,22 @@ class HeadKernels(ElementwiseKernels):
         graph, (rows, width) = self.graph, logits.shape
         fused = self.rank_choices.loss_implementation == "native"
         logits_fp32 = graph.new((rows, width), FLOAT32)
-        highest = self.statistics(rows)
-        mask, target = graph.new((rows, 1), BOOL), graph.new((rows, 1), INT64)
+        row_max = self.statistics(rows)
+        mask, target_indices = graph.new((rows, 1), BOOL), graph.new((rows, 1), INT64)
         index = graph.new((rows, 1), INT64)
         target_logits = self.statistics(rows)
-        total = self.statistics(rows)
-        del highest, index
+        exp_sums = self.statistics(rows)
+        del row_max, index
         loss = self.statistics(rows)
-        del target_logits, total
+        del target_logits, exp_sums
 
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if fused:
-                copied = graph.new((rows, width), FLOAT32)
+                logits_copy = graph.new((rows, width), FLOAT32)
                 logits_gradient = graph.new((rows, width), BFLOAT16)
-                del copied
+                del logits_copy
                 return [logits_gradient]
             return [saved_tensors[0]]
 
-        self.node("cross_entropy", (logits,), [loss], backward, logits_fp32, mask, target)
+        self.node("cross_entropy", (logits,), [loss], backward, logits_fp32, mask, target_indices)
         return loss

@@ -1,4 +1,4 @@
-"""Norms and linear layers of Transformer Engine and Megatron-Core.
+"""The kernels of norms and linear layers, of Transformer Engine and of Megatron-Core.
 
 Sources: TransformerEngine, transformer_engine/pytorch/module/layernorm_linear.py, linear.py and base.py; Megatron-LM,
 megatron/core/tensor_parallel/layers.py and mappings.py.
@@ -23,7 +23,7 @@ class LinearKernels(RankKernels):
     # --- norms -------------------------------------------------------------------------------------------------------
 
     def do_norm(self, step: Step) -> None:
-        """Runs a norm, or leaves it to the linear layer with which it is fused."""
+        """Runs a norm, or defers it to the linear layer with which it is fused."""
         value, out = step.ins[0], step.outs[0]
         readers = [reader for reader, _ in self.readers.get(id(out.storage), ())]
         if self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers)):
@@ -35,14 +35,14 @@ class LinearKernels(RankKernels):
         self.bind(out, self.norm(x, step, self.module_path(), count))
 
     def norm_weights(self, step: Step, module: Path) -> list[Tensor]:
-        """Returns the parameters of a norm."""
+        """Returns the weight and bias of a norm."""
         spec: Norm = step.options["spec"]
         shape = (self.extent(step.options["over"]),)
         names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
         return [self.weight(f"{step.name}.{name}", shape, module) for name in names]
 
     def norm(self, x: Tensor, step: Step, module: Path, count: Number) -> Tensor:
-        """Runs an unfused norm, which saves its input and one or two statistics per row. count: rows."""
+        """Runs an unfused norm, which saves its input and one or two statistics per row. count: number of rows."""
         weights, spec = self.norm_weights(step, module), step.options["spec"]
         x = self.contiguous(x)
         out = self.like(x)
@@ -98,7 +98,7 @@ class LinearKernels(RankKernels):
         return self.weights[key]
 
     def do_linear(self, step: Step) -> None:
-        """Runs a linear layer by its kind of sharding."""
+        """Runs a linear layer with the kernel of its sharding: by columns, by rows, or unsharded."""
         out = step.outs[0]
         if id(step) in self.pending_outputs:
             self.bind(out, self.pending_outputs.pop(id(step)))
@@ -110,7 +110,7 @@ class LinearKernels(RankKernels):
             del x
             self.bind(out, self.t.scale(logits) if self.rank_choices.scales_logits else logits)
         elif self.is_column(step):
-            self._columns(step, x)
+            self._run_column_layers(step, x)
         elif self.is_row(step):
             self.bind(out, self.row_linear(step, x))
         else:
@@ -125,8 +125,8 @@ class LinearKernels(RankKernels):
             if reader_module is module and self.is_column(reader) and reader.ins[0].rows == step.ins[0].rows
         ]
 
-    def _columns(self, step: Step, x: Tensor) -> None:
-        """Runs fused column-parallel layers, and binds the output of each."""
+    def _run_column_layers(self, step: Step, x: Tensor) -> None:
+        """Runs fused column-parallel layers, and assigns an output to each layer."""
         fused_steps = self.fused_column_steps(step)
         widths = [fused_step.outs[0].width for fused_step in fused_steps]
         product = self.column_linear(step, x, sum(widths[1:], widths[0]))
@@ -176,35 +176,35 @@ class LinearKernels(RankKernels):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
     ) -> Tensor:
         """Runs LayerNormLinear or Linear, which saves its input and the local rows of the norm's output."""
-        choices, divided = self.rank_choices, self.rank_choices.sequence_parallel
+        choices, is_sharded = self.rank_choices, self.rank_choices.sequence_parallel
         local_rows, n_in = x.shape
-        rows = local_rows * choices.tp if divided else local_rows
+        rows = local_rows * choices.tp if is_sharded else local_rows
         statistics: list[Tensor] = []
         norm_output = x
         if waiting is not None:
             norm_output = self.like(x)
             has_mean = waiting.options["spec"].type == "layernorm"
             statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
-        gathered = self.new(rows, n_in) if divided and not choices.user_buffers else None
+        gathered_input = self.new(rows, n_in) if is_sharded and not choices.user_buffers else None
         self.use_overlap_workspaces()
         out = self.new(rows, weight.shape[0])
-        del gathered
+        del gathered_input
         ins = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, with_norm = x.shape, waiting is not None
 
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             new, in_user_buffers = self.new, choices.user_buffers
-            gathered = new(rows, n_in) if divided and not in_user_buffers else None
+            gathered_input = new(rows, n_in) if is_sharded and not in_user_buffers else None
             self.use_overlap_workspaces()
             input_gradient: Tensor | None = None if in_user_buffers else new(rows, n_in)
-            scattered_gradient = new(local_rows, n_in) if divided and not in_user_buffers else None
+            scattered_gradient = new(local_rows, n_in) if is_sharded and not in_user_buffers else None
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:  # a copy of what the buffer has after the product for the weight
                 input_gradient = new(local_rows, n_in)
             bias = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
             saved_tensors[1 if with_norm else 0] = None  # clear_tensor_data(ln_out)
-            del gathered
+            del gathered_input
             if not with_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             x_gradient = self.graph.new(shape, g.dtype)
@@ -216,16 +216,16 @@ class LinearKernels(RankKernels):
                 *bias,
             ]
 
-        saved = [x, norm_output, *statistics] if with_norm else [x]
+        saved_for_backward = [x, norm_output, *statistics] if with_norm else [x]
         del norm_output
-        self.node("norm_linear" if with_norm else "linear", ins, [out], backward, *saved)
+        self.node("norm_linear" if with_norm else "linear", ins, [out], backward, *saved_for_backward)
         return out
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
         """Runs ColumnParallelLinear, which gathers rows in a buffer shared by all such layers."""
-        divided, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
-        rows = local_rows * self.rank_choices.tp if divided else local_rows
-        if divided:
+        is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
+        rows = local_rows * self.rank_choices.tp if is_sharded else local_rows
+        if is_sharded:
             self.persistent.grow_gather_buffer(2 * rows * n_in)
         self.persistent.use_torch_workspace("forward")
         out = self.new(rows, weight.shape[0])
@@ -235,7 +235,7 @@ class LinearKernels(RankKernels):
         added_bias = bias if adds_bias else None
 
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            if divided:
+            if is_sharded:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
             return self._core_gradients(g, rows, (local_rows, n_in), weight, added_bias)
 
@@ -265,22 +265,22 @@ class LinearKernels(RankKernels):
         weight, self.row_bias = self.linear_weights(step, step.outs[0].width, "row")
         if not self.rank_choices.transformer_engine:
             return self.core_row_linear(x, weight)
-        divided, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
+        is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         in_user_buffers = self.rank_choices.user_buffers
         self.use_overlap_workspaces()
         output = self.new(self.local_rows(rows) if in_user_buffers else rows, n_out)
-        if divided and not in_user_buffers:
+        if is_sharded and not in_user_buffers:
             output = self.new(self.local_rows(rows), n_out)
 
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            gathered = self.new(rows, n_out) if divided and not in_user_buffers else None
+            gathered_gradient = self.new(rows, n_out) if is_sharded and not in_user_buffers else None
             self.use_overlap_workspaces()
             input_gradient = self.new(rows, n_in)
             if in_user_buffers:
                 self.persistent.use_engine_workspace()
             weight_gradient = self.weight_gradient(weight)
             saved_tensors[0] = None  # clear_tensor_data(inputmat_total)
-            del gathered
+            del gathered_gradient
             return [input_gradient, weight_gradient]
 
         self.node("row_linear", (x, weight), [output], backward, x)
@@ -288,7 +288,7 @@ class LinearKernels(RankKernels):
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs RowParallelLinear; its reduction over ranks is a separate node."""
-        divided, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
+        is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
         out = self.new(rows, n_out)
 
@@ -297,11 +297,14 @@ class LinearKernels(RankKernels):
             return [self.new(rows, n_in), self.weight_gradient(weight)]
 
         self.node("row_linear", (x, weight), [out], backward, x)
-        if not divided:
+        if not is_sharded:
             return out
-        unreduced, out = out, self.new(self.local_rows(rows), n_out)
+        unreduced_output, out = out, self.new(self.local_rows(rows), n_out)
         self.node(
-            "reduce_scatter", (unreduced,), [out], lambda saved_tensors, g, needs_input_grad: [self.new(rows, n_out)]
+            "reduce_scatter",
+            (unreduced_output,),
+            [out],
+            lambda saved_tensors, g, needs_input_grad: [self.new(rows, n_out)],
         )
         return out
 
@@ -346,9 +349,9 @@ class LinearKernels(RankKernels):
             if step.options["bias"]
             else None
         )
-        divided, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
-        rows = local_rows * self.rank_choices.tp if divided else local_rows
-        if divided:
+        is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
+        rows = local_rows * self.rank_choices.tp if is_sharded else local_rows
+        if is_sharded:
             self.persistent.grow_gather_buffer(2 * rows * n_in)
         self.persistent.use_torch_workspace("forward")
         out = self.new(rows, weight.shape[0])
@@ -364,7 +367,7 @@ class LinearKernels(RankKernels):
             )
             if defers and layer_input is not None:
                 self.persistent.deferred_gradients.append((layer_input, g, chunk_entry))
-            elif divided:
+            elif is_sharded:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
             del layer_input
             return self._core_gradients(g, rows, (local_rows, n_in), weight, bias)
@@ -374,7 +377,7 @@ class LinearKernels(RankKernels):
 
 
 def is_divided(axis: Axis | Beside) -> bool:
-    """Whether tensor parallelism shards an axis; of several concatenated axes, whether it shards all."""
+    """Whether tensor parallelism shards an axis, or all of several concatenated axes."""
     if isinstance(axis, Beside):
-        return all(is_divided(part[0]) for part in axis.parts)
+        return all(is_divided(axis_part[0]) for axis_part in axis.parts)
     return axis.name in COLUMNS

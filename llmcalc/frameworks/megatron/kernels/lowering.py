@@ -1,4 +1,4 @@
-"""The base of a rank's kernels: row counts, parameters in module order, and persistent tensors."""
+"""The base class of a rank's kernels, with its parameters in module order and its persistent tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PRODUCTS = ("column", "row", "matrix", "expert")
 
 
 class Parameter(NamedTuple):
-    """A parameter of a rank.
+    """A parameter on one rank.
 
     path: the path of its module, and its name.
     tensor: its shape and type.
@@ -68,7 +68,7 @@ class Parameter(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The parameter's number of elements."""
         size: int = self.tensor.count
         return size
 
@@ -77,7 +77,7 @@ class UncountedMeter(NoMeter):
     """A meter that counts nothing, for weights inside buffers that are counted elsewhere."""
 
     def allocate(self, size: Number) -> Any:
-        """Allocates nothing."""
+        """Returns a block that no meter counts."""
         return Block(size, "weights")
 
 
@@ -135,14 +135,14 @@ class PersistentTensors:
             self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
 
     def _keep_workspace(self, name: str, size: Number) -> None:
-        """Allocates a workspace once, under a name."""
+        """Allocates the workspace `name` at its first use."""
         if size and name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces[name] = Storage(self.meter, size)
             self.shared[name] = [self.workspaces[name].block]
 
     def grow_gather_buffer(self, size: Number) -> None:
-        """Grows the all-gather buffer to at least this size; it never shrinks (`GlobalMemoryBuffer`)."""
+        """Enlarges the all-gather buffer to at least `size` bytes; it never shrinks (`GlobalMemoryBuffer`)."""
         if self.gather_buffer is None or self.gather_buffer.bytes < size:
             with counted_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, size)
@@ -156,7 +156,7 @@ class PersistentTensors:
         return limit is not None and (limit == 0 or len(self.deferred_gradients) < limit)
 
     def drain(self, ranks: int) -> None:
-        """Computes the deferred gradients (core/utils.py, `drain_embedding_wgrad_compute`).
+        """Computes the deferred weight gradients (core/utils.py, `drain_embedding_wgrad_compute`).
 
         Inputs are gathered in two buffers in turn. ranks: ranks that divide the tokens; 1 if they are not divided.
         """
@@ -169,7 +169,7 @@ class PersistentTensors:
             del layer_input, output_gradient
 
     def keep_causal_mask(self, tokens: Number) -> None:
-        """Allocates the causal mask of a number of tokens."""
+        """Allocates the causal mask of `tokens` tokens, which stays allocated."""
         self._keep_workspace(f"mask of {tokens}", tokens * tokens)
 
     def keep_quantized_weight(self, weight: Tensor, sizes: Sequence[int]) -> None:
@@ -179,7 +179,7 @@ class PersistentTensors:
                 self.quantized_weights[id(weight)] = [Storage(self.meter, size) for size in sizes]
 
     def dummy_gradient(self, weight: Tensor, graph: Graph) -> Tensor:
-        """Returns the dummy gradient of a weight: one tensor for all weights of a shape.
+        """Returns the dummy gradient of a weight, which all weights of a shape share.
 
         Source: Transformer Engine, module/base.py, `get_dummy_wgrad`.
         """
@@ -192,7 +192,7 @@ class PersistentTensors:
 
 
 class RankKernels(Lowering):
-    """Lowers the program of one rank. Every tensor is two-dimensional: rows × row elements.
+    """Runs the model's program on one rank. Every tensor is two-dimensional: rows × row elements.
 
     rank_choices: which kernels run.
     persistent: tensors that stay between passes.
@@ -280,11 +280,11 @@ class RankKernels(Lowering):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, value: Value) -> Number:
-        """Number of rows of a value per micro-batch on this rank, before tensor parallelism."""
+        """Returns the rows of a value per micro-batch on this rank, before tensor parallelism divides them."""
         return self.run_config.rows(value.rows)
 
     def local_rows(self, rows: Number) -> Number:
-        """Number of rows on this rank with sequence parallelism."""
+        """Returns the number of rows on this rank with sequence parallelism."""
         return rows // self.rank_choices.tp if self.rank_choices.sequence_parallel else rows
 
     # --- parameters --------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class RankKernels(Lowering):
 
     @property
     def runs_in_fp8(self) -> bool:
-        """Whether the current layer multiplies in 8 bits."""
+        """Whether the current layer has 8-bit matrix products."""
         return False
 
     def with_role(self, role: str, make: Callable[[], Tensor]) -> Tensor:
@@ -366,7 +366,7 @@ class RankKernels(Lowering):
     # --- operations --------------------------------------------------------------------------------------------------
 
     def new(self, rows: Number, width: Number, dtype: Dtype = BFLOAT16) -> Tensor:
-        """Allocates a tensor of rows."""
+        """Allocates a tensor [rows, width]."""
         return self.graph.new((rows, width), dtype)
 
     def like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
@@ -413,9 +413,9 @@ class RankKernels(Lowering):
 
             def detached_argument(i: int) -> Tensor:
                 """Returns a saved argument, detached, whose gradient is stored."""
-                saved = saved_tensors[i]
-                assert saved is not None
-                argument = saved.detached()
+                saved_argument = saved_tensors[i]
+                assert saved_argument is not None
+                argument = saved_argument.detached()
 
                 def store_gradient(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
                     argument_gradients[i] = g
@@ -460,16 +460,16 @@ class RankKernels(Lowering):
         return self.graph.new(x.shape, BOOL)
 
     def statistics(self, rows: Number) -> Tensor:
-        """Allocates one fp32 number per row."""
+        """Allocates a norm's statistics, one fp32 number per row."""
         return self.graph.new((rows, 1), FLOAT32)
 
     def extent(self, shape: Any) -> Number:
-        """Returns the number of elements along axes on this rank."""
+        """Returns the number of elements along the axes of a shape on this rank."""
         return extent(shape)
 
 
 def direct_steps(scope: Scope) -> Iterator[Step]:
-    """Yields a module's own steps, without submodules; of alternatives the first one."""
+    """Yields the steps directly in a module, without submodules; of alternative branches only the first."""
     for item in scope.items:
         if isinstance(item, Step):
             yield item

@@ -1,4 +1,4 @@
-"""Mamba-2 on a rank: Megatron-Core's mixer with the kernels of mamba_ssm.
+"""The kernels of Mamba-2 on a rank: Megatron-Core's mixer with the kernels of mamba_ssm.
 
 Source: Megatron-LM, megatron/core/ssm/mamba_mixer.py, `_ssm_training`.
 """
@@ -24,23 +24,23 @@ class MambaKernels(LatentKernels):
         """Returns the kernel that runs a Mamba-2 mixer."""
         alternatives = [item for item in scope.items if isinstance(item, Alternatives)]
         scans = [step for item in alternatives for step in next(iter(item.branches.values())).steps()]
-        scan = next((step for step in scans if isinstance(step.op, ChunkedScan)), None)
-        if scan is None:
+        scan_step = next((step for step in scans if isinstance(step.op, ChunkedScan)), None)
+        if scan_step is None:
             return super().module_kernel(scope)
-        return lambda: self._run_mixer(scope, scan)
+        return lambda: self._run_mixer(scope, scan_step)
 
     def _run_mixer(self, scope: Scope, scan: Step) -> None:
         """Runs a Mamba-2 mixer (`_ssm_training`)."""
         t, op = self.t, scan.op
         assert isinstance(op, ChunkedScan)
         steps = {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
-        input_projection, output_projection, conv = steps["in_proj"], steps["out_proj"], steps["conv1d"]
+        input_projection, output_projection, convolution_step = steps["in_proj"], steps["out_proj"], steps["conv1d"]
         self.do_linear(input_projection)
         value = input_projection.outs[0]
         zxbcdt = self.get(value)
         self.forget(value.storage)
         batch, ranks = self.run_config.batch, self.rank_choices.cp
-        inner_width, channels = op.heads * op.head_dim, conv.outs[0].width
+        inner_width, channels = op.heads * op.head_dim, convolution_step.outs[0].width
         groups = exact_div(exact_div(channels - inner_width, 2), op.state)
         group_copies, local_groups = (
             max(1, ranks // groups),
@@ -51,12 +51,12 @@ class MambaKernels(LatentKernels):
             zxbcdt = self.exchange_to_heads(zxbcdt, part_widths, group_copies)
         rows, width = zxbcdt.shape
         zxbcdt = t.reshape(self.swap_batch_and_tokens(zxbcdt), (batch, rows // batch, width))
-        filters = self.weight("conv1d.weight", (channels, 1, conv.options["kernel"]))
-        bias = self.weight("conv1d.bias", (channels,)) if conv.options["bias"] else None
+        filters = self.weight("conv1d.weight", (channels, 1, convolution_step.options["kernel"]))
+        bias = self.weight("conv1d.bias", (channels,)) if convolution_step.options["bias"] else None
         dt_bias, a_log, skip = (self.weight(name, (op.heads,)) for name in ("dt_bias", "A_log", "D"))
         if ranks > 1:
             local_channels = exact_div(inner_width, ranks) + 2 * local_groups * op.state
-            filters = self.parameter_shard(filters, (local_channels, 1, conv.options["kernel"]))
+            filters = self.parameter_shard(filters, (local_channels, 1, convolution_step.options["kernel"]))
             bias = None if bias is None else self.parameter_shard(bias, (local_channels,))
             dt_bias, a_log, skip = (self.parameter_shard(x, (op.heads // ranks,)) for x in (dt_bias, a_log, skip))
         dt_bias_fp32 = t.to(dt_bias, FLOAT32)
@@ -86,7 +86,7 @@ class MambaKernels(LatentKernels):
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
 
     def exchange_to_heads(self, x: Tensor, part_widths: Sequence[Number], group_copies: int) -> Tensor:
-        """Exchanges token shards for head shards (`pre_conv_ssm`): all tokens of the sequence, some heads.
+        """Returns a tensor with all tokens and a shard of the heads, from a shard of tokens (`pre_conv_ssm`).
 
         Groups read by several ranks are repeated (mamba_context_parallel.py).
         """
@@ -107,12 +107,12 @@ class MambaKernels(LatentKernels):
         return self.reorder("balance", all_parts, all_parts.shape)
 
     def exchange_to_tokens(self, x: Tensor, width: Number) -> Tensor:
-        """Exchanges head shards for token shards (`post_conv_ssm`): all heads, this rank's tokens."""
-        balanced = self.reorder("balance", x, x.shape)
+        """Returns a tensor with all heads and a shard of the tokens, from a shard of heads (`post_conv_ssm`)."""
+        reordered_heads = self.reorder("balance", x, x.shape)
         del x
-        exchanged = self.reorder("all_to_all", balanced, balanced.shape)
-        del balanced
-        return self.reorder("cat", exchanged, (exchanged.shape[0] // self.rank_choices.cp, width))
+        exchanged_tokens = self.reorder("all_to_all", reordered_heads, reordered_heads.shape)
+        del reordered_heads
+        return self.reorder("cat", exchanged_tokens, (exchanged_tokens.shape[0] // self.rank_choices.cp, width))
 
     def parameter_shard(self, x: Tensor, shape: Shape) -> Tensor:
         """Returns this rank's shard of a parameter; the gradient covers the full parameter."""

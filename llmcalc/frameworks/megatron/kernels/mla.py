@@ -1,4 +1,4 @@
-"""Multi-latent attention on a rank: latent projections that every rank computes, and partial rotations.
+"""The kernels of multi-latent attention on a rank: unsharded latent projections, and partial rotary embeddings.
 
 Sources: Megatron-LM, megatron/core/transformer/multi_latent_attention.py and
 megatron/core/fusions/fused_mla_yarn_rope_apply.py.
@@ -19,7 +19,7 @@ class LatentKernels(ExpertKernels):
     """Kernels that split and join the rotary and non-rotary parts of heads."""
 
     def do_split(self, step: Step) -> None:
-        """Splits a latent vector into views. Parts of heads are not split, because one kernel reads them together."""
+        """Splits a latent vector into views; parts of heads are not split, since one kernel reads them together."""
         x = self.get(step.ins[0])
         if len(step.ins[0].axes) == 1:
             for out, view in zip(step.outs, self.split_along(x, [out.width for out in step.outs]), strict=True):
@@ -44,9 +44,9 @@ class LatentKernels(ExpertKernels):
         choices, graph, (rows, width) = self.rank_choices, self.graph, x.shape
         if choices.sequence_parallel:
             local_shape = x.shape
-            gathered = self.new(rows * choices.tp, width)
-            x = record(graph, "gather", (x,), gathered, lambda g, _: (graph.new(local_shape, g.dtype),))
-            del gathered
+            gathered_key = self.new(rows * choices.tp, width)
+            x = record(graph, "gather", (x,), gathered_key, lambda g, _: (graph.new(local_shape, g.dtype),))
+            del gathered_key
         if choices.mla_fusion:
             return x
         shape = x.shape
@@ -67,7 +67,7 @@ class LatentKernels(ExpertKernels):
         if first_value.of is None or id(first_value.of) not in self.split_parts:
             raise self.unsupported("no kernels for joining these values", step.name)
         other_parts = [out for out in self.split_parts.pop(id(first_value.of)) if out is not first_value]
-        key, value = self._key_and_value(x, y, step.outs[0], other_parts[0])
+        key, value = self._assemble_key_and_value(x, y, step.outs[0], other_parts[0])
         del x, y
         self.forget(first_value.of.storage)
         for out in other_parts:
@@ -75,13 +75,13 @@ class LatentKernels(ExpertKernels):
         self.bind(step.outs[0], key)
 
     def _rotate_query(self, x: Tensor) -> Tensor:
-        """Rotates part of each query head: in place in one kernel, or by a copy."""
+        """Applies rotary embeddings to a part of each query head, in place in one kernel or in a copy."""
         if self.rank_choices.mla_fusion:
             return x
         graph, shape = self.graph, x.shape
         return record(graph, "cat", (x,), graph.new(shape, BFLOAT16), lambda g, _: (graph.new(shape, g.dtype),))
 
-    def _key_and_value(
+    def _assemble_key_and_value(
         self, x: Tensor, shared_key: Tensor, key_output: Value, value_output: Value
     ) -> tuple[Tensor, Tensor]:
         """Assembles keys, with the rotary part shared by all heads, and values from one projection."""

@@ -1,4 +1,4 @@
-"""Recomputation of layer parts whose outputs are freed after they have been read.
+"""The kernels of selective recomputation, which frees outputs of layer parts after they have been read.
 
 Sources: Megatron-LM, megatron/core/tensor_parallel/random.py, `CheckpointWithoutOutput`, and in core/transformer
 transformer_layer.py (`layernorm`), moe/experts.py (`moe_act`) and multi_latent_attention.py (`mla_up_proj`).
@@ -24,7 +24,7 @@ DOWN = ("q_a_proj", "kv_a_proj", "q_a_norm", "kv_a_norm")
 
 
 class DiscardedOutputs:
-    """The freed outputs of a function, which are recomputed from its arguments.
+    """The freed outputs of a function, which the backward pass recomputes from the function's arguments.
 
     storages: storages of the outputs until they are recomputed.
     reads: the storage of the value that the part read.
@@ -48,7 +48,9 @@ class DiscardedOutputs:
         graph, argument_gradients = self.graph, self.argument_gradients
         enabled, graph.enabled = graph.enabled, True
         outer_place = graph.meter.place
-        self.recomputed = self.run([_argument(graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)])
+        self.recomputed = self.run(
+            [_detached_argument(graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
+        )
         graph.enabled, graph.meter.place = enabled, outer_place
         for storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
             storage.share(recomputed_tensor.storage)
@@ -71,7 +73,7 @@ class DiscardedOutputs:
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
 
-def _argument(graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Tensor) -> Tensor:
+def _detached_argument(graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Tensor) -> Tensor:
     """Returns a detached argument whose gradient is stored in `argument_gradients`."""
     argument = x.detached()
 
@@ -95,7 +97,7 @@ class DiscardedKernels(SparseKernels):
     def run_discardable(
         self, run: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
-        """Runs a function and saves only its arguments. Returns its outputs and the `DiscardedOutputs`."""
+        """Runs a function that saves only its arguments. Returns the outputs and the `DiscardedOutputs`."""
         graph = self.graph
         if not recorded(graph, arguments):
             return run(arguments), None
@@ -134,7 +136,7 @@ class DiscardedKernels(SparseKernels):
         """Runs a norm. A norm before a sublayer is recomputed, unless it is fused with a linear layer."""
         readers = [reader for reader, _ in self.readers.get(id(step.outs[0].storage), ())]
         fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
-        if not self.rank_choices.recompute_norms or fused or not self._is_of_layer():
+        if not self.rank_choices.recompute_norms or fused or not self._is_sublayer_norm():
             super().do_norm(step)
             return
         value, module = step.ins[0], self.module_path()
@@ -148,12 +150,12 @@ class DiscardedKernels(SparseKernels):
             self.discarded_norms[id(self.frames[-2])] = discarded
         self.bind(step.outs[0], outs[0])
 
-    def _is_of_layer(self) -> bool:
+    def _is_sublayer_norm(self) -> bool:
         """Whether the current norm stands before a sublayer."""
         return self.frames[-1].scope.name.endswith("_pre_norm")
 
     def do_add(self, step: Step) -> None:
-        """Adds a residual, then frees the outputs of a recomputed norm."""
+        """Runs a residual addition, then frees the outputs of a recomputed norm."""
         discarded = self.discarded_norms.pop(id(self.frames[-1]), None)
         if discarded is not None:
             out_value = next(value for value in step.ins if id(value.storage) != discarded.reads)
@@ -205,7 +207,7 @@ class DiscardedKernels(SparseKernels):
         self.bind(step.outs[0], outs[0])
 
     def do_experts(self, step: Step) -> None:
-        """Runs an expert layer, then frees the recomputed activation that it reads."""
+        """Runs an expert layer, then frees the activation that it reads and that is recomputed."""
         discarded = self.discarded_activation
         x = self.values.get(id(step.ins[0]))
         reads_discarded = discarded is not None and x is not None and x.storage is discarded.storages[0]
@@ -259,8 +261,8 @@ class DiscardedKernels(SparseKernels):
         def run(xs: Sequence[Tensor]) -> list[Tensor]:
             """Runs the up-projections on a copy of the module stack."""
             caller_state = self.values, self.bound, self.frames, self.memo
-            bound = {id(value): x for value, x in zip(values, xs, strict=True)}
-            self.values, self.bound, self.frames, self.memo = bound, {}, list(outer_frames), {}
+            tensors_by_value = {id(value): x for value, x in zip(values, xs, strict=True)}
+            self.values, self.bound, self.frames, self.memo = tensors_by_value, {}, list(outer_frames), {}
             try:
                 for step in up_steps:
                     self.step(step)

@@ -1,4 +1,4 @@
-"""Multi-latent attention to tokens selected by an indexer (DeepSeek sparse attention), in torch operations.
+"""The kernels of DeepSeek sparse attention: latent attention to tokens that an indexer selects, in torch operations.
 
 The projections of keys and values are applied to queries and outputs instead, so attention runs on the latents. All
 scores are computed, of the indexer's heads and of attention's; what is not selected is masked. With a loss the indexer
@@ -85,14 +85,14 @@ class SparseKernels(Fp8Kernels):
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
 
     def _all_gather_rows(self, x: Tensor) -> Tensor:
-        """Gathers the rows of all tensor-parallel ranks, if they are sharded."""
+        """Returns the rows of all tensor-parallel ranks, gathered if they are sharded."""
         if not self.rank_choices.sequence_parallel:
             return x
         graph, local_shape = self.graph, x.shape
-        gathered = self.new(local_shape[0] * self.rank_choices.tp, local_shape[1])
+        gathered_rows = self.new(local_shape[0] * self.rank_choices.tp, local_shape[1])
         dense = graph.new(local_shape, x.dtype) if not x.is_contiguous else None
         del dense
-        return record(graph, "gather", (x,), gathered, lambda g, _: (graph.new(local_shape, g.dtype),))
+        return record(graph, "gather", (x,), gathered_rows, lambda g, _: (graph.new(local_shape, g.dtype),))
 
     def _absorb_projections(
         self,
@@ -109,11 +109,11 @@ class SparseKernels(Fp8Kernels):
         keys = t.slice(weight_by_head, nope, 1)
         q_nope, q_rope = t.split(t.reshape(q, (*rows, heads, nope + rope)), [nope, rope])
         query_rows = t.permute(t.reshape(q_nope, (rows[0] * rows[1], heads, nope)), (1, 0, 2))
-        absorbed = t.permute(t.bmm(query_rows, keys), (1, 0, 2))
-        absorbed = t.reshape(t.contiguous(absorbed), (*rows, heads, keys.shape[-1]))
+        absorbed_query = t.permute(t.bmm(query_rows, keys), (1, 0, 2))
+        absorbed_query = t.reshape(t.contiguous(absorbed_query), (*rows, heads, keys.shape[-1]))
         q_rope = self.rotate(q_rope)
         k_rope = self.rotate(t.reshape(k_rope, (*rows, 1, rope)))
-        return t.cat([absorbed, q_rope]), t.cat([t.reshape(kv_latent, (*rows, 1, kv_latent.shape[1])), k_rope])
+        return t.cat([absorbed_query, q_rope]), t.cat([t.reshape(kv_latent, (*rows, 1, kv_latent.shape[1])), k_rope])
 
     def _sparse_attention(
         self,
@@ -141,7 +141,7 @@ class SparseKernels(Fp8Kernels):
                 scores, selected_keys = select_top_keys(t, q, k, weights, top_k)
                 del scores
         y = absorbed_attention(t, query, key, selected_keys, values.shape[-1])
-        y = t.permute(t.bmm(self._by_head(y), t.transpose(values, 1, 2)), (1, 0, 2))
+        y = t.permute(t.bmm(self._rows_by_head(y), t.transpose(values, 1, 2)), (1, 0, 2))
         y = t.reshape(t.contiguous(y), (rows[0] * rows[1], values.shape[0] * values.shape[1]))
         if loss is not None:
             out = Tensor(y.shape, y.dtype, y.storage, y.strides)
@@ -151,7 +151,7 @@ class SparseKernels(Fp8Kernels):
         del key_starts, key_ends, q, k, weights
         return y
 
-    def _by_head(self, y: Tensor) -> Tensor:
+    def _rows_by_head(self, y: Tensor) -> Tensor:
         """Reshapes [tokens, batch, heads, latent] to [heads, rows, latent]."""
         tokens, batch, heads, width = y.shape
         return self.t.permute(self.t.reshape(y, (tokens * batch, heads, width)), (1, 0, 2))
@@ -177,10 +177,10 @@ class SparseKernels(Fp8Kernels):
         return q, k, t.reshape(weights, (*rows, heads))
 
     def _rotate_part(self, x: Tensor, rotary: Number) -> Tensor:
-        """Rotates the first dimensions of each head."""
-        rotated, unrotated = self.t.split(x, [rotary, x.shape[-1] - rotary])
-        rotated = self.rotate(rotated)
-        return self.t.cat([rotated, unrotated])
+        """Applies rotary embeddings to the first dimensions of each head."""
+        rotated_part, unrotated = self.t.split(x, [rotary, x.shape[-1] - rotary])
+        rotated_part = self.rotate(rotated_part)
+        return self.t.cat([rotated_part, unrotated])
 
     def _rotate_activation(self, x: Tensor) -> Tensor:
         """Runs rotate_activation, a Hadamard transform that saves nothing."""
@@ -226,7 +226,7 @@ def einsum_of_heads(t: Aten, q: Tensor, k: Tensor) -> Tensor:
 
 
 def valid_key_mask(t: Aten, tokens: Number, keys: Number) -> Tensor:
-    """Runs build_valid_mask_from_starts_ends: which keys precede each query."""
+    """Runs build_valid_mask_from_starts_ends, a mask of the keys that precede each query."""
     at_or_after_start = t.new((tokens, keys), BOOL)
     before_end = t.new((tokens, keys), BOOL)
     return t.like(at_or_after_start, before_end, dtype=BOOL)
@@ -261,8 +261,8 @@ def scatter_selected_keys(t: Aten, mask: Tensor, selected_keys: Tensor) -> None:
 
 
 def masked_softmax(t: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
-    """Runs masked_softmax. valid: mask of the logits' shape, which may be a broadcast view."""
-    graph, row = t.graph, (*logits.shape[:-1], 1)
+    """Runs masked_softmax. key_is_valid: mask of the logits' shape, which may be a broadcast view."""
+    graph, row_shape = t.graph, (*logits.shape[:-1], 1)
 
     def mask_invalid_keys(x: Tensor) -> Tensor:
         """Fills the elements of invalid keys."""
@@ -270,14 +270,16 @@ def masked_softmax(t: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
         return t.masked_fill(x, invalid_keys)
 
     masked_logits = mask_invalid_keys(logits)
-    _any = t.new(row, BOOL)
-    row_max, max_indices = t.new(row, FLOAT32), t.new(row, INT64)
+    _any = t.new(row_shape, BOOL)
+    row_max, max_indices = t.new(row_shape, FLOAT32), t.new(row_shape, INT64)
     shape = logits.shape
     row_max = record(
         graph, "max", (masked_logits,), row_max, lambda g, _, index: (graph.new(shape, g.dtype),), max_indices
     )
     del max_indices
-    row_max = record(graph, "where", (row_max,), t.new(row, FLOAT32), lambda g, _, c: (graph.new(row, g.dtype),), _any)
+    row_max = record(
+        graph, "where", (row_max,), t.new(row_shape, FLOAT32), lambda g, _, c: (graph.new(row_shape, g.dtype),), _any
+    )
     probs = t.exp(t.sub(masked_logits, row_max))
     probs = mask_invalid_keys(probs)
     probs = t.div(probs, t.clamp(t.sum(probs, keep=True)))
@@ -377,19 +379,19 @@ def _indexer_gradients(
     del scores
     head_sums = t.sum(attention_probs, 1)
     del attention_probs
-    target = t.like(head_sums)
+    target_probs = t.like(head_sums)
     del head_sums
-    logit_gradient = t.like(t.like(indexer_probs, target))
-    del indexer_probs, target, mask
+    logit_gradient = t.like(t.like(indexer_probs, target_probs))
+    del indexer_probs, target_probs, mask
     logit_gradient = t.like(logit_gradient, t.to(valid, FLOAT32))
     del valid
     logit_gradient = t.unsqueeze(t.transpose(logit_gradient, 0, 1), 2)
     recomputed = einsum_of_heads(t, t.to(q, FLOAT32), t.to(k, FLOAT32))
-    activated, is_positive = t.like(recomputed), t.like(recomputed, dtype=BOOL)
+    activated_scores, is_positive = t.like(recomputed), t.like(recomputed, dtype=BOOL)
     del recomputed
-    weight_gradient = t.sum(t.like(logit_gradient, activated), -1)
+    weight_gradient = t.sum(t.like(logit_gradient, activated_scores), -1)
     score_gradient = t.like(logit_gradient, t.unsqueeze(weights, -1))
-    del logit_gradient, activated
+    del logit_gradient, activated_scores
     score_gradient = t.like(score_gradient, t.to(is_positive, FLOAT32))
     del is_positive
     query_gradient = _einsum_query_gradient(t, score_gradient, t.to(k, FLOAT32))
