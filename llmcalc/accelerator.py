@@ -136,7 +136,7 @@ class Hardware(Record):
         return self.driver_total or self.usable_memory_bytes or self.memory_bytes
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
         sized: tuple[Hardware | Configuration, ...] = (self, *self.configurations)

@@ -101,7 +101,7 @@ class ModelSpec(Part):
     renamed: ClassVar[Mapping[str, str]] = {"pooler_labels": "pooler = { num_labels = … }"}
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.encoder is None and self.decoder is None:
             raise ValueError(
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "

@@ -29,7 +29,7 @@ KernelSize = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class SubsamplingStem(Stem):
-    """Convolutions over frames, each with a stride of 2 and a gated linear unit.
+    """A stem of strided convolutions over the frames of audio: each has a stride of 2 and a gated linear unit.
 
     num_mel_bins: the number of values per frame.
     conv_channels: the outputs of each convolution but the last, an even number: the gate halves them.
@@ -42,7 +42,7 @@ class SubsamplingStem(Stem):
     conv_kernel_sizes: tuple[KernelSize, ...] = Field(min_length=1, max_length=16)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.conv_channels % 2:
             raise ValueError(f"conv_channels: {self.conv_channels}; expected an even number")
         if any(size % 2 == 0 for size in self.conv_kernel_sizes):
@@ -73,7 +73,7 @@ class SubsamplingStem(Stem):
         return batch, 2 ** len(self.conv_kernel_sizes) * source, self.num_mel_bins
 
     def reference(self, context: Context) -> nn.Module:
-        return _subsampling()(self, context.hidden_size)
+        return _subsampling_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -81,7 +81,7 @@ class SubsamplingStem(Stem):
 
 
 class WaveformStem(Stem):
-    """Three convolutions over the samples of a sound, 384 samples to a position."""
+    """A stem of three convolutions over the samples of audio: one position of the encoder per 384 samples."""
 
     input_name: ClassVar[str] = "input_values"
 
@@ -108,7 +108,7 @@ class WaveformStem(Stem):
         return batch, 384 * source + 511
 
     def reference(self, context: Context) -> nn.Module:
-        return _waveform()(context.hidden_size)
+        return _waveform_class()(context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -116,7 +116,7 @@ class WaveformStem(Stem):
 
 
 @cache
-def _subsampling() -> type[nn.Module]:
+def _subsampling_class() -> type[nn.Module]:
     from torch import nn
 
     class SubsamplingReference(nn.Module):
@@ -140,7 +140,7 @@ def _subsampling() -> type[nn.Module]:
 
 
 @cache
-def _waveform() -> type[nn.Module]:
+def _waveform_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

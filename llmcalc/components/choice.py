@@ -1,4 +1,4 @@
-"""A field that accepts one of several parts, distinguished by `type`. The file of a part is imported on first use.
+"""A field that accepts several kinds of parts, which `type` distinguishes. A part's file is imported on first use.
 
 So counting a Llama imports no state-space model.
 """
@@ -33,7 +33,7 @@ class PartError(ValueError):
 
 
 class PartChoice:
-    """The parts that a field accepts, by `type`.
+    """The kinds of parts that a field accepts, by `type`.
 
     homes: `type` → location of the class, `file:Class` in this package.
     default: the type of a table without `type`.
@@ -101,5 +101,5 @@ def _imported(home: str) -> type[Part]:
 
 
 def only(home: str) -> Any:
-    """Returns a field type that accepts one part class, `file:Class`, which is imported on first use."""
+    """Returns a field type that accepts a single part class, `file:Class`, which is imported on first use."""
     return Annotated[Part, PartChoice("only", {"only": home})]

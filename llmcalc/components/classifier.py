@@ -45,7 +45,7 @@ class Classifier(Component):
     transform: Transform | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.transform is not None and self.transform.size is not None:
             raise ValueError("transform.size: only an untied language-model head can have one; expected none")
         if self.transform is not None and self.transform.bottleneck_size is not None:
@@ -67,7 +67,7 @@ class Classifier(Component):
         return SEQUENCES if self.over == "sequence" else LOGITS
 
     def reference(self, context: Context) -> nn.Module:
-        return _classifier()(self, context)
+        return _classifier_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -80,7 +80,7 @@ class Classifier(Component):
 
 
 @cache
-def _classifier() -> type[nn.Module]:
+def _classifier_class() -> type[nn.Module]:
     from torch import nn
 
     class ClassifierReference(nn.Module):

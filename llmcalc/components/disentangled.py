@@ -1,4 +1,4 @@
-"""Disentangled attention: queries also meet the positions of keys, and keys the positions of queries.
+"""Disentangled attention: queries are also compared with the keys' positions, and keys with the queries' positions.
 
 DeBERTa (He 2020, arXiv:2006.03654, §3.1). Versions 2 and 3 bin the distances and project positions with the query and
 key projections of the content (He 2021, arXiv:2111.09543). All layers share one table of relative positions; each layer
@@ -66,7 +66,7 @@ class Disentangled(AttentionPosition):
     within_sequence: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.share_att_key and not (self.c2p and self.p2c):
             raise ValueError("share_att_key: expected c2p and p2c")
         buckets, max_distance = self.position_buckets, self.max_relative_positions
@@ -124,7 +124,7 @@ class Disentangled(AttentionPosition):
         return bias_sum
 
     def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
-        return _references()["disentangled"](self, context.hidden_size, heads, head_dim)
+        return _reference_classes()["disentangled"](self, context.hidden_size, heads, head_dim)
 
 
 class RelativeEmbedding(StackPart):
@@ -156,7 +156,7 @@ class RelativeEmbedding(StackPart):
         return rows if self.norm is None else f.part("norm", self.norm, rows)
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["table"](self, context)
+        return _reference_classes()["table"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -183,7 +183,7 @@ class SideConvolution(StackPart):
     norm: Norm = Norm(type="layernorm")
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.conv_kernel_size % 2 == 0:
             raise ValueError(f"conv_kernel_size: {self.conv_kernel_size} is even; expected an odd number")
         return self
@@ -198,14 +198,14 @@ class SideConvolution(StackPart):
         return "He et al. 2020, §A.5"
 
     def flow(self, f: Flow, x: Value, after: Value | None = None) -> Value:
-        """Records the convolution of x, the first layer's input. after: that layer's output, x by default."""
+        """Records the convolution of x, the first layer's input. after: the first layer's output; default x."""
         kernel, groups = self.conv_kernel_size, self.conv_groups
         convolved = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
         f.hold(beside=convolved)
         return f.part("norm", self.norm, f.add(x if after is None else after, convolved))
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["convolution"](self, context)
+        return _reference_classes()["convolution"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -213,7 +213,7 @@ class SideConvolution(StackPart):
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 

@@ -92,11 +92,11 @@ class TransformerXL(AttentionPosition):
             return by_content, f.scale(f.at_distance(distance_scores, distance), dim.size**-0.5)
 
     def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
-        return _references()["transformer_xl"](context.hidden_size, heads, head_dim)
+        return _reference_classes()["transformer_xl"](context.hidden_size, heads, head_dim)
 
 
 class Buckets(Part):
-    """T5's bins for distances.
+    """The buckets into which T5 sorts the distances between a query and a key.
 
     Half of the buckets are for each direction. Small distances have a bucket each; larger ones share the rest.
 
@@ -141,7 +141,7 @@ class LayerBias(Buckets, AttentionPosition):
 
     def reference(self, context: Context, heads: int) -> nn.Module:
         buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        return _references()["relative"](buckets, max_distance, heads, context.causal)
+        return _reference_classes()["relative"](buckets, max_distance, heads, context.causal)
 
 
 class RelativeBias(Buckets, StackPart):
@@ -187,10 +187,11 @@ class RelativeBias(Buckets, StackPart):
 
     def reference(self, context: Context) -> nn.Module:
         buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        bias = _references()["relative"](buckets, max_distance, self.num_attention_heads, context.causal)
+        bias = _reference_classes()["relative"](buckets, max_distance, self.num_attention_heads, context.causal)
         if self.of_blocks:
             bias.add_module(
-                "blocks", _references()["relative"](buckets, max_distance, self.num_attention_heads, context.causal)
+                "blocks",
+                _reference_classes()["relative"](buckets, max_distance, self.num_attention_heads, context.causal),
             )
         return bias
 
@@ -201,7 +202,7 @@ class RelativeBias(Buckets, StackPart):
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 

@@ -61,7 +61,7 @@ class LMHead(Component):
     more_columns: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.more_columns and (self.transform is None or self.transform.size is not None):
             raise ValueError("more_columns: needs a transform without a size; expected false")
         return self
@@ -102,7 +102,7 @@ class LMHead(Component):
 
     def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
-        return _reference()(self, context, self.draft_vocab_size or vocab_size, width or context.hidden_size)
+        return _reference_class()(self, context, self.draft_vocab_size or vocab_size, width or context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -120,7 +120,7 @@ class LMHead(Component):
 
 
 @cache
-def _reference() -> Callable[..., nn.Module]:
+def _reference_class() -> Callable[..., nn.Module]:
     from torch import nn
 
     class LMHeadReference(nn.Module):

@@ -56,7 +56,7 @@ class MultiTokenPrediction(OutputPart):
     norm: Norm = Norm(type="rmsnorm")
 
     def block_in(self, stack: Stack) -> Layer:
-        """Returns the decoder's layer that each module runs."""
+        """Returns the decoder layer that each prediction module runs."""
         return stack.layer(self.layer or stack.pattern[-1])
 
     def check_output(self, output: ModelOutput) -> None:
@@ -83,7 +83,7 @@ class MultiTokenPrediction(OutputPart):
         return "DeepSeek-V3 2024, §2.2"
 
     def flow(self, f: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight, output: Weight) -> Value:
-        """Records all modules, one after the other. x: the last hidden states.
+        """Records all prediction modules, one after the other. x: the last hidden states.
 
         table: the embedding's weight. output: the weight of the model's head.
         """
@@ -101,7 +101,7 @@ class MultiTokenPrediction(OutputPart):
         return f.layers(x, run, n - 1, other_indices, "mtp", label=ONE + SHARED, role="shared", **node_fields)
 
     def _module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight) -> Value:
-        """Records one module. x: the hidden states of the model, or of the previous module."""
+        """Records one prediction module. x: the hidden states of the model, or of the previous module."""
         embedded = f.look_up(table, x.rows).view(*x.axes)
         f.hold(embedded=embedded)
         normed = f.part("enorm", self.norm, embedded), f.part("hnorm", self.norm, x)
@@ -116,7 +116,7 @@ class MultiTokenPrediction(OutputPart):
         """Builds the modules: forward(hidden states, ids, token embedding) → the logits of each module."""
         *_, last_kind = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
-        return _reference()(self, context, layers[last_kind if self.layer is None else self.layer], output)
+        return _reference_class()(self, context, layers[last_kind if self.layer is None else self.layer], output)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -128,7 +128,7 @@ class MultiTokenPrediction(OutputPart):
 
 
 @cache
-def _reference() -> Callable[..., nn.Module]:
+def _reference_class() -> Callable[..., nn.Module]:
     import torch
     from torch import nn
 
@@ -142,7 +142,10 @@ def _reference() -> Callable[..., nn.Module]:
             self.register_parameter("bias", None)
 
     class ModuleReference(nn.Module):
-        """One module. Hidden states and the next tokens' ids → hidden states and logits, one token further ahead."""
+        """One prediction module.
+
+        Hidden states, ids of the next tokens → hidden states and logits, a token further ahead.
+        """
 
         def __init__(self, spec: MultiTokenPrediction, context: Context, block: Layer, output: nn.Parameter) -> None:
             super().__init__()
@@ -163,7 +166,7 @@ def _reference() -> Callable[..., nn.Module]:
         def forward(
             self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str = "auto", **experts: Any
         ) -> list[Tensor]:
-            """Runs all modules and returns the logits of each. experts: how experts take their rows, as in `Run`."""
+            """Runs all modules and returns the logits of each. experts: options of `Run` for the experts' rows."""
             predictions = []
             for module in self:
                 hidden, logits = module(hidden, ids, embed, mla, **experts)

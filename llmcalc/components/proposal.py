@@ -1,4 +1,4 @@
-"""A term that a block draft adds to its logits per token, and the predicted chance that a proposal is accepted.
+"""The terms that a block draft model adds to its logits, and its estimate of the chance that a proposal is accepted.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
@@ -28,7 +28,7 @@ ONE = Axis("vocab", 1)
 
 
 class Proposal(OutputPart):
-    """The terms of a draft's logits beside its head, over the head's vocabulary.
+    """The terms that are added to a draft model's logits, over the vocabulary of the draft's head.
 
     markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
     markov: how the bias depends on the hidden state: not at all (`vanilla`, the default), by a gate (`gated`) or by the
@@ -49,7 +49,7 @@ class Proposal(OutputPart):
     confidence_reads_token: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if (self.gru_size is None) != (self.gru_rank is None):
             raise ValueError("gru_size and gru_rank: a GRU has both; expected both or none")
         if self.markov_rank is None and (self.markov != "vanilla" or self.confidence_reads_token):
@@ -64,7 +64,10 @@ class Proposal(OutputPart):
         return "SpecForge 2026"
 
     def flow(self, f: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
-        """Records the part. x: the hidden states. vocab, proposed: the tokens that are read, and that are proposed."""
+        """Records the part. x: the hidden states.
+
+        vocab, proposed: the axes of the tokens read and of those proposed.
+        """
         x = x.view(*x.axes, rows=LOGITS)
         token: Value | None = None
         if self.markov_rank is not None:
@@ -85,7 +88,7 @@ class Proposal(OutputPart):
         return x
 
     def _bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
-        """Records the bias of the previous token and returns that token's row."""
+        """Records the bias by previous token, and returns the bias of the previous token."""
         token, _ = f.table("markov_w1", vocab, rank, of=LOGITS)
         projected = token
         if self.markov == "gated":
@@ -99,7 +102,7 @@ class Proposal(OutputPart):
 
     def reference(self, context: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
         """Builds the part: hidden states [batch, tokens, hidden], ids → the term of the logits."""
-        return _reference()(self, context.hidden_size, vocab_size, proposed)
+        return _reference_class()(self, context.hidden_size, vocab_size, proposed)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -112,7 +115,7 @@ class Proposal(OutputPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

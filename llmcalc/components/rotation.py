@@ -1,4 +1,4 @@
-"""RoPE on tensors (Su 2021, arXiv:2104.09864, §3.4), for references: pairs of dimensions are rotated by an angle."""
+"""RoPE on tensors (Su 2021, arXiv:2104.09864, §3.4), for references: an angle rotates each pair of dimensions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rotate(
 
 
 def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
-    """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with tokens at these positions."""
+    """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim]. positions: one per token."""
     return _rotated(x, dim, *_cos_sin(positions, dim, theta, x))
 
 
@@ -48,7 +48,7 @@ def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor
 
 
 def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
-    """Rotates as the classes of transformers do, whose result keeps the order of x's axes."""
+    """Rotates as the classes of transformers do; the result keeps the order of x's axes."""
     import torch
 
     whole = dim == x.shape[-1] and not concatenated

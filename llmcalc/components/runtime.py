@@ -22,7 +22,7 @@ def share_tensors(source: nn.Module, target: nn.Module) -> None:
 
 @dataclass(eq=False)
 class Run:
-    """The state of one forward pass.
+    """The state of one forward pass of a reference: positions, caches, masks.
 
     past: the number of tokens per sequence that earlier passes put into `store`.
     memory: the encoder's output; None without an encoder, and while decoding from a filled cache.
@@ -64,7 +64,7 @@ class Run:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def computed_once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Returns the result of `make`, which is computed once per key in this pass."""
+        """Returns the result of `make`, which is called once per key in this pass."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
@@ -78,7 +78,7 @@ class Run:
 
 
 def apply_dropout(module: nn.Module, place: str, x: Tensor) -> Tensor:
-    """Applies the dropout that a module's `dropouts` has for a place, `{place: function}`.
+    """Applies the dropout that a module's `dropouts`, `{place: function}`, has for a place.
 
     A reference runs without dropout unless a comparison attaches it.
     """
@@ -88,7 +88,7 @@ def apply_dropout(module: nn.Module, place: str, x: Tensor) -> Tensor:
 
 
 def vector(values: Tensor) -> Any:
-    """Creates a module with one parameter, `weight`: a named vector that is added or multiplied."""
+    """Creates a module with one parameter, `weight`: a named vector that is added to or multiplied with its input."""
     return _vector_class()(values)
 
 

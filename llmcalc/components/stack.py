@@ -1,4 +1,4 @@
-"""A stack of layers with the parts before and after them: positions, embedding norm, layers, final norm.
+"""A stack of layers and the parts before and after its layers: positions, embedding norm, final norm.
 
 Layers may differ. `variants` are layers that differ from `block` in some fields. `first_layers` lists the kinds of the
 bottom layers, and `pattern` is repeated for the rest (Gemma 2: sliding, full; DeepSeek-V3: three dense layers, then
@@ -148,7 +148,7 @@ class Stack(Component):
         return {**data, "variants": full_variants}
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if BASE in self.variants:
             raise ValueError(f"variants.{BASE}: 'block' is the name of the base layer; expected another name")
         layer_kinds = dict.fromkeys((BASE, *self.variants))
@@ -228,7 +228,7 @@ class Stack(Component):
         return layer
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
-        """Yields each kind of layer: (name, layer, number, indices). Indices are None if the depth is no integer."""
+        """Yields each kind of layer: (name, layer, number, indices). Indices are None if the depth is symbolic."""
         depth: Number = self.num_hidden_layers
         if not self.first_layers and len(set(self.pattern)) == 1:
             name = self.pattern[0]
@@ -323,7 +323,7 @@ class Stack(Component):
         return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
     def _layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
-        """Records the layers of one kind. If they share parameters, the first layer has them."""
+        """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
         shown_label, node_fields = "" if label == BASE else label, {"kind": "layer", "source": block.source()}
         if label not in self.shared_layers:
             return f.layers(x, lambda v: block.flow(f, v), repeat, indices, label=shown_label, **node_fields)
@@ -348,7 +348,7 @@ class Stack(Component):
         )
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -436,7 +436,7 @@ class Stack(Component):
 
 
 def overlaid(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated with `changes`, table by table; a table with another `type` replaces the old one."""
+    """Returns `base` updated with `changes`, table by table; a table of another `type` replaces the old table."""
     out = dict(base)
     for key, value in changes.items():
         base_value = out.get(key)
@@ -452,7 +452,7 @@ def overlaid(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -503,7 +503,7 @@ def _reference() -> type[nn.Module]:
                 self.output_proj = nn.Linear(context.hidden_size, spec.output_size)
 
         def _optional_modules(self, part: Component | None, context: Context) -> tuple[Any, ...]:
-            """Builds a part whose children belong to the stack, as a tuple of one module, or of none without a part.
+            """Builds a part whose children belong to the stack: a tuple of one module, or empty without the part.
 
             torch does not register modules in a tuple.
             """

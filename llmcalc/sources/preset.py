@@ -107,7 +107,7 @@ class Preset(Record):
     model: ModelSpec
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         try:
             dtype_of(self.dtype)
         except ValueError as error:

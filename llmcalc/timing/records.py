@@ -155,7 +155,7 @@ class Stack(Record):
     source: str
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if (self.rows == 0) != (self.sets == 0):
             raise ValueError(f"{self.name}: rows and sets; expected both or none")
         return self

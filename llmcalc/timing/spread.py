@@ -53,7 +53,7 @@ class TestedClass(Bounds):
     words: str
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.median_error > self.p90_error:
             raise ValueError(f"{self.words}: median_error is more than p90_error")
         return self

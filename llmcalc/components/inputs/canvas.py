@@ -1,4 +1,4 @@
-"""An image is padded to the grid of square tiles into which it fits with the least change, and read once more whole.
+"""Images are padded to the grid of square tiles with the least change of scale, and read once more as a whole.
 
 Llama 4. transformers: models/llama4/image_processing_llama4.py and processing_llama4.py.
 """
@@ -15,7 +15,7 @@ from .base import Encoded, ImageRule
 
 
 class Canvas(ImageRule):
-    """Tiles of `size` × `size` pixels; with more than one, the whole image in one more tile.
+    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
 
     size: the side of a tile in pixels.
     max_tiles: the most tiles, without the whole image.
@@ -30,7 +30,7 @@ class Canvas(ImageRule):
     tokens: Width
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the rows and columns of tiles: least enlargement, else least shrinking, and then fewest tiles."""
+        """Returns the tiles per column and per row: least enlargement, else least shrinking, and then fewest tiles."""
         fits: dict[tuple[int, int], float] = {}
         for down in range(1, self.max_tiles + 1):
             for across in range(1, self.max_tiles // down + 1):

@@ -16,7 +16,7 @@ LARGEST_SIDE = 4096
 
 
 class Split(ImageRule):
-    """Tiles of `size` × `size` pixels; with more than one, the whole image in one more tile.
+    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
 
     size: the side of a tile in pixels.
     longest_edge: the length of the longer side after scaling, in pixels.

@@ -1,4 +1,4 @@
-"""An image is stretched to the grid of square tiles whose shape is nearest, and read once more as a whole.
+"""Images are stretched to the grid of square tiles with the nearest shape, and read once more as a whole.
 
 InternVL (Chen 2024, arXiv:2404.16821, §3.3), Aya Vision. transformers: models/got_ocr2/image_processing_got_ocr2.py,
 models/internvl/processing_internvl.py, models/aya_vision/processing_aya_vision.py.
@@ -15,7 +15,7 @@ from .base import Encoded, ImageRule
 
 
 class Tiles(ImageRule):
-    """Tiles of `size` × `size` pixels; with more than one, the whole image in one more tile.
+    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
 
     size: the side of a tile in pixels.
     min_tiles, max_tiles: limits of the number of tiles, without the whole image.
@@ -33,13 +33,13 @@ class Tiles(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.min_tiles > self.max_tiles:
             raise ValueError(f"min_tiles: {self.min_tiles} is more than max_tiles {self.max_tiles}; expected less")
         return self
 
     def _tiles(self, height: int, width: int) -> int:
-        """Returns the tiles of the grid with the nearest shape; of equals the larger, while the image fills half."""
+        """Returns the rows and columns of the grid with the nearest shape; among equals the larger, if half filled."""
         shapes = [
             (across, down)
             for across in range(1, self.max_tiles + 1)

@@ -1,4 +1,4 @@
-"""AltUp: several residual streams, of which each layer computes on one and corrects the others.
+"""AltUp: several residual streams; each layer computes on one stream and corrects the other streams.
 
 Baykal 2023 (arXiv:2301.13310). The layer is Gemma 3n's: AltUp with a low-rank path beside attention (LAuReL, Menghani
 2024, arXiv:2411.07501) and a per-layer embedding. transformers: models/gemma3n.
@@ -32,7 +32,7 @@ SOURCE = "Baykal et al. 2023, §3"
 
 
 class AltUp(ResidualStreams):
-    """The residual streams of AltUp.
+    """The splitting of the embedding into AltUp's residual streams, and their merging after the last layer.
 
     Below the layers, they are the embedding and projections of it. After the last layer, the first stream and
     projections of the others are averaged.
@@ -81,11 +81,11 @@ class AltUp(ResidualStreams):
         return f.sum(x, hidden, mean=True) if merge else x
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["streams"](self.altup_num_inputs, context.hidden_size)
+        return _reference_classes()["streams"](self.altup_num_inputs, context.hidden_size)
 
 
 class AltUpLayer(WholeLayer):
-    """A layer that predicts all residual streams, computes on the first, and corrects the others.
+    """A layer that predicts all residual streams, computes on the first stream, and corrects the other streams.
 
     The sublayers' result corrects all streams. The layer's per-layer embedding is added to all streams but the first.
 
@@ -186,7 +186,7 @@ class AltUpLayer(WholeLayer):
             return corrected, f.mul(f.take(corrected, hidden), f.vector("scale", hidden))
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["layer"](self, context)
+        return _reference_classes()["layer"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -195,11 +195,11 @@ class AltUpLayer(WholeLayer):
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    def size(x: Tensor) -> Tensor:
+    def root_mean_square(x: Tensor) -> Tensor:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
     class StreamEnds(nn.Module):
@@ -209,10 +209,10 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and projections of the others scaled to its length: […, streams, hidden]."""
-            length, streams = size(first_stream), [first_stream]
+            length, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
                 y = projection(x)
-                streams.append(y * length / size(y))
+                streams.append(y * length / root_mean_square(y))
             return torch.stack(streams, -2)
 
     class StreamSplit(StreamEnds):

@@ -75,7 +75,7 @@ SCALED: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "outpu
 
 @frozen(slots=True)
 class Sharing:
-    """The position of a layer among the layers that share parameters.
+    """The index of a layer among the layers that share its parameters.
 
     first: whether it is the first of them, which has the parameters.
     others: the number of other layers that use them.
@@ -197,7 +197,7 @@ class Block(Layer):
     idle_source_size: Width | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.parallel is not None and (self.norm_placement != "pre" or self.cross_attention is not None):
             raise ValueError("parallel: a parallel block has norm_placement = 'pre' and no cross_attention")
         if self.parallel is not None and (
@@ -307,7 +307,7 @@ class Block(Layer):
             self._normalize(f, f"{name}_post_norm", x, "idle")
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -343,7 +343,7 @@ class Block(Layer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

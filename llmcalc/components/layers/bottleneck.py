@@ -33,7 +33,7 @@ MOST_NETWORKS = 64
 
 
 class InnerNetwork(Component):
-    """A feed-forward network with a residual connection, and a norm of the sum.
+    """A feed-forward network with a residual connection around it, and a norm of the sum.
 
     feed_forward: the network.
     norm: the norm of the sum.
@@ -47,7 +47,7 @@ class InnerNetwork(Component):
         return f.part("mlp_post_norm", self.norm, f.add(x, y))
 
     def reference(self, context: Context) -> nn.Module:
-        return _inner_reference()(self, context)
+        return _inner_reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -99,7 +99,7 @@ class BottleneckLayer(WholeLayer):
         return f.part("output_bottleneck_norm", self.norm, f.add(x, wide))
 
     def _into(self, f: Flow, name: str, x: Value, narrow: Axis) -> Value:
-        """Returns a projection of x into the bottleneck."""
+        """Returns the linear projection of x into the bottleneck's width."""
         return f.part(f"{name}_norm", self.norm, f.linear(name, x, narrow, bias=True))
 
     def _sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
@@ -109,7 +109,7 @@ class BottleneckLayer(WholeLayer):
         return x
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -127,7 +127,7 @@ class BottleneckLayer(WholeLayer):
 
 
 @cache
-def _inner_reference() -> type[nn.Module]:
+def _inner_reference_class() -> type[nn.Module]:
     from torch import nn
 
     class InnerNetworkReference(nn.Module):
@@ -146,7 +146,7 @@ def _inner_reference() -> type[nn.Module]:
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class BottleneckLayerReference(nn.Module):

@@ -56,7 +56,7 @@ class DenseResidualLayer(WholeLayer):
         return f.add(y, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -68,7 +68,7 @@ class DenseResidualLayer(WholeLayer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class DenseResidualReference(nn.Module):

@@ -1,4 +1,4 @@
-"""The first layer of EAGLE-3's draft: its attention reads the token embedding beside the residual stream.
+"""The first layer of an EAGLE-3 draft model: its attention reads the token embedding beside the residual stream.
 
 Li 2025 (arXiv:2503.01840), §3. Sources: `LlamaDecoderLayeremb` in eagle/model/cnets.py of SafeAILab/EAGLE;
 `Eagle3FirstLayerMixin` in speculators/models/eagle3/model_definitions.py of vllm-project/speculators.
@@ -66,7 +66,7 @@ class DraftLayer(WholeLayer):
         return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -82,7 +82,7 @@ def draft_example(**fields: Any) -> DraftLayer:
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

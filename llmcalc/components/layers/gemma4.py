@@ -49,7 +49,7 @@ class Gemma4Layer(WholeLayer):
     cross_attention: None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.dense is not None and not isinstance(self.feed_forward, MoE):
             raise ValueError("dense: requires experts beside it; expected feed_forward.type = 'moe'")
         return self
@@ -90,7 +90,7 @@ class Gemma4Layer(WholeLayer):
         return f.part(f"{name}_post_norm", self.norm, y)
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -109,7 +109,7 @@ class Gemma4Layer(WholeLayer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

@@ -98,7 +98,7 @@ class HyperLayer(WholeLayer):
             return summed, output_weights, x
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["layer"](self, context)
+        return _reference_classes()["layer"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -142,7 +142,7 @@ class HyperStreams(ResidualStreams):
         return f.sum(f.mul(weights, x, axes=x.axes), hidden)
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["streams"](self.hc_mult, context.hidden_size)
+        return _reference_classes()["streams"](self.hc_mult, context.hidden_size)
 
 
 def _weights(f: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
@@ -163,12 +163,12 @@ def hyper_example(**fields: Any) -> HyperLayer:
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
     class Offsets(nn.Module):
-        """Splits a token's weights by kind: each times the scale of its kind, plus its offset."""
+        """Scales and offsets the mixing weights of a token; each kind of weight has its own scale and offset."""
 
         def __init__(self, *parts: int) -> None:
             super().__init__()
@@ -179,8 +179,8 @@ def _references() -> dict[str, type[nn.Module]]:
             parts, offsets = raw.split(self.parts, -1), self.base.split(self.parts)
             return tuple(w * s + b for w, s, b in zip(parts, self.scale.unbind(), offsets, strict=True))
 
-    def plain(width: int) -> nn.Module:
-        """Builds the norm on all streams of a token together."""
+    def weightless_norm(width: int) -> nn.Module:
+        """Builds the norm, without learned weights, over all streams of a token together."""
         return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), width)
 
     class Mix(nn.Module):
@@ -197,7 +197,7 @@ def _references() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.spec, n = spec, spec.hc_mult
             parts = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
-            self.plain, self.map = plain(n * hidden), nn.Linear(n * hidden, sum(parts), bias=False)
+            self.plain, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, sum(parts), bias=False)
             self.offsets = Offsets(*parts)
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
@@ -238,7 +238,7 @@ def _references() -> dict[str, type[nn.Module]]:
     class HeadReference(nn.Module):
         def __init__(self, n: int, hidden: int) -> None:
             super().__init__()
-            self.plain, self.map = plain(n * hidden), nn.Linear(n * hidden, n, bias=False)
+            self.plain, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, n, bias=False)
             self.offsets = Offsets(n)
 
         def forward(self, streams: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ShortcutLayer(Layer):
-    """Attention, a dense network, attention, a dense network, each pre-norm; experts in parallel to the last three.
+    """Attention, dense network, attention, dense network, each pre-norm; experts run in parallel to the last three.
 
     attention: the two attentions, equal in shape, each with its own weights and its own cache.
     dense: the two dense networks, equal in shape, each with its own weights.
@@ -50,7 +50,7 @@ class ShortcutLayer(Layer):
     cross_attention: None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if isinstance(self.attention, Nothing) or self.without_norms:
             raise ValueError("attention, without_norms: a 'shortcut' layer requires attention and all of its norms")
         if not isinstance(self.feed_forward, MoE):
@@ -85,7 +85,7 @@ class ShortcutLayer(Layer):
         return x, f.part("dense_pre_norm", self.norm, x, nth=index)
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -105,7 +105,7 @@ class ShortcutLayer(Layer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ShortcutReference(nn.Module):

@@ -72,7 +72,7 @@ class SharedBlock(Part):
     idle_adapters: int = Field(default=0, ge=0, le=MOST_LAYERS, strict=True)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if (
             not self.feed_forward.gated
             or self.feed_forward.sub_norm is not None
@@ -146,7 +146,7 @@ class SharedBlock(Part):
 
 
 class ZambaLayer(Layer):
-    """A mixer layer with a shared block before it. `Stack.shared_layers` names the kinds of layer that share it.
+    """A mixer layer after a shared transformer block. `Stack.shared_layers` names the layers that share the block.
 
     attention: the mixer.
     transformer: the shared block.
@@ -164,7 +164,7 @@ class ZambaLayer(Layer):
     cross_attention: None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if isinstance(self.attention, Nothing):
             raise ValueError(
                 "attention: the layer requires a mixer after the shared block; expected another type than 'none'"
@@ -220,7 +220,7 @@ class ZambaLayer(Layer):
         return f"shared {self.transformer.attention.describe(2 * hidden_size)}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -247,7 +247,7 @@ class ZambaLayer(Layer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -263,11 +263,11 @@ def _reference() -> type[nn.Module]:
             return out
 
     def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
-        """Builds the layer's adapter, which runs, and its unused ones."""
+        """Builds the layer's own adapter, which runs, and the adapters of other layers, which do not run."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class Adapted(nn.Linear):
-        """A linear layer with the adapter of the running layer; adapters of other layers are only stored."""
+        """A linear layer with the adapter of the running layer; the adapters of other layers are only stored."""
 
         def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(n_in, n_out, bias=bias)
@@ -330,7 +330,7 @@ def _reference() -> type[nn.Module]:
             self.mixer_pre_norm, self.mixer = spec.norm.reference(context), spec.attention.reference(context)
 
         def share(self, first_layer: ZambaReference) -> None:
-            """Uses the block of the first such layer, and stores this layer's adapters there."""
+            """Uses the shared block of the first layer of this kind, and stores this layer's adapters there."""
             if first_layer is self:
                 return
             for path, module in list(self.transformer.named_modules()):

@@ -1,4 +1,4 @@
-"""Softmax attention over heads.
+"""Softmax attention with multi-head, grouped-query or multi-query heads.
 
 Multi-head (Vaswani 2017, §3.2), multi-query (Shazeer 2019, arXiv:1911.02150) and grouped-query (Ainslie 2023,
 arXiv:2305.13245); sliding windows (Beltagy 2020; Jiang 2023), chunks (Llama 4), QK-norm (Dehghani 2023), sinks
@@ -140,7 +140,7 @@ class Attention(TokenMixer):
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         a, k = self.num_attention_heads, self.num_key_value_heads
         if k is not None:
             check_groups(a, k)
@@ -181,7 +181,7 @@ class Attention(TokenMixer):
         return "full" if self.attention_chunk_size is None else "chunked"
 
     def check_crossing(self) -> None:
-        """Raises `ValueError` for fields that do not apply to cross-attention, whose keys are of another sequence."""
+        """Raises `ValueError` for fields that do not apply to cross-attention, whose keys are another sequence's."""
         if (
             self.sliding_window is not None
             or self.attention_chunk_size is not None
@@ -446,7 +446,7 @@ class Attention(TokenMixer):
         return f"{name} {a if k == a else f'{a}/{k}'} × {d}{window}{chunk}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -531,7 +531,7 @@ class Attention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -717,7 +717,7 @@ def _reference() -> type[nn.Module]:
                 self._bias(run, end, x.shape[1], end, x.device)
 
         def _in_squares(self, q: Tensor, k: Tensor, v: Tensor, columns: int, side: int, cap: float | None) -> Tensor:
-            """Returns the output of attention within squares of patches. The patches are row by row."""
+            """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
             squares = [square.flatten() for band in grid.split(side) for square in band.split(side, 1)]
             outputs = []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BlockIndexer(Part):
-    """Small query heads that score one key per token and select blocks of tokens; each serves some attention heads.
+    """Small query heads that score one key per token and select blocks of tokens for some of the attention heads.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a query and of a key.
@@ -68,7 +68,7 @@ class BlockIndexer(Part):
     def flow(
         self, f: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        """Records the selection of blocks; returns the keys and values to read, and arguments of the attention core.
+        """Records the selection of blocks. Returns the keys and values to read, and arguments of the attention core.
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
@@ -99,11 +99,11 @@ class BlockIndexer(Part):
             return f.select_blocks(f.scores("core", q, keys), keys, block, blocks)
 
     def reference(self, context: Context, theta: float) -> nn.Module:
-        return _reference()(self, context.hidden_size, theta)
+        return _reference_class()(self, context.hidden_size, theta)
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

@@ -74,7 +74,7 @@ class CompressedConvAttention(WindowedMixer):
     position: Rope = Rope()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         a, k = self.num_attention_heads, self.num_key_value_heads
         check_groups(a, k)
         if k * self.head_dim % 2:
@@ -145,7 +145,7 @@ class CompressedConvAttention(WindowedMixer):
         return f.add(after_q, mean), f.add(after_k, mean_of_keys)
 
     def _values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
-        """Returns the values: half of them from the token itself, half from the previous token."""
+        """Returns the values: one half is computed from the token itself, the other half from the previous token."""
         half_width = Axis("half", exact_div(kv_heads.size * dim.size, 2))
         biased = self.attention_bias
         with f.function():
@@ -167,7 +167,7 @@ class CompressedConvAttention(WindowedMixer):
         return f"CCA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -194,7 +194,7 @@ class CompressedConvAttention(WindowedMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

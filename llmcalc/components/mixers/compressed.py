@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class EntryIndexer(Part):
-    """Selects the compressed entries that a token attends to, with small queries and separate entries.
+    """Small query heads that score a second set of compressed entries and select the entries that a token attends to.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query and of the indexer's entries.
@@ -96,7 +96,7 @@ class CompressedAttention(TokenMixer):
     position: Rope = Rope()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         heads, groups, width, rope = self.num_attention_heads, self.o_groups, self.head_dim, self.qk_rope_head_dim
         if heads * width % groups:
             raise ValueError(f"o_groups: {groups} does not divide {heads} heads of {width}")
@@ -110,7 +110,7 @@ class CompressedAttention(TokenMixer):
         return self
 
     def heads(self, width: Any) -> HeadSizes:
-        """One key head, whose keys are also the values."""
+        """The mixer's heads: all query heads share one key head, whose keys are also the values."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
     def trait(self) -> str:
@@ -196,7 +196,7 @@ class CompressedAttention(TokenMixer):
             return f.choose_entries(scores, f.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
     def _all_entries(self, f: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
-        """Returns all entries so far, of width `dim`."""
+        """Returns the compressed entries of all tokens so far, of width `dim`."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
@@ -242,7 +242,7 @@ class CompressedAttention(TokenMixer):
             )
 
     def _entry_projection(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
-        """Records a projection from which entries are computed."""
+        """Records a projection from which compressed entries are computed."""
         assert self.compress_rate is not None
         op = ops.EntryLinear(x.width, f.n(out), rows=x.rows, rate=self.compress_rate)
         weight = Weight(name, out, x.axes)
@@ -254,7 +254,7 @@ class CompressedAttention(TokenMixer):
         return f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selected}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -276,7 +276,7 @@ class CompressedAttention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

@@ -28,7 +28,7 @@ def delta_rule_class() -> type[nn.Module]:
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
     def strictly_lower_inverse(system: Tensor) -> Tensor:
-        """Computes (1 + L)⁻¹ row by row, where L is the part of `system` below the diagonal."""
+        """Computes (1 + L)⁻¹ row by row, where L is the part of the matrix `system` below the diagonal."""
         size = system.shape[-1]
         identity = torch.eye(size, dtype=system.dtype, device=system.device).expand(system.shape)
         rows = [identity[..., 0, :]]

@@ -52,7 +52,7 @@ class DifferentialAttention(GroupedQueryMixer):
     position: Rope = Rope()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         a, k = self.num_attention_heads, self.num_key_value_heads
         if a % k or k % 2:
             raise ValueError(f"num_key_value_heads: {k}; expected an even divisor of num_attention_heads {a}")
@@ -98,7 +98,7 @@ class DifferentialAttention(GroupedQueryMixer):
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def _lambda_term(self, f: Flow, term: str, dim: Axis) -> Value:
-        """Records one of the two terms exp(λq·λk) of λ."""
+        """Records one of the two terms exp(λ_q · λ_k) of λ."""
         product = f.mul(f.vector(f"lambda_q{term}", dim), f.vector(f"lambda_k{term}", dim))
         return f.act(f.sum(product), "exp")
 
@@ -108,7 +108,7 @@ class DifferentialAttention(GroupedQueryMixer):
         return f"differential {heads} × {self.head_dim}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -119,7 +119,7 @@ class DifferentialAttention(GroupedQueryMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""Attention whose projections are block-diagonal, and the network that goes with it.
+"""Attention whose projections are block-diagonal, and the feed-forward network of the same layers.
 
 SqueezeBERT (Iandola et al. 2020, arXiv:2006.11316, §3.2): each linear layer is a convolution of width 1 in groups, and
 the inputs of a group reach the outputs of that group alone. transformers: models/squeezebert.
@@ -85,7 +85,7 @@ class GroupedProjectionAttention(TokenMixer):
         return f"MHA {self.num_attention_heads} in {self.q_groups} groups"
 
     def reference(self, context: Context) -> nn.Module:
-        return _attention()(self, context.hidden_size)
+        return _attention_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -127,7 +127,7 @@ class GroupedFeedForward(SingleWidthNetwork):
         return f"{self.hidden_act} {self.intermediate_size} in {self.up_groups} groups"
 
     def reference(self, context: Context) -> nn.Module:
-        return _network()(self, context.hidden_size)
+        return _network_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -144,13 +144,13 @@ def _grouped(width: int, out: int, groups: int) -> nn.Module:
 
 
 def _applied(projection: nn.Module, x: Tensor) -> Tensor:
-    """Applies a convolution of width 1. x: [batch, tokens, width] → [batch, tokens, out]."""
+    """Applies a convolution of kernel width 1. x: [batch, tokens, width] → [batch, tokens, out]."""
     out: Tensor = projection(x.transpose(1, 2)).transpose(1, 2)
     return out
 
 
 @cache
-def _attention() -> type[nn.Module]:
+def _attention_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -187,7 +187,7 @@ def _attention() -> type[nn.Module]:
 
 
 @cache
-def _network() -> type[nn.Module]:
+def _network_class() -> type[nn.Module]:
     from torch import nn
 
     class GroupedFeedForwardReference(nn.Module):

@@ -69,11 +69,11 @@ class Indexer(Part):
 
     def reference(self, context: Context, query: int, rope: int, theta: float) -> nn.Module:
         """Builds the indexer. query: the width of the compressed query. rope: its rotated dimensions."""
-        return _reference()(self, context.hidden_size, query, rope, theta)
+        return _reference_class()(self, context.hidden_size, query, rope, theta)
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

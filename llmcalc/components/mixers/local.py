@@ -1,4 +1,4 @@
-"""Local attention of an encoder: to nearby tokens in both directions, in blocks, and optionally to block sums.
+"""Local attention of an encoder: to nearby tokens in both directions, and optionally to sums of token blocks.
 
 LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1). `local`: a token attends to tokens at most local_radius away. Each
 block of local_radius + 1 tokens attends to itself and its two neighbours; the last block is padded. `transient-global`:
@@ -63,7 +63,7 @@ class LocalAttention(TokenMixer):
     global_norm: Norm | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.global_norm is not None and self.global_block_size is None:
             raise ValueError("global_norm: there are no sums to norm without a global_block_size")
         return self
@@ -120,7 +120,7 @@ class LocalAttention(TokenMixer):
         return f"local MHA {self.num_attention_heads} × {self.head_dim}, {self.local_radius} each way{sums}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -136,7 +136,7 @@ class LocalAttention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -152,7 +152,7 @@ def _reference() -> type[nn.Module]:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class Sums(nn.Module):
-        """Sums tokens by block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""
+        """Sums the tokens of each block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""
 
         def forward(self, x: Tensor, sum_index: Tensor, sums: Tensor) -> Tensor:
             out: Tensor = (sums[:, None] == sum_index[None]).to(x.dtype) @ x

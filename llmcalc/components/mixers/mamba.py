@@ -62,7 +62,7 @@ class Mamba(TokenMixer):
     norm: Norm | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.num_heads is not None and self.intermediate_size % self.num_heads:
             raise ValueError(f"num_heads: {self.num_heads} does not divide intermediate_size {self.intermediate_size}")
         if self.num_heads is not None and self.norm is not None:
@@ -110,7 +110,7 @@ class Mamba(TokenMixer):
         return f"Mamba {self.intermediate_size} × {self.state_size}{heads}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -125,7 +125,7 @@ class Mamba(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

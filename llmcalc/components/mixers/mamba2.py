@@ -75,7 +75,7 @@ class Mamba2(TokenMixer):
     norm_before_gate: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.num_heads % self.n_groups:
             raise ValueError(
                 f"n_groups: {self.n_groups} does not divide num_heads {self.num_heads}; expected a divisor of "
@@ -131,7 +131,7 @@ class Mamba2(TokenMixer):
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -150,12 +150,12 @@ class Mamba2(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
     def pairwise_decays(log: Tensor) -> Tensor:
-        """Computes pairwise decays: the fraction of step j's input that remains after step i ≥ j.
+        """Computes pairwise decays: the fraction of step j's input that remains after step i, for i ≥ j.
 
         log: the log decay of each step, [..., n] → [..., n, n].
         """

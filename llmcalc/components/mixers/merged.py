@@ -70,7 +70,7 @@ class MergedAttention(TwoSetsMixer):
         return "Zhang et al. 2025 (T5Gemma 2)"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """Records one softmax over the scores of both cores; each core counts the products of its own keys."""
+        """Records one softmax over the scores of both attention cores; each core counts its own products."""
         memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
@@ -106,7 +106,7 @@ class MergedAttention(TwoSetsMixer):
         return self._describe("with the encoder's keys")
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -124,7 +124,7 @@ class MergedAttention(TwoSetsMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
 
     class MergedReference(two_sets_reference()):  # type: ignore[misc]

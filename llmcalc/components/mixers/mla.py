@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class MLA(TokenMixer):
-    """Multi-head latent attention, under DeepSeek's field names.
+    """Multi-head latent attention, with the field names of DeepSeek's config.
 
     Each head's query and key consist of qk_nope_head_dim dimensions from the latent and qk_rope_head_dim with RoPE; the
     RoPE part of the key is shared by all heads.
@@ -99,7 +99,7 @@ class MLA(TokenMixer):
     indexer: Indexer | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.indexer is not None and (
             self.q_lora_rank is None or self.indexer.index_head_dim < self.qk_rope_head_dim
         ):
@@ -184,7 +184,7 @@ class MLA(TokenMixer):
         head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
-            """Attends with each head's keys and values, expanded from all latents that are read, not only new ones."""
+            """Records attention on keys and values that are expanded per head from the latents of all tokens."""
             keys_and_values = f.linear(
                 "kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits)
             )
@@ -196,7 +196,7 @@ class MLA(TokenMixer):
             return f.attention("core", q, k, values, **options)
 
         def absorbed() -> Value:
-            """Attends on the latents; the expansion's projections are applied to query and output."""
+            """Records attention on the latents themselves; the expansion's weights are applied to query and output."""
             weight = Weight("kv_b_proj", (heads, Beside(((nope,), (size,)))), (latent,))
             q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = f.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
@@ -215,7 +215,7 @@ class MLA(TokenMixer):
         return f.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, f: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
-        """Returns the latents and the rotary part of the keys that all heads share, with those in the cache."""
+        """Returns the latents and the keys' rotary part that all heads share, of new and of cached tokens."""
         latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
         f.hold(latent=latent_and_rope)
         c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
@@ -255,7 +255,7 @@ class MLA(TokenMixer):
         )
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -275,7 +275,7 @@ class MLA(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

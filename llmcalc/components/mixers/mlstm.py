@@ -41,7 +41,7 @@ else:
 
 
 class MLSTM(TokenMixer):
-    """The matrix memory of xLSTM, under xLSTM-7B's field names.
+    """The matrix memory of xLSTM, with the field names of xLSTM-7B's config.
 
     num_heads: the number of heads, each with a memory of [qk_head_dim, v_head_dim].
     qk_head_dim: the size of a query or key head.
@@ -93,7 +93,7 @@ class MLSTM(TokenMixer):
         return f"mLSTM {self.num_heads} × {self.qk_head_dim}/{self.v_head_dim}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -105,7 +105,7 @@ class MLSTM(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
     from torch.nn import functional as F

@@ -50,7 +50,7 @@ class MixtureOfAttention(TokenMixer):
     position: Rope = Rope()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
                 f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
@@ -66,7 +66,7 @@ class MixtureOfAttention(TokenMixer):
         return self.position
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer, unchanged: query heads equal key and value heads in an expert, so queries would change too."""
+        """The mixer, unchanged: an expert has one query head per key and value head, so queries would change too."""
         return self
 
     def with_heads(self, sizes: HeadSizes) -> Self:
@@ -110,7 +110,7 @@ class MixtureOfAttention(TokenMixer):
         return f"MoA {self.num_experts_per_tok} of {self.num_experts} × {self.num_key_value_heads} × {self.head_dim}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -121,7 +121,7 @@ class MixtureOfAttention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""The projection of attention's queries in two factors, with a norm between them (Step 3)."""
+"""The projection of attention's queries in two low-rank factors, with a norm between the factors (Step 3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class QueryFactors(Part):
-    """Queries of a low rank: a projection to it, a norm, and then the projection to the heads.
+    """Low-rank queries: a projection to `rank` features, a norm, and then a projection to the heads.
 
     rank: the rank.
     norm: the norm between the two projections, an RMSNorm by default.

@@ -28,7 +28,7 @@ else:
 
 
 class RGLRU(TokenMixer):
-    """Griffin's recurrent block, under RecurrentGemma's field names.
+    """Griffin's recurrent block, with the field names of RecurrentGemma's config.
 
     lru_width: the number of channels of the recurrence.
     num_attention_heads: the number of blocks of the gates' projections, a divisor of lru_width. The blocks are not
@@ -49,7 +49,7 @@ class RGLRU(TokenMixer):
     hidden_act: Activation = "gelu_tanh"
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.lru_width % self.num_attention_heads:
             raise ValueError(
                 f"num_attention_heads: {self.num_attention_heads} does not divide lru_width {self.lru_width}; "
@@ -78,7 +78,7 @@ class RGLRU(TokenMixer):
         return f"RG-LRU {self.lru_width}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -89,7 +89,7 @@ class RGLRU(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
     from torch.nn import functional as F

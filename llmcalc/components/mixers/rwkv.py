@@ -29,7 +29,7 @@ SOURCE = "Peng et al. 2023, §3"
 
 
 def _token_shift(f: Flow, x: Value, previous_token: Value, name: str) -> Value:
-    """RWKV's token shift: interpolates between the token and the previous one, with a learned weight per channel."""
+    """Records RWKV's token shift: mixes the token with the previous token, with a learned weight per channel."""
     share = f.vector(f"time_mix_{name}", *x.axes)
     return f.add(f.mul(x, share), f.mul(previous_token, f.complement(share)))
 
@@ -69,7 +69,7 @@ class RwkvTimeMix(TokenMixer):
         return f"RWKV-4 {self.attention_hidden_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["time"](self, context.hidden_size)
+        return _reference_classes()["time"](self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -106,7 +106,7 @@ class RwkvChannelMix(SingleWidthNetwork):
         return f"RWKV-4 {self.intermediate_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["channel"](self, context.hidden_size)
+        return _reference_classes()["channel"](self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -114,7 +114,7 @@ class RwkvChannelMix(SingleWidthNetwork):
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 

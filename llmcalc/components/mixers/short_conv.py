@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ShortConv(TokenMixer):
-    """A gated short convolution, under LFM2's field names.
+    """A gated short convolution, with the field names of LFM2's config.
 
     conv_L_cache: the kernel size of the convolution, 3 by default; as many tokens are cached.
     conv_bias: whether the convolution and both projections have a bias, false by default.
@@ -43,7 +43,7 @@ class ShortConv(TokenMixer):
     grid: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.grid and self.conv_L_cache % 2 == 0:
             raise ValueError(
                 f"conv_L_cache: {self.conv_L_cache} is even, so the square has no centre; expected an odd "
@@ -90,7 +90,7 @@ class ShortConv(TokenMixer):
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -98,7 +98,7 @@ class ShortConv(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ShortConvReference(nn.Module):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class IdentityExperts(Part):
-    """Additional experts that return their input unchanged (LongCat-Flash).
+    """Experts without weights that return their input unchanged (LongCat-Flash).
 
     zero_expert_num: the number of identity experts. How many of a token's experts are identity experts depends on the
         data. Every token is counted as if all of its num_experts_per_tok were real experts, which is the upper bound.
@@ -56,7 +56,7 @@ class IdentityExperts(Part):
     zero_expert_num: ZeroExperts
 
     def flow(self, f: Flow, x: Value, y: Value) -> Value:
-        """Records the identity experts. x: the input of all experts. y: the output of the real experts."""
+        """Records the identity experts. x: the input of all experts. y: the output of the experts with weights."""
         maps = tuple(s.op for s in f.here.steps() if isinstance(s.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, maps)
         return f.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
@@ -89,7 +89,7 @@ class Latent(Part):
         return y if self.norm is None else f.part("latent_norm", self.norm, y)
 
     def normed_output(self, f: Flow, y: Value) -> Value:
-        """Records the norm of the experts' outputs, if there is one. y: a row per token and expert."""
+        """Records the norm of the experts' outputs, if there is one. y: one vector per token and expert."""
         return y if self.expert_norm is None else f.part("expert_norm", self.expert_norm, y)
 
     def project_back(self, f: Flow, y: Value, out: Shape) -> Value:
@@ -123,7 +123,7 @@ class VisionExperts(Part):
     router: AnyRouter = LinearRouter()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         _check_expert(self.expert)
         return self
 
@@ -193,7 +193,7 @@ class MoE(Network):
     router_z_loss_coef: Real | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
                 f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
@@ -278,7 +278,7 @@ class MoE(Network):
         )
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -340,7 +340,7 @@ def _check_expert(expert: FeedForward) -> None:
 def _expert_networks(
     f: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
 ) -> Value:
-    """Records the networks of all experts at once. identities: whether some rows belong to no real expert."""
+    """Records the networks of all experts at once. identities: whether some rows are sent to identity experts."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def mapped(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:
@@ -361,7 +361,7 @@ def _expert_networks(
 @cache
 def dispatch_class() -> type[Any]:
     class Dispatch:
-        """The rows that tokens send to their experts, one per token and expert.
+        """The vectors that tokens send to their experts, one row per token and expert.
 
         chosen: the experts of each token, [batch, tokens, top_k].
         grouped: whether rows are sorted by expert. Otherwise they stay in the order of the tokens.
@@ -403,7 +403,7 @@ def dispatch_class() -> type[Any]:
 @cache
 def capped_class() -> type[Any]:
     class Capped:
-        """The rows of experts with a fixed capacity: for each expert, the tokens with the highest weights.
+        """The vectors of experts with a fixed capacity: for each expert, the tokens with the highest weights.
 
         An expert that fewer tokens chose takes others too, with weight 0. weights, chosen: the weights and indices of
         each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
@@ -445,7 +445,7 @@ def expert_map_class() -> type[nn.Module]:
     from torch import nn
 
     class ExpertMap(nn.Module):
-        """Applies each row's expert. x: [rows, n_in], expert: [rows] → [rows, n_out].
+        """Applies to each row the linear layer of its expert. x: [rows, n_in], expert: [rows] → [rows, n_out].
 
         ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
         Where all experts have as many rows, x is [experts, rows, n_in], and so is the output.
@@ -487,7 +487,9 @@ def _routed_class() -> type[nn.Module]:
     ExpertMap = expert_map_class()
 
     class ExpertsReference(nn.Module):
-        """The experts. x: [rows, width], expert: [rows] → [rows, width]. grouped: whether rows are sorted by expert.
+        """The routed experts. x: [rows, width], expert: [rows] → [rows, width].
+
+        grouped: whether rows are sorted by expert.
 
         Where all experts have as many rows, x and the output are [experts, rows, width], and `expert` is None.
         """
@@ -564,7 +566,7 @@ def _vision_class() -> type[nn.Module]:
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""Routers, which select the experts of each token and their weights.
+"""Routers, which select the experts of each token and compute the experts' weights.
 
 `linear`: a linear layer to one score per expert (Shazeer 2017, arXiv:1701.06538), with optional score correction
 (DeepSeek-V3, arXiv:2412.19437, §2.1.2), norm before it and weight per expert (Gemma 4).
@@ -46,7 +46,7 @@ class Router(Part):
     scoring_func: Scoring = "softmax"
 
     def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        """Records the routing; returns the weights and the indices of each token's experts.
+        """Records the routing. Returns the weights and the indices of each token's experts.
 
         classes: the number of experts to select from, identity experts included.
         """
@@ -61,7 +61,7 @@ class Router(Part):
 
 
 def _correction(f: Flow, storage: Correction | None, classes: Axis) -> Value | None:
-    """Records the score correction, if there is one."""
+    """Records the score correction and returns it; None without a correction."""
     if storage is None:
         return None
     if storage == "buffer":
@@ -98,11 +98,11 @@ class LinearRouter(Router):
         return f.route(logits, top_k, self.scoring_func, correction, scale)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        return _references()["linear"](self, context, experts, top_k, classes)
+        return _reference_classes()["linear"](self, context, experts, top_k, classes)
 
 
 class RouterMLP(Router):
-    """An MLP: hidden_size → router_hidden_size, two more layers of that width, then one logit per expert.
+    """A multi-layer router: hidden_size → router_hidden_size, two more layers of that width, then one logit per expert.
 
     router_hidden_size: the width of the features.
     hidden_act: the activation after each of the two layers, `gelu` by default.
@@ -136,7 +136,7 @@ class RouterMLP(Router):
         return f.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        return _references()["mlp"](self, context, experts, top_k, classes)
+        return _reference_classes()["mlp"](self, context, experts, top_k, classes)
 
 
 class TokenTableRouter(Router):
@@ -158,7 +158,7 @@ class TokenTableRouter(Router):
         return f.route(logits, top_k, self.scoring_func, table=table)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        return _references()["token_table"](self, context, experts, top_k, classes)
+        return _reference_classes()["token_table"](self, context, experts, top_k, classes)
 
 
 ROUTERS = PartChoice(
@@ -177,7 +177,7 @@ else:
 
 
 @cache
-def _references() -> dict[str, type[Any]]:
+def _reference_classes() -> dict[str, type[Any]]:
     import torch
     from torch import nn
 

@@ -50,7 +50,7 @@ TowerName: TypeAlias = Annotated[str, Field(pattern=NAMES, max_length=60)]
 
 
 def below(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
-    """Yields each tower with the names of the towers whose output it may read.
+    """Yields each tower with the names of the earlier towers whose output it may read.
 
     A projector reads the encoder before it, or the projector just before it. Other towers read none.
     """
@@ -65,7 +65,7 @@ def below(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:
-    """Raises `ValueError` if a projector's input width fits no encoder or projector before it.
+    """Raises `ValueError` if a projector's input width is not the width of an encoder or projector before it.
 
     It may be the output width of the encoder before it, or of the projector just before it.
     """
@@ -77,7 +77,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 
 
 def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
-    """Records every tower with its input. Returns tower name → output."""
+    """Records every tower with its input. Returns the output of each tower, by its name."""
     outputs: dict[str, Value] = {}
     for name, tower, readable in below(towers):
         own_input = tower.input_value()
@@ -87,7 +87,7 @@ def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
 
 
 def _source(own_input: Value, outputs: list[Value]) -> Value | None:
-    """Returns the first output with the input's width; the encoder's output if none is known to match."""
+    """Returns the first output with the input's width, or the encoder's output if no output is known to match."""
     matching = (value for value in outputs if same(value.width, own_input.width))
     return next(matching, outputs[0] if outputs else None)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ConformerAttention(Part):
-    """Attention within a window, or over all positions without context_left.
+    """Conformer attention within a window, or over all positions without context_left.
 
     num_attention_heads: the number of heads.
     bias: whether the four projections have a bias, false by default.
@@ -88,7 +88,7 @@ class ConformerConvolution(Part):
     norm: Norm | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.multiplier > 1 and not self.separable:
             raise ValueError(
                 f"multiplier: {self.multiplier} requires a projection back to hidden_size; expected separable = true"
@@ -140,7 +140,7 @@ class Conformer(TowerPart):
     audio: AudioInput | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         heads = self.attention.num_attention_heads
         if self.hidden_size % heads:
             raise ValueError(
@@ -189,7 +189,7 @@ class Conformer(TowerPart):
         return f.part("norm", self.norm, x)
 
     def _half_network(self, f: Flow, name: str, x: Value) -> Value:
-        """Adds to x half of the output of the feed-forward network with that name."""
+        """Records the sum of x and half of the output of the feed-forward network with that name."""
         y = f.part(name, self.feed_forward, f.part(f"{name}_pre_norm", self.norm, x))
         return f.add(x, f.scale(self._after(f, name, y), 0.5))
 
@@ -200,7 +200,7 @@ class Conformer(TowerPart):
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self)
+        return _reference_class()(self)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -251,7 +251,7 @@ class Conformer(TowerPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

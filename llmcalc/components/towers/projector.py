@@ -74,7 +74,7 @@ class Resampler(Part):
     positions: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         self.attention.check_place(Standing("resampler.attention", self.hidden_size, "encoder"))
         self.attention.check_crossing()
         return self
@@ -94,7 +94,7 @@ class Resampler(Part):
 
 
 class Projector(TowerPart):
-    """A projector: patches of input_size → input of the text model.
+    """A projector from patches of input_size to vectors of the text model's input width.
 
     input_size: the width of the input.
     maps: the linear layers.
@@ -132,7 +132,7 @@ class Projector(TowerPart):
     raw: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         for linear in self.maps:
             if linear.gated and linear.size % 2:
                 raise ValueError(
@@ -206,7 +206,7 @@ class Projector(TowerPart):
         return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self)
+        return _reference_class()(self)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -248,7 +248,7 @@ def _activate(f: Flow, x: Value, name: Activation) -> Value:
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -261,7 +261,7 @@ def _reference() -> type[nn.Module]:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
 
     class ResamplerReference(nn.Module):
-        """Learned queries. x: [images, patches, input_size] → [images, queries, hidden_size]."""
+        """Learned queries that attend to patches. x: [images, patches, input_size] → [images, queries, hidden_size]."""
 
         def __init__(self, spec: Resampler, width: int) -> None:
             super().__init__()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Patches(Part):
-    """Patches of an image, each projected to one vector.
+    """The patches of an image; each patch is projected to one vector.
 
     patch_size: the side of a patch in pixels.
     num_channels: the number of color channels, 3 by default.
@@ -65,7 +65,7 @@ class PatchPositions(Part):
     axes: Literal[1, 2] = 1
 
     def flow(self, f: Flow, x: Value) -> tuple[Value, ...]:
-        """Returns the positions to add to each patch: one look-up, or one for its column and one for its row."""
+        """Returns the positions to add to each patch: one table's, or the sum of its column's and its row's."""
         rows = Axis("positions", self.axes * self.rows)
         position, table = f.table("position_embedding", rows, *x.axes, of=x.rows)
         return (position,) if self.axes == 1 else (position, f.look_up(table, x.rows))
@@ -116,7 +116,7 @@ class VisionTower(TowerPart):
     image: ImageInput | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         standing = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
         self.stack.check_place(standing)
         if self.pooling is not None:
@@ -166,7 +166,7 @@ class VisionTower(TowerPart):
         return f"ViT {self.stack.num_hidden_layers} × {self.hidden_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self)
+        return _reference_class()(self)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -220,7 +220,7 @@ class VisionTower(TowerPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
