@@ -1,4 +1,4 @@
-"""Several models side by side, and other shapes of one budget."""
+"""The questions of `compare` (several models side by side) and of `shape` (other shapes of equal cost)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def ask_compare(
 
 
 def _decoding(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
-    """The time of a token of every user; None for an encoder, and where weights and cache do not fit the accelerator.
+    """Returns seconds per token of every user; None for an encoder, or if weights and cache do not fit.
 
     tokens: of each sequence in the cache.
     """
@@ -85,7 +85,7 @@ def _decoding(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dt
 
 @dataclass(frozen=True)
 class ShapeQuestion:
-    """The question of `llmcalc shape`. The fields are its options; None for an option that is not given."""
+    """The question of `llmcalc shape`. A field is an option; None for an option that is not given."""
 
     params: str | int | None = None
     flops: str | float | None = None
@@ -109,7 +109,7 @@ class ShapeQuestion:
         literature: bool = False,
         flat: bool = False,
     ) -> ReportedAnswer:
-        """Finds shapes of the budget with the ratios of a model.
+        """Finds shapes of the budget's cost with the ratios of a model.
 
         target: the model; None for the standard model of the budget.
         read_model: function that reads it.

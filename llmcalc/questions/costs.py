@@ -1,4 +1,4 @@
-"""The question of `llmcalc cost`: days, hours of devices, energy and money of a training run, or of many requests."""
+"""The question of `llmcalc cost`: days, device-hours, energy and money of a training run or of many requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USUAL_STEP_TOKENS = 2**22
 
 @dataclass(frozen=True)
 class CostOptions:
-    """Options of cost, as they were typed; None for an option that was not given.
+    """The options of `llmcalc cost` as they were typed; None for an option that was not given.
 
     tokens: tokens that are trained on. step: a measured duration of a step.
     requests, input, output, concurrency, engine: of requests in place of tokens.
@@ -122,7 +122,7 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
 
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
-    """Returns the question as training, with the usual length if none is given; and a note of the assumption."""
+    """Returns the question with training of the usual sequence length if none is given, and a note that says so."""
     settings, assumed = question.settings.with_(phase="training"), []
     if settings.seq is None:
         spec = question.preset.model
@@ -133,7 +133,7 @@ def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQu
 
 
 def _usual_batch(seq: int, devices: int) -> int:
-    """Sequences of a step: about 4M tokens, in equal parts for all devices, or for the most replicas of equal size."""
+    """Returns the sequences per step of a usual batch: about 4M tokens, divided equally over the replicas."""
     target_sequences = max(1, USUAL_STEP_TOKENS // seq)
     if devices <= target_sequences:
         return round(target_sequences / devices) * devices
@@ -141,7 +141,7 @@ def _usual_batch(seq: int, devices: int) -> int:
 
 
 def _plan(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
-    """The plan by time. Raises `InputError` where no layout fits."""
+    """Returns the plan of layouts, sorted by time. Raises `InputError` if no layout fits."""
     from ..studies.plan import plan_of
 
     assert question.hardware is not None
@@ -166,7 +166,7 @@ def _plan(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan
 
 
 def _refuse_others(options: Any, names: tuple[str, ...]) -> None:
-    """Raises `InputError` for an option that a server under load does not have."""
+    """Raises `InputError` for an option that does not apply to a server under load."""
     for name in declared(type(options)):
         if name not in names and getattr(options, name) is not None:
             raise InputError(f"{option(name)}: does not change servers of --requests; remove it")

@@ -1,4 +1,4 @@
-"""Questions about counts: parameters, FLOPs, cache and their formulas, of a whole model or of one rank."""
+"""The questions about counts: parameters, FLOPs, cache and their formulas, of a model or of one rank."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ParamsQuestion:
 
 
 def _draft(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:
-    """Returns the draft beside its target; None without one. pass_fields: as in `draft_of`."""
+    """Returns the draft model beside its target; None without a draft. pass_fields: as in `draft_of`."""
     if draft is None:
         return None
     from ..studies.draft import draft_of
@@ -78,7 +78,7 @@ def _draft(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | 
 
 
 def _encoded(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs | None:
-    """Returns the images and audio of each sequence as the model reads them; None without any."""
+    """Returns the images and audio per sequence as the model reads them; None without images or audio."""
     if not inputs.is_given:
         return None
     from ..costs.encoders import encoded_inputs
@@ -94,7 +94,7 @@ def _check_inputs(inputs: Inputs, rank: RankRequest | None) -> None:
 
 
 def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> None:
-    """Raises `InputError` for a draft beside one rank of a layout."""
+    """Raises `InputError` for a draft model together with one rank of a layout."""
     if draft is not None and rank is not None and rank.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
 
@@ -145,7 +145,7 @@ def _measured(target: str) -> MeasuredParams:
 
 @frozen
 class FlopsQuestion:
-    """The question of `llmcalc flops`. The fields are the arguments of `llmcalc.flops`.
+    """The question of `llmcalc flops`. A field is an argument of `llmcalc.flops`.
 
     phase: the pass; None (default) for the forward pass, or for a training step of a measured run.
     conventions: whether to compare with rules of thumb.
@@ -239,7 +239,7 @@ class FlopsQuestion:
 
 @frozen
 class CacheQuestion:
-    """The question of `llmcalc kv`. The fields are the arguments of `llmcalc.kv`.
+    """The question of `llmcalc kv`. A field is an argument of `llmcalc.kv`.
 
     rank: the rank of a layout; None (default) for the whole model.
     draft: a draft of speculative decoding beside the model; None (default) without one.
@@ -261,7 +261,7 @@ class CacheQuestion:
             raise InputError(f"--cp {self.rank.sizes['cp']}: splits the sequences of training; expected no --cp")
 
     def answer(self, preset: Preset) -> Cache:
-        """Computes the cache of a model."""
+        """Computes the bytes of a model's cache."""
         from ..costs.cache import CacheSize, kv
         from ..costs.context_length import usual_context
         from ..reports.kv import Cache
@@ -295,7 +295,7 @@ USUAL_STACKS: dict[PassPhase, str] = {"training": "torch", "prefill": "vllm", "d
 
 @frozen
 class ExplainQuestion:
-    """The question of `llmcalc explain`: which formulas, and the values at which they are evaluated.
+    """The question of `llmcalc explain`: the formulas to explain, and the values at which they are evaluated.
 
     node: a part, by the end of its path; None for the whole model.
     quantity: the quantity to explain.
@@ -344,7 +344,7 @@ class ExplainQuestion:
             raise InputError("--latex: has no form of times; expected --quantity of params, flops, kv or activations")
 
     def answer(self, preset: Preset, records: bool = False) -> ReportedAnswer:
-        """Explains the formulas of a model. records: whether tables have raw values."""
+        """Explains the formulas of a model. records: whether tables have raw values instead of texts."""
         from ..costs.context_length import usual_sequence
         from ..costs.params import params
         from ..reports.answer import ReportedAnswer
@@ -376,7 +376,7 @@ class ExplainQuestion:
         return ReportedAnswer(explanation, lambda: built_report)
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:
-        """Explains the seconds of kernels: of a token of each sequence, unless another phase is asked for."""
+        """Explains the seconds of kernels when decoding a token per sequence, unless another phase is set."""
         from ..reports.answer import ReportedAnswer
         from ..reports.time_formulas import report
         from ..sources.hardware import find_hardware

@@ -1,4 +1,4 @@
-"""Questions about differences between two models, or of files since a commit."""
+"""The questions about differences between two models, or between a commit's files and today's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The pairs of models to compare, and the skipped files. skipped: file → reason."""
+    """The pairs of models to compare, and the files that are not compared. skipped: file → reason."""
 
     pairs: Sequence[Pair]
     skipped: Mapping[Path, str]
@@ -83,7 +83,10 @@ def changes_to_compare(
 
 
 def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
-    """Computes the differences of every pair. seq: tokens per sequence; default the shorter context length."""
+    """Computes the differences of every pair.
+
+    seq: tokens per sequence; default the shorter context length of a pair.
+    """
     differences, reports = [], []
     for before, after, title, unread in changes.pairs:
         with name_in_errors(after or before):
@@ -97,7 +100,7 @@ def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16
 
 
 def _reason_to_skip(path: Path, ref: str) -> str:
-    """Returns why a file is not a model's config, neither now nor at a commit; empty if it is, as any TOML file."""
+    """Returns why a file is no model's config, neither now nor at a commit; empty if it may be one."""
     if path.is_symlink():
         return "is a link"
     if path.suffix != ".json":
@@ -129,7 +132,7 @@ def _text_now(path: Path) -> str | None:
 
 
 def _versions(path: Path, ref: str, read_model: Callable[[Any], Preset], head: Any, allow_unknown: bool) -> Pair:
-    """Reads a file's model at a commit and now; None if the file did not exist or could not be read."""
+    """Reads a file's model at a commit and now; None for a version that does not exist or cannot be read."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
     text = text_at(ref, path)

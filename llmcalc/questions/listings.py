@@ -1,4 +1,4 @@
-"""Questions about presets and accelerators, and the conversion of a model into another form."""
+"""The questions that list presets and accelerators, and the conversion of a model into another file format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FRESH = timedelta(days=180)
 
 
 def is_stale(preset: Preset, today: date) -> bool:
-    """Whether no source of a preset was read within `FRESH` before a day."""
+    """Whether a preset's sources were all read more than `FRESH` before the given day."""
     return preset.checked is None or today - preset.checked > FRESH
 
 
@@ -67,7 +67,7 @@ def ask_presets(
     stale: bool = False,
     today: date | None = None,
 ) -> Listing:
-    """Lists the presets whose name is or contains one of these.
+    """Lists the presets whose name equals or contains a given name.
 
     details: whether each is described in full.
     stale: whether only those are listed whose sources were not read within `FRESH` before `today`, by default the date.
@@ -90,7 +90,7 @@ def ask_presets(
 
 
 def ask_hardware(names: Sequence[str] = ()) -> Listing:
-    """Describes the accelerators of these names in full; without names lists all."""
+    """Describes the named accelerators in full; without names lists all accelerators."""
     from ..reports.hardware import report
     from ..sources.hardware import find_hardware, hardware_names, load_hardware
 

@@ -1,4 +1,4 @@
-"""Questions about lock files: what models cost, written down, and what differs from it."""
+"""The questions about lock files: the recorded costs of models, and values that differ from the recorded ones."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MOST_MODELS = 1000
 
 @dataclass(frozen=True)
 class LockFile:
-    """A lock file, as it was read. version: of llmcalc, that wrote it. models: target → its entry."""
+    """A lock file's content. version: the llmcalc that wrote it. models: target → the model's entry."""
 
     version: str
     models: dict[str, dict[str, Any]]
 
 
 def ask_lock(targets: Sequence[str], read: Callable[[str], Preset]) -> ReportedAnswer:
-    """Writes down what models cost; the result is their entries (`studies.lock.Locked`).
+    """Counts the costs of models for a lock file; the result is their entries (`studies.lock.Locked`).
 
     targets: names or paths, which a check reads again. read: reads one.
     Raises `InputError` for standard input, for a model that is named twice, and for one that cannot be counted.
@@ -49,7 +49,9 @@ def ask_lock(targets: Sequence[str], read: Callable[[str], Preset]) -> ReportedA
 
 
 def ask_lock_check(file: Path, read: Callable[[str], Preset]) -> ReportedAnswer:
-    """Counts the models of a lock file again; the result is what differs (`studies.lock.Change`), `ok` whether nothing.
+    """Counts the models of a lock file again.
+
+    The result is the changes (`studies.lock.Change`); `ok` if there are none.
 
     Raises `InputError` for a file that is no lock file, and for a model that cannot be read any more.
     """

@@ -1,4 +1,4 @@
-"""Questions about logs: the terms that a start-up log or an out-of-memory message prints, beside computed ones."""
+"""The questions about logs: memory terms of a start-up log or an out-of-memory message beside computed terms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ CONSEQUENCES = ("budget", "kv_cache")
 
 @dataclass(frozen=True)
 class LogQuestion:
-    """A question about a log. file: its path, or `-`. preset: the model; None for the one that the log names.
+    """A question about a log. file: its path, or `-` for stdin.
+
+    preset: the model; None for the model that the log names.
 
     engine: `NAME==VERSION`; None for those of the log. hardware: the accelerator; None for that of the log.
     quantize: scheme of the weights; None for the checkpoint's.
@@ -48,7 +50,7 @@ class LogQuestion:
 
 @dataclass
 class _Run:
-    """The run of a log, as far as it is known. missing, notes: filled while it is read."""
+    """What is known of the run that a log describes. missing, notes: filled while the log is read."""
 
     reading: LogReading
     question: LogQuestion
@@ -56,7 +58,7 @@ class _Run:
     notes: list[str] = field(default_factory=list)
 
     def preset(self) -> Preset | None:
-        """The model: the user's, or the preset that the log names."""
+        """The model of the run: the user's, or the preset that the log names."""
         if self.question.preset is not None:
             return self.question.preset
         preset = known_model(self.reading.model)
@@ -69,7 +71,7 @@ class _Run:
         return preset
 
     def hardware(self) -> Hardware | None:
-        """The accelerator that the user names, else the log's, with the memory that the log states."""
+        """The accelerator of the run: the user's, else the log's, with the memory size that the log states."""
         total, name = self.reading.total, self.question.hardware
         hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
         if hardware is None and total and total >= 2**20:
@@ -83,7 +85,7 @@ class _Run:
 
 
 def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
-    """Returns the flags of a log that the engine's record knows, and a note for each that it refuses."""
+    """Returns the flags of a log that the engine's record knows, and a note for each refused flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
     flags: dict[str, Any] = {}
     notes: list[str] = []
@@ -99,7 +101,7 @@ def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], lis
 
 
 def _named_hardware(name: str) -> Hardware | None:
-    """Returns the accelerator of a name as drivers print it, such as `NVIDIA GeForce RTX 3090`; None if unknown."""
+    """Returns the accelerator by the name that drivers print, such as `NVIDIA GeForce RTX 3090`; None if unknown."""
     for prefix in ("NVIDIA ", "GeForce ", "AMD ", "Instinct "):
         name = name.removeprefix(prefix)
     for spelling in (name, name.partition(" HBM")[0]) if name else ():
@@ -111,7 +113,7 @@ def _named_hardware(name: str) -> Hardware | None:
 
 
 def ask_log(question: LogQuestion) -> ReportedAnswer:
-    """Reads a log and compares its terms with computed ones. Raises `InputError` for a log that is not understood."""
+    """Reads a log and compares its memory terms with computed ones. Raises `InputError` for an unknown kind of log."""
     from ..reports.log import log_report
 
     explained = explained_log(question)
@@ -119,7 +121,7 @@ def ask_log(question: LogQuestion) -> ReportedAnswer:
 
 
 def explained_log(question: LogQuestion) -> ExplainedLog:
-    """Returns the bytes that a log states beside those that are computed for its run."""
+    """Returns the bytes that a log states, beside the bytes that llmcalc computes for the same run."""
     reading = read_log(question.file, read_log_text(question.file))
     run = _Run(reading, question)
     preset = run.preset()
@@ -149,7 +151,7 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
 
 
 def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVersion | None, EngineMemory | None, str]:
-    """Returns the version, the memory of the engine, and the first change with which it starts where it did not."""
+    """Returns the engine's version, its memory, and if it did not start the first change with which it starts."""
     reading = run.reading
     name = run.question.engine or reading.program + (f"=={reading.version}" if reading.version else "")
     record, version = engine_and_version(name)
@@ -193,12 +195,12 @@ def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVe
 
 
 def in_use_before(reading: LogReading, hardware: Hardware) -> dict[str, int]:
-    """Returns the term of memory that was in use before loading; empty if the log does not state the free memory."""
+    """Returns the memory in use before loading, as a term; empty if the log does not state the free memory."""
     return {} if reading.free is None else {"non_torch": hardware.capacity_bytes - reading.free}
 
 
 def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
-    """The word of the flag for a cache in fp8; empty where the format is known, or where there is no such flag."""
+    """Returns the flag's value for a cache in fp8; empty if the format is set already or there is no such flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags()}
     if "kv_cache_dtype" in flags or "kv_cache_dtype" not in flag_by_field:
         return ""
@@ -206,7 +208,7 @@ def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
 
 
 def _halves_the_cache(reading: LogReading, memory: EngineMemory) -> bool:
-    """Whether the log has half the bytes per token of cache that are computed, as a cache in fp8 has."""
+    """Whether the log states half the computed bytes per token of cache, as a cache in fp8 has."""
     sizes = {term.name: term.value for term in reading.terms}
     cache, tokens = sizes.get("kv_cache", 0), sizes.get("kv_tokens", 0)
     computed = memory.bytes_of("kv_cache")
@@ -222,7 +224,7 @@ FP8_TOLERANCE = 0.08
 def _compared(
     term: LogTerm, reading: LogReading, preset: Preset | None, computed: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
-    """Returns a term beside the computed one, of the same device. The host's buffers are computed together."""
+    """Returns a log's term with the computed term of the same device. The host's buffers are computed together."""
     key = term.name, _device(term, computed)
     if key in computed:
         is_alone = sum((other.name, _device(other, computed)) == key for other in reading.terms) == 1
@@ -236,7 +238,7 @@ def _compared(
 
 
 def _device(term: LogTerm, computed: Mapping[tuple[str, str], int]) -> str:
-    """The device of a term as engines name it: `CUDA0`, or `CPU` for any memory of the host.
+    """Returns the device of a term as engines name it: `CUDA0`, or `CPU` for host memory.
 
     A device of Vulkan has the number of the accelerator that is computed, whatever its vendor calls it.
     """
@@ -249,7 +251,7 @@ def _device(term: LogTerm, computed: Mapping[tuple[str, str], int]) -> str:
 
 
 def _cache_bytes(reading: LogReading, preset: Preset | None) -> int | None:
-    """The cache of a log that states its length and number format, of a model whose layers all keep every token."""
+    """Returns the cache's bytes at a log's length and number format, if all layers cache every token; else None."""
     if preset is None or not (reading.cache_tokens and reading.cache_dtype):
         return None
     try:
@@ -261,7 +263,7 @@ def _cache_bytes(reading: LogReading, preset: Preset | None) -> int | None:
 
 
 def _off(reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
-    """Returns the term that differs most or prevents the run, and the flag that changes it.
+    """Returns the term that differs most or prevents the start, and the flag that changes this term.
 
     change: the change with which the engine starts, where it refused to.
     """
@@ -278,6 +280,6 @@ def _off(reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> t
 
 
 def _by_size(terms: list[ComparedTerm]) -> Iterator[str]:
-    """Yields the names of terms, the largest difference first."""
+    """Yields the names of terms, by falling difference from the computed bytes."""
     for term in sorted(terms, key=lambda term: -abs((term.computed or 0) - term.term.value)):
         yield term.term.name

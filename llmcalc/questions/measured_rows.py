@@ -1,4 +1,4 @@
-"""Rows of a user's measured runs (`--calibrate rows.csv`): each is a question of `time` with a measured answer.
+"""Reads measured runs for `--calibrate rows.csv`: each row is a question of `time` with its measured seconds.
 
 A column has the name of an option of `time` (`batch`, `seq`, `tp`, `global_batch`, `phase`, …), `model` is another
 TARGET, and `seconds` what was measured. An empty cell is what the command line says. Example:
@@ -53,7 +53,7 @@ LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 def calibration_of(
     path: str | Path, question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], timer: Timer
 ) -> Calibration:
-    """Fits the stack to the rows of a file.
+    """Fits the time stack's factors to the measured rows of a file.
 
     question, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
     timer: gives the time of a run.
@@ -67,7 +67,7 @@ def calibration_of(
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields the number of the line and the filled cells of each row."""
+    """Yields each row's line number and its filled cells."""
     data = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
         reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")), strict=True)
@@ -119,7 +119,7 @@ def _measured_run(
 
 
 def _question(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
-    """Returns the question of the command line with the values of a row's cells."""
+    """Returns the question of the command line with its values replaced by a row's cells."""
     settings, layout = _checked(Settings, row), _checked(LayoutRequest, row)
     if "users" in row:
         users = whole("--users", length_of("--users", row["users"]))
@@ -134,7 +134,7 @@ def _question(row: Mapping[str, str], question: RunQuestion, read_model: Callabl
 
 
 def _checked(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of a class that a row has, read as options are."""
+    """Returns the settings that a row states, validated as command-line options are."""
     values: dict[str, Any] = {}
     for name, setting in declared(kind).items():
         if name in row:

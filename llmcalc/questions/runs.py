@@ -1,4 +1,4 @@
-"""Questions about a run: a model with its settings, and for several devices a layout or a launch file."""
+"""The questions about a run: a model with its settings, and for several devices a layout or a launch file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of a run, without its model.
+    """The options of a run, except its model.
 
     settings: settings of the run.
     layout: parallelism options; default none.
@@ -65,13 +65,13 @@ class RunQuestion(RunOptions):
     draft: Preset | None = None
 
     def under(self, record: Framework) -> RunQuestion:
-        """Returns the question with `--recompute selective` replaced by its meaning in a framework."""
+        """Returns the question with `--recompute selective` replaced by the modules that a framework means by it."""
         if self.settings.recompute != SELECTIVE:
             return self
         return replace(self, settings=self.settings.with_(recompute=record.selective_recompute))
 
     def refuse_inputs(self, command: str) -> None:
-        """Raises `InputError` for images and audio, whose encoders a command does not count."""
+        """Raises `InputError` for images and audio, because a command does not count their encoders."""
         option = self.settings.inputs.option
         if option:
             raise InputError(
@@ -86,7 +86,7 @@ class RunQuestion(RunOptions):
 
     @property
     def tokens(self) -> int:
-        """Tokens per sequence in the search for the nearest possible layouts."""
+        """Tokens per sequence, for the search of the nearest possible layouts."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def on_one_device(self) -> Memory:
@@ -100,7 +100,7 @@ class RunQuestion(RunOptions):
         return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime, other_models)
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
-        """Returns the CUDA runtime of the run on an accelerator; None for one that is not named."""
+        """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that the run does not name."""
         return runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
 
 
@@ -125,7 +125,7 @@ def with_implied_phase(
 
 
 def _framework_of_training(layout: LayoutRequest) -> str:
-    """The option that names a framework which only trains; empty without one."""
+    """Returns the option that names a framework which only trains; empty without such an option."""
     if layout.framework is None:
         return ""
     from ..frameworks.registry import framework
@@ -134,7 +134,7 @@ def _framework_of_training(layout: LayoutRequest) -> str:
 
 
 def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings of `plan`: training, unless the phase is given. Raises `InputError` for `--users`."""
+    """Returns the settings of `plan`: training, unless a phase is set. Raises `InputError` if `users` is set."""
     if is_given("users"):
         raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
     return settings if is_given("phase") else settings.with_(phase="training")
@@ -151,7 +151,7 @@ def memory_question(
     command: str = "memory",
     **model_options: Any,
 ) -> RunQuestion:
-    """Returns the question of `memory` or `time`, about a model or about the run that a launch file starts.
+    """Returns the question of `memory` or `time`, about TARGET or about the run that a launch file starts.
 
     target: the TARGET; None if none was given.
     read_model: function that reads it.
@@ -189,7 +189,7 @@ def memory_question(
 
 
 def _require_target(target: Any, command: str) -> Any:
-    """Returns the TARGET. Raises `InputError` if there is none."""
+    """Returns the TARGET. Raises `InputError` without a TARGET."""
     if target is None or target == "":
         raise InputError(
             f"missing argument TARGET, or --launch FILE with a model in it (llmcalc {command} --help explains)"
@@ -243,7 +243,7 @@ HALF_FORMATS = ("bfloat16", "float16")
 
 
 def with_published_weights(launch: Launch, preset: Preset) -> Launch:
-    """Returns the run with the number format of a checkpoint, if its program keeps that.
+    """Returns the run with the number format of the published weights, if its program keeps that format.
 
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16.
@@ -260,7 +260,7 @@ def with_published_weights(launch: Launch, preset: Preset) -> Launch:
 
 
 def check_precision(settings: Settings, record: Framework) -> None:
-    """Raises `InputError` for products in 8 or 4 bits whose memory the framework's record does not have."""
+    """Raises `InputError` for 8-bit or 4-bit products whose memory the framework's record does not model."""
     precision = settings.precision or ""
     if precision in NARROW_PRODUCTS and precision not in record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
@@ -276,7 +276,7 @@ def check_precision(settings: Settings, record: Framework) -> None:
 
 
 def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
-    """Returns the question with a draft. Raises `InputError` where a draft does not apply."""
+    """Returns the question with a draft model. Raises `InputError` if a draft model does not apply."""
     from ..costs.draft import check_draft
 
     if question.launch is not None or question.settings.phase == "training":
@@ -288,7 +288,7 @@ def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
 
 
 def _draft_of(question: RunQuestion, answer: Memory) -> Draft | None:
-    """Returns the draft beside the model, with its cache in the run; None without one."""
+    """Returns the draft model and its cache in the run; None without a draft model."""
     if question.draft is None:
         return None
     from ..studies.draft import draft_of
@@ -299,7 +299,7 @@ def _draft_of(question: RunQuestion, answer: Memory) -> Draft | None:
 
 
 def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse | RanksUse:
-    """Computes the memory of one device or of the ranks of a layout, and the accelerators on which it fits.
+    """Computes the memory of one device or of a layout's ranks, and the accelerators on which the run fits.
 
     draft: a draft of speculative decoding beside the model; default None.
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
@@ -398,7 +398,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
 
 
 def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
-    """Finds the accelerators on which a run fits, and the fewest of each.
+    """Finds the accelerators on which a run fits, and the fewest of each kind.
 
     Raises `InputError` for a number of sequences per step, which needs an accelerator.
     """
@@ -422,7 +422,7 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
 
 
 def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
-    """Returns the run of a plan on one device, and its layout options with the framework that trains the model.
+    """Returns a plan's run on one device, and its layout options with the framework that trains the model.
 
     That is the framework that is named or implied, else the first of the usual ones that has the model.
     Raises `InputError` for a model that none of them has.

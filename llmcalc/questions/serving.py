@@ -1,4 +1,4 @@
-"""The question of `llmcalc serve`: the cheapest server that keeps limits of time under a load of requests."""
+"""The question of `llmcalc serve`: the cheapest server that keeps latency limits under a load of requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_FORMATS = 8
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of serve, as they were typed; None for an option that was not given.
+    """The options of `llmcalc serve` as they were typed; None for an option that was not given.
 
     input, output: tokens of a prompt and of an answer. concurrency: requests at any time. rate: requests per second.
     ttft, tpot: limits as durations. devices, tp, pp, dp, ep: the layout. engine: `NAME` or `NAME==VERSION`.
@@ -77,7 +77,7 @@ class ServeOptions:
 
 
 def positive(where: str, value: Any, example: str, most: float = MOST_MONEY) -> float:
-    """Parses a positive number, also as text. Raises `InputError`, which names the option, for other values."""
+    """Parses a positive number or its text. Raises `InputError`, which names the option `where`, for other values."""
     match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(value).strip())
     number = math.nan if match is None or isinstance(value, bool) else float(match[0])
     if not 0 < number <= most:
@@ -86,7 +86,7 @@ def positive(where: str, value: Any, example: str, most: float = MOST_MONEY) -> 
 
 
 def share_of(where: str, value: Any) -> float:
-    """Parses a share from 0 up to, but not, 1. Raises `InputError` for other values."""
+    """Parses a share of at least 0 and less than 1. Raises `InputError` for other values."""
     match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(value).strip())
     if match is None or isinstance(value, bool):
         raise InputError(f"{where}: {shown(value)}; expected a share from 0 to below 1, such as 0.5")
@@ -96,7 +96,7 @@ def share_of(where: str, value: Any) -> float:
 def ask_serve(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ReportedAnswer:
-    """Finds servers of a model and the cheapest one that keeps the limits; `.ok` says whether there is one.
+    """Finds a model's servers and the cheapest one within the limits; `.ok` says whether there is one.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for engines whose servers are not modelled.
@@ -117,7 +117,7 @@ def ask_serve(
 def _calibration(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> Calibration:
-    """The fit to measured runs, which are prompts and tokens of `time`."""
+    """Returns the calibration on measured runs of prompts and tokens; None without a file of runs."""
     from .measured_rows import calibration_of
 
     question = RunQuestion(
@@ -133,7 +133,7 @@ def _calibration(
 def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
-    """Returns the study of `ask_serve`. Raises `InputError` for the same reasons."""
+    """Returns the study of servers. Raises `InputError` for the same reasons as `ask_serve`."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
     from ..studies.serving import Limits, ServeStudy, SizesRequest
     from ..timing.batching import Requests
@@ -200,7 +200,7 @@ MOST_DRAFT_TOKENS = 64
 def _speculation(
     preset: Preset, record: Engine, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> tuple[Speculation | None, dict[str, Any]]:
-    """What drafts tokens, and the engine's flags for it; None without `--draft`.
+    """Returns the draft model or method of speculation, and the engine's flags for it; None without `--draft`.
 
     Raises `InputError` for options that lack one another, and a draft that does not fit the model.
     """
@@ -230,7 +230,7 @@ def _speculation(
 
 
 def _trace(options: ServeOptions) -> Trace | None:
-    """The requests of `--trace`; None for equal requests. Raises `InputError` where neither or both are given."""
+    """Returns the requests of `--trace`; None for equal requests. Raises `InputError` if neither or both are set."""
     from ..studies.serve_trace import Trace
     from .traces import read_trace
 
@@ -247,7 +247,7 @@ def _trace(options: ServeOptions) -> Trace | None:
 
 
 def _runs(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
-    """Each pair of formats of weights and cache, with the model's memory on one device."""
+    """Yields each pair of number formats of weights and cache, with the model's memory on one device."""
     formats = [
         (quantize, kv_dtype)
         for quantize in _formats("--quantize", options.quantize)
@@ -273,7 +273,7 @@ def _with_formats(question: RunQuestion, quantize: str | None, kv_dtype: str | N
 
 
 def _formats(where: str, text: str | None) -> Sequence[str | None]:
-    """The formats of a list with commas between them; None for the published one."""
+    """Parses a comma-separated list of number formats; None for the published format."""
     if text is None:
         return [None]
     words = [word.strip() for word in str(text)[: LARGEST.bit_length() * 20].split(",")]

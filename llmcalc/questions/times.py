@@ -32,7 +32,7 @@ MAX_NIC = 10**6
 
 
 def parse_nic(where: str, gigabytes: Any) -> float:
-    """Parses GB/s of a network, and returns bytes/s. Raises `InputError` for other values."""
+    """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `where`, for other values."""
     number = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
     value = 0.0 if number is None or isinstance(gigabytes, bool) else float(number[0])
     if not 0 < value <= MAX_NIC:
@@ -42,7 +42,7 @@ def parse_nic(where: str, gigabytes: Any) -> float:
 
 @dataclass(frozen=True)
 class TimeOptions:
-    """Options of time, as they were typed; None for an option that was not given.
+    """The options of `llmcalc time` as they were typed; None for an option that was not given.
 
     global_batch: sequences of a training step of all devices.
     stack: name of the stack.
@@ -70,7 +70,7 @@ class TimeOptions:
 
 
 def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings with the phase whose time is asked for.
+    """Returns the settings with the phase that is timed.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
     Raises `InputError` for a phase without a time.
@@ -95,7 +95,7 @@ def ask_time(
     is_given: Callable[[str], bool] = lambda name: False,
     read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
-    """Computes the time of a training step, a prompt batch or a token, with its range.
+    """Computes the seconds of a training step, a prompt batch or a token, with their range.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for what is not modelled.
@@ -124,7 +124,7 @@ def ask_time(
 def calibrated(
     question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
 ) -> tuple[TimeOptions, Calibration | None]:
-    """Returns the options with the fitted stack of `--calibrate`, and the fit; None without the option."""
+    """Returns the options with the fitted time stack of `--calibrate`, and the calibration; None without the option."""
     if options.calibrate is None:
         return options, None
     from .measured_rows import calibration_of
@@ -173,7 +173,7 @@ def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
 
 
 def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -> int:
-    """Returns the micro-batches of a step.
+    """Returns the number of micro-batches per step.
 
     Raises `InputError` for a global batch that replicas and micro-batches do not divide, or that is given twice.
     """
@@ -192,7 +192,7 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
 
 
 def time_settings(question: RunQuestion, record: Framework, options: TimeOptions) -> TimeSettings:
-    """Returns the settings of time for training under a framework."""
+    """Returns the settings of time for training with a framework."""
     from ..studies.run_time import TimeSettings
 
     launch = question.launch
@@ -214,7 +214,7 @@ OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
 def layout_time_settings(
     question: RunQuestion, by: str | None, options: TimeOptions
 ) -> Callable[[Framework], TimeSettings]:
-    """Returns the settings of time for a plan, by framework.
+    """Returns the settings of time for a plan, for each framework.
 
     Raises `InputError` for options of time in a plan by memory.
     """
@@ -276,7 +276,7 @@ def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def serving_layout(question: RunQuestion) -> Layout:
-    """Returns the layout of a pass: the given one; of devices alone, as many replicas as fit, as in `memory`."""
+    """Returns the layout of a pass: the requested one, or for a number of devices as many replicas as fit."""
     from ..studies.fit_serving import serving_replicas
 
     assert question.hardware is not None
@@ -291,7 +291,7 @@ DEFAULT_ENGINE = "vllm"
 
 
 def stack_of_engine(engine: str | None) -> str:
-    """Returns the stack of an engine: of its version where llmcalc has its record, else the stack of that name.
+    """Returns the time stack of an engine: its record's stack for the version, else the stack of that name.
 
     Raises `InputError` for an unknown engine.
     """

@@ -1,4 +1,4 @@
-"""Requests of a trace (`--trace FILE`): a CSV file, or JSON with an object on each line.
+"""Reads requests of a trace (`--trace FILE`): a CSV file, or a JSON object per line.
 
 Its columns are `arrival` (seconds, or a duration such as 35ms), `input` and `output` (tokens). Example:
 
@@ -45,7 +45,7 @@ EXPECTED = "a .csv or .jsonl file"
 
 
 def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
-    """Reads the requests of a trace, in the order of their arrival; the first arrives at 0.
+    """Reads the requests of a trace, sorted by arrival; the first request arrives at 0 seconds.
 
     Raises `InputError`, which names the file, the line and the column.
     """
@@ -124,7 +124,7 @@ def _cell(value: Any) -> Any:
 
 
 def _arrival(where: str, value: Any) -> float:
-    """The seconds of an arrival: a number, or text with a unit."""
+    """Returns the seconds of an arrival, from a number or a text with a unit."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_plain = isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", value) is not None
     seconds = float(value) if is_number or is_plain else parse_duration(where, value)

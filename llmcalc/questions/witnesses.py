@@ -1,4 +1,4 @@
-"""Questions that check counts: against a model that runs, against a checkpoint, and against a budget."""
+"""The questions that check counts: `verify` (against a witness), `check` (against a checkpoint) and `budget`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def ask_budget(file: Path, skip_missing: bool = False) -> ReportedAnswer:
-    """Checks models against a budget. Raises `InputError` for a budget that cannot be read.
+    """Checks the values of models against a budget file. Raises `InputError` if the file cannot be read.
 
     skip_missing: whether a file that does not exist is a budget without bounds; default an error.
     """
@@ -38,7 +38,7 @@ def ask_budget(file: Path, skip_missing: bool = False) -> ReportedAnswer:
 
 
 def read_stored(checkpoint: str) -> Checkpoint:
-    """Reads the header of a checkpoint, from a file or of a hub id."""
+    """Reads the header of a checkpoint, from a file or from a hub id."""
     from ..sources.checkpoints.read import read_checkpoint
     from ..sources.hub import fetch_headers
     from ..sources.names import is_hub_id
@@ -49,7 +49,7 @@ def read_stored(checkpoint: str) -> Checkpoint:
 
 
 def ask_check(preset: Preset, name: str, checkpoint: Checkpoint) -> ReportedAnswer:
-    """Checks whether a checkpoint has the tensors of a model. name: name of the checkpoint."""
+    """Checks whether a checkpoint has the tensors of a model. name: the checkpoint's name."""
     from ..reports.checkpoint import check_report
     from ..witnesses.checkpoint import match
 
@@ -58,7 +58,7 @@ def ask_check(preset: Preset, name: str, checkpoint: Checkpoint) -> ReportedAnsw
 
 
 class Verified(NamedTuple):
-    """The result of `llmcalc verify`. verdicts: one per model. skipped: model → why it could not be compared."""
+    """The result of `llmcalc verify`. verdicts: one per model. skipped: model → the reason for not comparing it."""
 
     verdicts: list[Verdict]
     skipped: dict[str, str]
@@ -66,7 +66,7 @@ class Verified(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """A comparison of closed forms with a witness. The fields are the options of `llmcalc verify`."""
+    """The question of `llmcalc verify`: compares closed forms with a witness. A field is an option of the command."""
 
     everything: bool = False
     device: Device = "meta"
@@ -96,7 +96,7 @@ class Verification:
             raise InputError("--distributed: --against, --device, --every-layer and --memory do not apply")
 
     def answer(self, targets: Iterable[Any], read_model: Callable[[Any], Preset]) -> ReportedAnswer:
-        """Compares the counts of each model with its witness. read_model: function that reads a model.
+        """Compares the counts of each model with a witness (reference, class or checkpoint). read_model: reads a model.
 
         Raises `InputError` for a model that cannot be compared; with --all it is skipped.
         """
@@ -127,7 +127,7 @@ class Verification:
                 return verify(preset, self.against, self.device, self.batch, self.seq, self.every_layer, self.memory)
 
     def _layout(self) -> Layout:
-        """Returns the layout for the processes that torchrun has started, or for two by default."""
+        """Returns the layout for the processes that torchrun has started; for two processes by default."""
         from ..witnesses.distributed.launch import launched
 
         layout = self.layout
@@ -143,7 +143,7 @@ class Verification:
 
 @contextmanager
 def _witness(against: Witness) -> Iterator[None]:
-    """Turns errors of a witness about sizes (tensors of more than 2^63 elements) into `InputError`."""
+    """Returns a context that turns a witness's errors about sizes (over 2^63 elements) into `InputError`."""
     try:
         yield
     except (RuntimeError, ArithmeticError, MemoryError) as error:

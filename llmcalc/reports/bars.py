@@ -1,4 +1,4 @@
-"""Text bars in tables: a share of a total, and a value over time."""
+"""Text bars in table cells: for a share of a total, and for a value over time."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Bar(NamedTuple):
 
 
 def share(bar: Bar) -> str:
-    """Returns the bar as text; a share above 0 has at least a thin line."""
+    """Returns the bar as text; a share above 0 is drawn as a thin line at least."""
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 
 def timeline_bar(values: Sequence[int], top: int, width: int = WIDTH) -> str:
-    """Returns a bar of a value over time: each character is the maximum of a range of points.
+    """Returns a text bar of a value over time: each character shows the maximum of a range of points.
 
     top: the value of the highest level. width: characters.
     """

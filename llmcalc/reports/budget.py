@@ -1,4 +1,4 @@
-"""`llmcalc budget`: all bounded values with their bounds, as a table, as data and as JUnit XML."""
+"""The report of `llmcalc budget`: all checked values with their bounds, as a table, as data and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.f
 
 
 def report(file: str, checks: list[Check]) -> Report:
-    """Returns the answer as data and as a table for each model. file: the budget's name."""
+    """Returns the report of checked values: data, and a table for each model. file: the budget file's name."""
     broken_count = broken(checks)
     all_hold = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
     headline_text = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else all_hold
@@ -72,7 +72,7 @@ def _key(check: Check) -> str:
 
 
 def _value_text(check: Check, value: Fraction) -> str:
-    """Writes a value; with all digits where a different bound would be rounded to the same text."""
+    """Writes a checked value; with all digits where rounding would hide a difference from a bound."""
     write = WRITE[KINDS.get(check.key, "bytes")]
     other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
     is_near = any(write(_number(limit_value)) == write(_number(check.measured)) for limit_value in other_limits)
@@ -80,12 +80,12 @@ def _value_text(check: Check, value: Fraction) -> str:
 
 
 def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
-    """Writes the limits of a check: `>= 8.00 B, <= 8.10 B`."""
+    """Writes both limits of a check: `>= 8.00 B, <= 8.10 B`."""
     return ", ".join(f"{limit.operator} {text(limit)}" for limit in check.limits)
 
 
 def _bound(check: Check, limit: Limit) -> str:
-    """Writes a limit; with all digits where a value has to be equal to it."""
+    """Writes one limit of a check; with all digits if the value has to equal the limit."""
     return f"{_number(limit.value):,}" if limit.operator == "==" else _value_text(check, limit.value)
 
 

@@ -1,4 +1,4 @@
-"""What `--calibrate` adds to an answer: errors before and after, of runs that are left out, and the fitted factors."""
+"""Calibration in a report (`--calibrate`): cross-validated errors before and after the fit, and the fitted factors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .notes import plural
 
 
 def with_calibration(report: Report, calibration: Calibration | None) -> Report:
-    """Returns the report with the calibration as data and as notes; unchanged without one."""
+    """Returns the report with the calibration as data and as notes; unchanged without a calibration."""
     if calibration is None or isinstance(report.data, list):
         return report
     first, *other_tables = report.tables

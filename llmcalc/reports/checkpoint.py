@@ -1,4 +1,4 @@
-"""Tables of the tensors in a checkpoint's header, and of their comparison with a spec."""
+"""The reports of the tensors in a checkpoint's header, and of their comparison with a model's spec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_SHOWN = 20
 
 
 def report(name: str, checkpoint: Checkpoint) -> Report:
-    """Returns the answer of `llmcalc params` for a checkpoint: elements by format and by the beginning of names."""
+    """Returns the report of `llmcalc params` for a checkpoint: elements by number format and by prefix of names."""
     by_part: dict[str, int] = {}
     for tensor in checkpoint.tensors:
         name_pattern = ".".join("*" if p.isdigit() else p for p in tensor.name.split("."))
@@ -79,7 +79,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
 
 
 def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Match) -> Report:
-    """Returns the answer of `llmcalc check`: tensors that are missing, extra or of another shape."""
+    """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
     data = {
         "model": model_data(preset),
         "checkpoint": {
@@ -130,7 +130,10 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class StoredParams(Answer):
-    """The elements of a checkpoint. name: name of its file. checkpoint: its header. total: number of all elements."""
+    """The parameters in a checkpoint. name: the file's name. checkpoint: its header.
+
+    total: the number of all elements.
+    """
 
     name: str
     checkpoint: Checkpoint

@@ -1,4 +1,4 @@
-"""`llmcalc memory` on many devices: the memory of each rank, the largest rank, and the messages between ranks."""
+"""The report of `llmcalc memory` on many devices: the memory of each rank and the messages between ranks."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def report(
     chosen_for: Hardware | None = None,
     rollout: Sequence[RolloutPhase] = (),
 ) -> Report:
-    """Returns the answer as data and as tables: the largest rank, every rank that differs, and the accelerators.
+    """Returns the report: the memory of the largest rank and of every rank that differs, and the accelerators.
 
     assumed: the accelerator whose runtime is assumed, where none was named.
     launched: the file that starts the run; default None.
@@ -182,7 +182,7 @@ def _launch_notes(launched: Launch | None) -> list[str]:
 
 
 def _override_text(launched: Launch | None) -> str:
-    """Writes the options typed beside a launch file, each with the file's value; empty without any."""
+    """Writes the options typed beside a launch file, each with the file's value; empty without such options."""
     if launched is None or not launched.overridden:
         return ""
     texts = (
@@ -201,7 +201,7 @@ def _value_text(value: Any) -> str:
 
 
 def data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launched: Launch | None) -> dict[str, Any]:
-    """Returns the document; bytes are exact integers.
+    """Returns the JSON document; bytes are exact integers.
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
@@ -281,7 +281,7 @@ def _message_rows(cluster: Cluster) -> list[Row]:
 
 
 def _part_rows(peak: RankMemory) -> list[Row]:
-    """Returns the kinds of memory at the peak of the largest rank, and its total."""
+    """Returns the kinds of memory at the largest rank's peak, in bytes, and their total."""
     device = peak.device
 
     def row(name: str, size: int, strong: bool = False, kind: str = "") -> Row:
@@ -296,7 +296,7 @@ def _part_rows(peak: RankMemory) -> list[Row]:
 
 
 def _layers(cluster: Cluster) -> dict[int, list[list[int]]]:
-    """Returns stage of a rank → (first, last) layer of each of its chunks; empty for a chunk without layers."""
+    """Returns stage → (first, last) layer of each of its chunks; empty for a chunk without layers."""
     layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
     by_rank: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layers):

@@ -1,4 +1,4 @@
-"""`llmcalc compare`: quantities as rows and models as columns, in as many blocks as the width requires.
+"""The report of `llmcalc compare`: quantities as rows and models as columns, in as many blocks as the width requires.
 
 CSV has one row per model instead, so that each column has one unit.
 """
@@ -48,7 +48,7 @@ Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
 
 
 def _tpot(run: TimedRun | None) -> str:
-    """Returns the range of a token's time. What times a run is imported where an accelerator is named."""
+    """Returns the range of the seconds per decoded token. The timing modules are imported only with an accelerator."""
     if run is None:
         return "–"
     from .seconds import tpot_text
@@ -57,13 +57,13 @@ def _tpot(run: TimedRun | None) -> str:
 
 
 class Load(NamedTuple):
-    """The load under which a token is timed. hardware: title of the accelerator. users: sequences at once."""
+    """The load under which decoding is timed. hardware: title of the accelerator. users: sequences at once."""
 
     hardware: str
     users: int
 
     def data(self, q: Quantities) -> dict[str, Any]:
-        """Returns the time of a token and the tokens/s as raw values; null where there is none."""
+        """Returns seconds per token and tokens/s as raw values; null where they are unknown."""
         run = q.decoding
         seconds: dict[str, Any] = dict.fromkeys(("estimate", "low", "high")) if run is None else run.range.seconds()
         return {
@@ -75,7 +75,7 @@ class Load(NamedTuple):
         }
 
     def lines(self) -> tuple[Line, ...]:
-        """Returns the rows of a table with models as columns."""
+        """Returns the table's rows of the time per token, with models as columns."""
         return (
             (f"TPOT, {plural(self.users, 'user')}", lambda q: _tpot(q.decoding)),
             ("  tokens/s", lambda q: "–" if q.decoding is None else f"{q.decoding.tokens_per_second:,.0f}"),
@@ -143,7 +143,7 @@ def _cells(q: Quantities, lines: Sequence[Line]) -> list[str]:
 
 
 def _for_every_stack(write: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
-    """Returns a function that writes a quantity of every stack: `12 / 24` if encoder and decoder differ."""
+    """Returns a function that writes a quantity of every stack: `12 / 24` for an encoder and a decoder that differ."""
     return lambda q: " / ".join(unique([write(shape) for shape in q.shapes]))
 
 
@@ -156,7 +156,7 @@ def _whole(value: int | None) -> str:
 
 
 def aspect(ratio: float, in_band: bool) -> str:
-    """Writes h/L, marked if it is in the range of dense decoders."""
+    """Writes the aspect ratio h/L, marked if it is in the range of large dense decoders."""
     return f"{ratio:.1f}" + (f" {IN_BAND}" if in_band else "")
 
 
@@ -184,7 +184,7 @@ def _activation(shape: StackShape) -> str:
 
 
 def _lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
-    """Returns the rows. Each has one unit: the largest in which the smallest model's value is at least 0.1."""
+    """Returns the table's rows. A row's unit is the largest in which the smallest model's value is at least 0.1."""
     sizes = units.count_scale(10 * min(q.active for q in quantities))
     flops_scale = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
     caches = [q.kv_bytes_per_token for q in quantities if q.kv_bytes_per_token]
@@ -290,7 +290,10 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
 
 
 def _data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
-    """Returns raw values. The shape is of the stack before the head; `stacks` has both stacks of an encoder-decoder."""
+    """Returns raw values.
+
+    The shape is the shape of the stack before the head; `stacks` has both of an encoder-decoder.
+    """
     return {
         "parameters": q.parameters,
         "active": q.active,
@@ -311,7 +314,7 @@ def _data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
 
 
 def _rows(compared: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
-    """Returns a row per model. Each column has one unit: the one in which most values are at least 1.
+    """Returns a row per model. A column's unit is the one in which most values are at least 1.
 
     wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
     """

@@ -1,4 +1,4 @@
-"""`llmcalc cost`: days, hours of devices, energy and money of a run, with its range first."""
+"""The report of `llmcalc cost`: days, device-hours, energy and money of a run, each as a range."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ COLUMNS = (
 
 
 def amount_text(value: float, digits: int = 2) -> str:
-    """Writes an amount with two digits: `0.23`, `37`, `12,000`."""
+    """Writes an amount with two significant digits: `0.23`, `37`, `12,000`."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"
 
 
 def report(preset: Preset, hardware: Hardware, answer: RunCost) -> Report:
-    """Returns the answer as data and as a table."""
+    """Returns the report of a run's cost as data and as a table."""
     amounts, digits = answer.cost.amounts, 3 if answer.measured else 2
     rows = [
         Row([TITLES[name][0], *(Shown(value, amount_text(value, digits)) for value in _ends(amount)), TITLES[name][1]])
@@ -76,7 +76,7 @@ def _likely(answer: RunCost) -> str:
 
 
 def money_range(cost: Amount) -> str:
-    """Writes `1,200 to 1,900`, without a currency."""
+    """Writes the range of money, without a currency: `1,200 to 1,900`."""
     if cost.low == cost.high:
         return amount_text(cost.estimate, 3)
     return f"{amount_text(cost.low)} to {amount_text(cost.high)}"

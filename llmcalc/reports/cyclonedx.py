@@ -1,4 +1,4 @@
-"""The models of a lock file as a bill of materials in CycloneDX's form for machine learning.
+"""The models of a lock file as a bill of materials in CycloneDX's machine-learning format.
 
 https://cyclonedx.org/docs/1.6/json/#components_items_modelCard
 """
@@ -61,7 +61,10 @@ def _component(entry: Locked) -> dict[str, Any]:
 
 
 def _properties(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the values of an entry as CycloneDX takes them: names with dots, values as text; none without a value."""
+    """Yields an entry's values as CycloneDX properties: dotted names and texts.
+
+    Entries without a value are left out.
+    """
     for key, value in data.items():
         name = f"{path}{key}"
         if isinstance(value, Mapping):

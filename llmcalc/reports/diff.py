@@ -1,4 +1,4 @@
-"""`llmcalc diff`: the changes between two models as tables, as data, and as Markdown for a comment."""
+"""The report of `llmcalc diff`: the changes between two models as tables, as data, and as Markdown for a comment."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SKIPPED_COLUMNS = (
 
 
 def skipped_files(reasons: Mapping[Path, str]) -> Report:
-    """Returns a table of the files that are not compared; they are not in the JSON document.
+    """Returns a table of the files that were not compared; the JSON document does not list them.
 
     reasons: file → why it is not compared.
     """
@@ -67,7 +67,7 @@ def skipped_files(reasons: Mapping[Path, str]) -> Report:
 
 
 def report(difference: Difference, title: str = "", unread: str = "") -> Report:
-    """Returns the answer as data and as tables: quantities, fields of the descriptions, and nodes that differ.
+    """Returns the report: the quantities, fields of the descriptions, and nodes that differ.
 
     title: title of the comparison; default the names of the models.
     unread: why the first model could not be read; empty if it was.
@@ -113,7 +113,7 @@ def _too_long(difference: Difference) -> list[str]:
 
 
 def _answer(difference: Difference) -> str:
-    """Writes the change in parameters: `+160.47 M parameters (+2.0 %)`."""
+    """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
     total = next(quantity for quantity in difference.quantities if quantity.name == "parameters")
     if not difference.changed:
         return "no count differs"
@@ -155,7 +155,7 @@ def _change(quantity: Quantity) -> str:
 
 
 def _relative(quantity: Quantity) -> float | None:
-    """Returns the relative change; None without a change, or if the old value is missing or 0."""
+    """Returns the relative change; None without a change, or without an old value other than 0."""
     return (
         quantity.after / quantity.before - 1
         if quantity.changed and quantity.before and quantity.after is not None
@@ -164,7 +164,7 @@ def _relative(quantity: Quantity) -> float | None:
 
 
 def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
-    """Returns a table of the nodes that differ most, in the unit of the median value, or of small changes."""
+    """Returns a table of the nodes that differ most, in the unit of the median change."""
     shown_nodes = nodes[:SHOWN]
     scale_of = SCALE[shown_nodes[0].unit]
     scale = scale_of(
@@ -198,7 +198,7 @@ def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
 
 
 def _value(value: Any) -> str:
-    """Writes a field of a description; a dash if it is not set."""
+    """Writes a field's value of a description; a dash if the field is not set."""
     if value is None:
         return "–"
     if isinstance(value, bool):

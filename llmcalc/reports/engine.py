@@ -1,4 +1,4 @@
-"""`llmcalc memory`, `fit` and `kv` with `--engine`: terms of its memory, the cache, and whether it starts."""
+"""The reports of `llmcalc memory`, `fit` and `kv` with `--engine`: memory terms, cache, whether the engine starts."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ OPTION_COLUMNS = (
 
 
 def memory_report(uses: Sequence[EngineUse]) -> Report:
-    """Returns the answer of `memory`. uses: one engine, or several, which are one column each."""
+    """Returns the report of `memory`. uses: the memory of one engine, or of several engines, one column each."""
     if len(uses) == 1:
         return _report_of_one(uses[0], _terms_table(uses[0]), _changes_table(uses[0]))
     return Report([_data(use) for use in uses], [_columns_table(uses)]).of(uses[0].preset.target)
 
 
 def cache_report(uses: Sequence[EngineUse]) -> Report:
-    """Returns the answer of `kv`: the cache that engines allocate."""
+    """Returns the report of `kv`: the KV cache that engines allocate."""
     columns = (
         Column("engine", "engine", justify="left"),
         Column("bytes", units.GIB.name, units.GIB.write),
@@ -110,7 +110,7 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
 def fit_report(
     use: EngineUse, options: Sequence[EngineOption], times: Sequence[TimedRun | None], users: int, is_named: bool
 ) -> Report:
-    """Returns the answer of `fit`.
+    """Returns the report of `fit`: the fewest accelerators on which the engine starts with the users' cache.
 
     times: of each option, a token of all users; None without a time. users: requests at once. is_named: whether the
     user named the accelerator.
@@ -196,7 +196,7 @@ def _heading_aside(use: EngineUse) -> str:
 
 
 def _launch_aside(use: EngineUse) -> str:
-    """Writes the file that starts the server, and flags that are typed beside it; empty without one."""
+    """Writes the file that starts the server, and flags that are typed beside it; empty without a file."""
     if use.launch is None:
         return ""
     typed = ", ".join(f"{flag} {override.option}" for flag, override in use.launch.overridden.items())
@@ -220,7 +220,7 @@ def _launch_notes(use: EngineUse) -> list[str]:
 
 
 def _launch_data(use: EngineUse) -> dict[str, Any]:
-    """Returns the launch file's part of a document; empty without one."""
+    """Returns the entry of the launch file in a JSON document; empty without a file."""
     if use.launch is None:
         return {}
     return {"launch": use.launch.data(use.engine.title, use.version.version, use.memory.assumed)}
@@ -232,7 +232,7 @@ def _notes(memory: EngineMemory) -> list[str]:
 
 
 def _term_source(term: Term) -> str:
-    """Writes the source of a term; for an estimate, the logs that it is based on."""
+    """Writes the source of a memory term; for an estimate, the logs on which it is based."""
     has_logs = term.status == "estimate" and ("log" in term.source or "assum" in term.source)
     return f"{term.origin} ({term.source})" if has_logs else term.origin
 
@@ -242,13 +242,13 @@ def _cache_bytes(memory: EngineMemory) -> int:
 
 
 def _signed_bytes(term: Term, has_budget: bool) -> int:
-    """Returns the bytes of a term: negative if it is subtracted from a budget."""
+    """Returns the bytes of a memory term: negative if the term is subtracted from a budget."""
     is_taken = has_budget and term.name not in ("budget", "kv_cache") and not term.origin.startswith("outside")
     return -term.bytes if is_taken else term.bytes
 
 
 def _terms_table(use: EngineUse) -> Table:
-    """Returns the terms, in the order in which they are subtracted from the budget."""
+    """Returns the memory terms, in the order in which the engine subtracts them from the budget."""
     rows = []
     has_budget = any(term.name == "budget" for term in use.memory.terms)
     for term in use.memory.terms:
@@ -264,7 +264,7 @@ def _terms_table(use: EngineUse) -> Table:
 
 
 def _device_rows(use: EngineUse) -> list[Row]:
-    """Returns the total of each device, and of the disk, for an engine that divides a model over GPUs and the host."""
+    """Returns the total of each device, and of the disk, for an engine that splits a model between GPUs and host."""
     if not use.memory.host:
         return []
     rows = []
@@ -287,7 +287,7 @@ def _changes_table(use: EngineUse) -> Table:
 
 
 def _columns_table(uses: Sequence[EngineUse]) -> Table:
-    """Returns the terms of several engines, one column each."""
+    """Returns a table of the memory terms of several engines, one column each."""
     names = [_engine_name(use) for use in uses]
     columns = [
         Column("term", f"term, {units.GIB.name}", justify="left"),
@@ -369,7 +369,7 @@ def _flag_values(use: EngineUse, flags: Any, shortest: bool = False) -> list[tup
 
 
 def _flags_cell(use: EngineUse, flags: Any) -> Shown:
-    """Returns the flags by their usual spellings, which a screen shows by the shortest ones."""
+    """Returns the flags by their usual spellings; a screen shows the shortest spellings."""
     usual, brief = (
         " ".join(f"{flag} {value}" for flag, value in _flag_values(use, flags, shortest)) or "—"
         for shortest in (False, True)

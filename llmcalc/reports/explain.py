@@ -1,4 +1,4 @@
-"""`llmcalc explain`: formulas in symbols, with numbers, and their values."""
+"""The report of `llmcalc explain`: formulas in symbols, the same formulas with numbers, and their values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def report(
     bibtex: bool = False,
     share: RankShare | None = None,
 ) -> Report:
-    """Returns the answer as data and as tables.
+    """Returns the report of the formulas as data and as tables.
 
     latex: whether the text is LaTeX in place of tables.
     records: whether the table has one row per formula, for CSV and Markdown.
@@ -122,14 +122,14 @@ def _write_plain(value: Fraction) -> int | float:
 
 
 def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
-    """Returns the style that writes every symbol but S as its number."""
+    """Returns the style that writes every symbol as its number, except S (the sequence length)."""
     return Style(
         latex=latex, values={m.name: m.value for m in explanation.formulas.meanings.values() if m.name != KEYS}
     )
 
 
 def _symbols(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
-    """Returns the symbols in formulas and repeats of layers: symbol → its field and its value."""
+    """Returns symbol → (field, value), of the symbols in formulas and of the repeats of layers."""
     used_symbols: set[Any] = set()
     for section in explanation.sections if sections is None else sections:
         if sections is None and explanation.node is None:
@@ -148,7 +148,7 @@ def _symbols(explanation: Explanation, sections: list[Section] | None = None) ->
 
 
 def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
-    """Returns one table per node; equal nodes share one."""
+    """Returns one table per node; equal nodes share a table."""
     tables: list[Table] = []
     for section in explanation.sections:
         source, is_first = section.places[0].source, not tables
@@ -171,7 +171,7 @@ def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) ->
 
 
 def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
-    """Returns one table per quantity: every component of one layer of each kind, then the model."""
+    """Returns one table per quantity: every component of one layer of each kind, then the total of the model."""
     tables: list[Table] = []
     model, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
     names = [_component(s) for s in explanation.sections]
@@ -215,7 +215,7 @@ def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) ->
 
 
 def _component(section: Section) -> str:
-    """Writes a component and its repeat: `layers (moe) × L_moe`."""
+    """Writes a component's name and the symbol of its repeats: `layers (moe) × L_moe`."""
     place = section.places[0]
     if not place.steps:
         return "in units of h"

@@ -20,7 +20,7 @@ SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 @dataclass(frozen=True)
 class Style:
-    """The style in which a formula is written.
+    """The style in which a formula is written: plain text or LaTeX, letters or numbers.
 
     latex: whether it is LaTeX.
     values: symbol → number that is written in its place.
@@ -32,7 +32,7 @@ class Style:
     grouped: bool = False
 
     def number(self, value: Fraction) -> str:
-        """Writes all digits of a whole number; else a decimal of at most four digits, or a fraction."""
+        """Writes all digits of a whole number; of another number, at most four decimals or a fraction."""
         if value.denominator == 1:
             digits = f"{value.numerator:,}" if self.grouped else str(value.numerator)
         else:
@@ -73,7 +73,7 @@ LATEX = Style(latex=True)
 
 
 def decimal(value: Fraction) -> str:
-    """Writes `3.5` or `12.0625`; empty if the value has more than four decimals."""
+    """Writes a number with at most four decimals, such as `3.5` or `12.0625`; empty if it needs more."""
     digits = f"{float(value):.4f}".rstrip("0").rstrip(".")
     return digits if Fraction(digits) == value else ""
 
@@ -107,7 +107,7 @@ def write(expression: Any, style: Style = PLAIN) -> str:
 
 
 def terms(expression: Any, style: Style = PLAIN) -> list[str]:
-    """Returns the terms of a sum; each after the first begins with its sign."""
+    """Returns the terms of a sum as texts; each text after the first begins with its sign."""
     if not getattr(expression, "is_Add", False):
         return [write(expression, style)]
     constants_first = style.grouped and len(expression.free_symbols) == 1
@@ -169,7 +169,7 @@ def _in_brackets(content: Any, style: Style, marks: str, name: str) -> str:
 
 
 def _as_ceiling(expression: Any) -> Any:
-    """Returns x if the expression is −⌊−x⌋, which is ⌈x⌉; else None."""
+    """Returns x if the expression is −⌊−x⌋, which equals ⌈x⌉; None for other expressions."""
     import sympy
 
     if (
@@ -196,7 +196,7 @@ def _factor_order(base: Any) -> tuple[int, tuple[int, str]]:
 
 
 def _degree(expression: Any) -> Any:
-    """Returns the degree: for a product the sum of exponents, for a sum the largest degree of a term."""
+    """Returns the degree of an expression: the sum of a product's exponents, or the largest degree of a sum's terms."""
     if expression.is_Symbol:
         return 1
     if expression.is_Add:

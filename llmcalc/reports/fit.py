@@ -1,4 +1,4 @@
-"""`llmcalc fit`: whether a run fits on an accelerator, the largest run that fits, and changes that make it fit."""
+"""The report of `llmcalc fit`: whether a run fits on an accelerator, the largest run that fits, and changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPTION_COLUMNS = (
 
 
 def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOption]) -> Report:
-    """Returns the answer as data and as a table: the fewest of each accelerator on which a run fits."""
+    """Returns the report of the fewest accelerators of each kind on which a run fits."""
     memory_use = memory.states
     warnings = too_long(memory.spec, memory_use.workload)
     first = options[0]
@@ -116,7 +116,7 @@ def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
 
 
 def report(preset: Preset, fitting: Fitting, options: Sequence[HardwareOption] = ()) -> Report:
-    """Returns the answer as data and as two tables: the largest numbers, and the changes.
+    """Returns the report for one accelerator: a table of the largest numbers, and a table of changes.
 
     options: numbers of the same accelerator on which the run fits; default none.
     """
@@ -142,7 +142,7 @@ USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 
 def _decoding_table(runs: Sequence[TimedRun]) -> Table:
-    """The time of a token of every user: of the run's users, and of the most that fit."""
+    """Returns the table of seconds per token of every user: for the run's users, and for the most users that fit."""
     rows = [Row([run.sequences, *decoding_cells(run)]) for run in runs]
     notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
     return Table(
@@ -155,13 +155,13 @@ def _decoding_data(fitting: Fitting) -> list[dict[str, Any]]:
 
 
 def _more_devices(option: HardwareOption) -> Change:
-    """Returns the change to more accelerators."""
+    """Returns the change to a larger number of accelerators."""
     layout = "" if option.layout is None else option.layout.options()
     return Change(f"--devices {option.devices} {layout}".strip(), option.fit)
 
 
 def devices_report(preset: Preset, fitting: DeviceFitting) -> Report:
-    """Returns the answer for many devices: best layout, fewest devices, largest numbers and changes."""
+    """Returns the report for many devices: best layout, fewest devices, largest numbers and changes."""
     planned, fit, best, memory_use = fitting.planned, fitting.fit, fitting.best, fitting.memory.states
     rows = [Row(["fewest devices (--devices)", fitting.needed, planned.devices])]
     if fit.verdict != "no":
@@ -199,7 +199,7 @@ def devices_report(preset: Preset, fitting: DeviceFitting) -> Report:
 
 
 def serving_report(preset: Preset, serving: ServingFitting) -> Report:
-    """Returns the answer for inference on many devices: best layout, all layouts, largest numbers and changes."""
+    """Returns the report for inference on many devices: best layout, all layouts, largest numbers and changes."""
     memory, best, worst = serving.memory, serving.best, serving.fitting
     memory_use, fit, devices = memory.states, serving.best.fit, serving.best.layout.world
     rows = [Row(["fewest devices of a replica", serving.needed, best.layout.tp * best.layout.pp])]
@@ -266,7 +266,7 @@ CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as th
 
 
 class _Screen(NamedTuple):
-    """The shared part of the answers for one device and for several.
+    """The part that the reports for one device and for several devices share.
 
     answer, aside, rows, notes: those of the first table.
     more: tables after the first; default none.
@@ -287,7 +287,7 @@ class _Screen(NamedTuple):
         data: dict[str, Any],
         remark: str = "",
     ) -> Report:
-        """Returns the answer. remark: a note below the changes; default none."""
+        """Returns the report. remark: a note below the changes; default none."""
         warnings = too_long(memory.spec, memory.states.workload) + list(
             () if fit.hardware.sources else fit.hardware.notes
         )
@@ -315,7 +315,7 @@ def _sequences(fitting: Fitting) -> str:
 
 
 def _notes(fitting: Fitting) -> list[str]:
-    """Returns notes on the search for the numbers."""
+    """Returns notes on the search for the largest numbers."""
     fit, memory_use = fitting.fit, fitting.memory.states
     nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
     notes = [

@@ -1,4 +1,4 @@
-"""`llmcalc flops`: the FLOPs of one pass, by component."""
+"""The report of `llmcalc flops`: the FLOPs of one pass, by component."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def report(
     share: RankShare | None = None,
     measured: Utilization | None = None,
 ) -> Report:
-    """Returns the answer as data and as a table.
+    """Returns the report of the FLOPs of one pass as data and as a table.
 
     rules: rules of thumb, whose table comes first; default none.
     share: the rank that is counted; default the whole model.
@@ -101,7 +101,7 @@ def report(
 
 
 def _without_towers(tree: Node) -> Node:
-    """Returns the tree without the parts whose FLOPs are not counted; a 0 would look like a count."""
+    """Returns the tree without the encoders whose FLOPs are not counted; a 0 would look like a count."""
     return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
 
 
@@ -121,7 +121,7 @@ def _tree(count: FlopCount) -> dict[str, Any]:
 
 
 def _rank_notes(share: RankShare | None) -> list[str]:
-    """Returns notes about the tokens and the experts of a rank."""
+    """Returns notes about the tokens and the experts of the counted rank."""
     if share is None:
         return []
     layout = share.layout
@@ -274,7 +274,7 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
 
 
 def _recompute_note(recompute: Recompute) -> str:
-    """Writes the modules that are recomputed in the backward pass."""
+    """Writes the names of the modules that are recomputed in the backward pass."""
     if recompute.core:
         return "recomputation: the attention scores and their products with values, once more"
     if recompute.nodes:
@@ -290,7 +290,7 @@ def _recompute_note(recompute: Recompute) -> str:
 
 
 def _figures(include: frozenset[str]) -> Figures:
-    """Returns a function that gives the FLOPs of a node in the JSON tree, without recomputation."""
+    """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
     return lambda place: figures_of("flops", place, step_of, include)
 
 

@@ -1,4 +1,4 @@
-"""`llmcalc hardware`: the figures of accelerators, with their sources."""
+"""The report of `llmcalc hardware`: the figures of accelerators (FLOP/s, bytes, bytes/s, watts), with their sources."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DETAIL_COLUMNS = (
 
 
 def report(accelerators: Sequence[Hardware], details: bool) -> Report:
-    """Returns the answer as data and as tables: one row per accelerator, or with `details` one table each."""
+    """Returns the report: one row per accelerator, or with `details` one table each."""
     data = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
     return Report(
         data, [_detail_table(hardware) for hardware in accelerators] if details else [_list_table(accelerators)]
@@ -96,7 +96,7 @@ def _detail_table(hardware: Hardware) -> Table:
 
 
 def _detail_rows(hardware: Hardware) -> list[Row]:
-    """Returns one row per known figure."""
+    """Returns one row per known figure of the accelerator."""
     rows = [Row(["memory", units.memory(hardware.memory_bytes), hardware.memory_bytes, "B", None])]
 
     def add(quantity: str, value: int | None, text: str, unit: str) -> None:
@@ -136,7 +136,7 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
 
 
 def _sizes(hardware: Hardware) -> str:
-    """Writes the names of a chip's memory sizes; empty if there is only one."""
+    """Writes the memory sizes in which a chip is sold; empty if there is only one."""
     if not hardware.configurations:
         return ""
     names = [f"{hardware.name}-{size.memory_bytes // 2**30}gb" for size in hardware.configurations]
@@ -144,7 +144,7 @@ def _sizes(hardware: Hardware) -> str:
 
 
 def _by_format(peaks: dict[str, int]) -> dict[str, int]:
-    """Returns peaks by number format, widest format first."""
+    """Returns peak FLOP/s by number format, widest format first."""
     return {dtype: peaks[dtype] for dtype in PEAK_DTYPES if dtype in peaks}
 
 

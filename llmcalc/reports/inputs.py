@@ -1,4 +1,4 @@
-"""Images and audio of a prompt in an answer: the tokens that they become."""
+"""The number of tokens that images and audio of a prompt become, in an answer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def with_inputs(report: Report, inputs: EncodedInputs | None) -> Report:
 
 
 def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
-    """Returns the entry of a document."""
+    """Returns the entry of images and audio in a JSON document."""
     return {"image_tokens": inputs.image_tokens, "audio_tokens": inputs.audio_tokens}
 
 
 def note(inputs: EncodedInputs) -> str:
-    """Writes `of each sequence, 2,508 tokens are images and 750 are audio`."""
+    """Writes the tokens of images and audio: `of each sequence, 2,508 tokens are images and 750 are audio`."""
     parts = [
         f"{units.exact(tokens)} {kind}"
         for tokens, kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))

@@ -1,4 +1,4 @@
-"""`llmcalc kv`: the size of the KV cache, and its size with other attention or another format."""
+"""The report of `llmcalc kv`: the bytes of the KV cache, and its bytes with other attention or number formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DTYPES = ("bfloat16", "float8", "int8", "int4")
 
 
 def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> Report:
-    """Returns the answer as data and as three tables in one unit: by kind of layer, what-ifs, growth.
+    """Returns the report: tables by kind of layer, of what-if changes, and of growth with length, in one unit.
 
     share: the rank that is counted; default the whole model.
     """
@@ -79,7 +79,7 @@ def _dtypes(cache: CacheSize) -> list[str]:
 
 
 def _rank_notes(cache: CacheSize, share: RankShare | None) -> list[str]:
-    """Returns notes about replicas, and about cached bytes that the ranks of a tensor group duplicate."""
+    """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
     if share is None:
         return []
     undivided_bytes = bits_to_bytes(
@@ -178,7 +178,7 @@ def _notes(cache: CacheSize) -> list[str]:
 
 @frozen(repr=False)
 class Cache(CountedAnswer, CacheSize):
-    """The cache of a model."""
+    """The KV cache of a model, in bytes."""
 
     def report(self) -> Report:
         return with_inputs(with_draft(report(self.preset, self, self.share), self.draft), self.inputs)

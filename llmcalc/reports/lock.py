@@ -1,4 +1,4 @@
-"""`llmcalc lock`: the entries of a lock file as data, and what differs from them as a table."""
+"""The report of `llmcalc lock`: the entries of a lock file as data, and the values that differ from them as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .notes import plural
 
 
 def _short_digest(text: str) -> str:
-    """Returns the first digits of a digest, and other values as they are."""
+    """Returns the first digits of a hash digest; other values unchanged."""
     return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
@@ -50,7 +50,10 @@ def _row(data: dict[str, Any]) -> Row:
 
 
 def check_report(file: str, version: str, models: int, changes: Sequence[Change]) -> Report:
-    """Returns what differs from a lock file. version: of llmcalc, that wrote it. models: number of its models."""
+    """Returns the report of values that differ from a lock file. version: the llmcalc that wrote it.
+
+    models: their number.
+    """
     answer = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
     rows = [Row([change.target, change.key, _text(change.locked), _text(change.now)]) for change in changes]
     checked_by = program_version()

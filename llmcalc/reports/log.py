@@ -1,4 +1,4 @@
-"""`llmcalc explain-log`: the terms of a log beside the computed ones, the term that is off, and the flag for it."""
+"""The report of `llmcalc explain-log`: each memory term of a log beside the computed term, and the flag to change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOG_COLUMNS = (
 
 
 def log_report(explained: ExplainedLog) -> Report:
-    """Returns the answer: the document, and a table of the terms."""
+    """Returns the report: the JSON document, and a table of the memory terms."""
     reading = explained.reading
     rows = [
         Row([_title(term), _shown_value(term, term.term.value), _shown_value(term, term.computed), term.difference])
@@ -78,7 +78,7 @@ def _answer(explained: ExplainedLog) -> str:
 
 
 def title_of(name: str) -> str:
-    """Returns the title of a term."""
+    """Returns the displayed title of a memory term."""
     return LOG_TITLES.get(name, name.replace("_", " "))
 
 

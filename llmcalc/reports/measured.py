@@ -1,4 +1,4 @@
-"""`llmcalc params --measure`: the parameters of a class of transformers, measured."""
+"""The report of `llmcalc params --measure`: the measured parameters of a class of transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def report(name: str, class_name: str, tree: Measured) -> Report:
-    """Returns the answer as data and as a table."""
+    """Returns the report of a class's measured parameters as data and as a table."""
     total = tree.params
     data = {
         "model": {"name": name, "kind": "measured", "class": class_name},
@@ -66,7 +66,7 @@ def _add(rows: list[Row], node: Measured, times: int, total: int, depth: int) ->
 
 @dataclass(frozen=True, repr=False)
 class MeasuredParams(Answer):
-    """Parameters of a `transformers` class. name: of its config. cls: class name. tree: its modules."""
+    """The parameters of a `transformers` class. name: the config's name. cls: the class's name. tree: its modules."""
 
     name: str
     cls: str

@@ -1,4 +1,4 @@
-"""`llmcalc memory`: the memory of a run by kind and over time, and the accelerators on which it fits."""
+"""The report of `llmcalc memory`: the bytes of a run by kind and over time, and the accelerators on which it fits."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ STATUS = {
 
 
 def report(preset: Preset, memory: Memory, fits: Sequence[Fit], assumed: str = "") -> Report:
-    """Returns the answer as data and as tables: kinds of memory, phases and accelerators.
+    """Returns the report: tables of the kinds of memory, of phases and of accelerators.
 
     assumed: the accelerator whose runtime is assumed, where none was named.
     """
@@ -119,12 +119,12 @@ def report(preset: Preset, memory: Memory, fits: Sequence[Fit], assumed: str = "
 
 
 def term_name(term: Term) -> str:
-    """Returns the name of a term in tables."""
+    """Returns the displayed name of a memory term."""
     return TERM_NAMES.get(term.name, term.name)
 
 
 def estimated_parts(device: DeviceMemory) -> list[tuple[str, int]]:
-    """Returns names and bytes of the estimated terms that the allocator and the runtime add to the tensors."""
+    """Returns the names and bytes of the estimated terms that allocator and runtime add to the tensors."""
     estimates = [term for term in device.terms if term.status == "estimate"]
     return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates[-2:]]
 
@@ -140,7 +140,7 @@ def fits_table(fits: Sequence[Fit], title: str) -> Table:
 
 
 def verdict_of(fit: Fit) -> str:
-    """Writes `fits`, `tight` or `no`; with `*` if the usable memory is not known and the nominal memory is compared."""
+    """Writes `fits`, `tight` or `no`; with `*` if the usable memory is unknown and the nominal memory is compared."""
     return f"{fit.verdict}*" if fit.nominal else fit.verdict
 
 
@@ -170,7 +170,7 @@ def memory_data(preset: Preset, memory: Memory, fits: Sequence[Fit]) -> dict[str
 
 
 def host_data(device: DeviceMemory) -> dict[str, Any]:
-    """Returns the bytes on the host and their terms; empty if nothing is on the host."""
+    """Returns the bytes of host memory and their terms; empty if nothing is on the host."""
     if not device.host:
         return {}
     terms = [
@@ -180,7 +180,10 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
-    """Writes the terms of host memory, with their sources. ranks: ranks of one host with as much each; default 1."""
+    """Writes the terms of host memory, with their sources.
+
+    ranks: the ranks per host, each with these terms; default 1.
+    """
     if not device.host:
         return []
     parts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
@@ -288,7 +291,7 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
-    """Returns the quantization scheme and the bytes of weights by part; None for weights that are not quantized."""
+    """Returns the quantization scheme and the bytes of weights by part; None if weights are not quantized."""
     size = memory_use.quantized
     if size is None:
         return {"quantization": None, "weights_by_part": None, "weights_by_component": None}
@@ -309,7 +312,7 @@ def _optimizer_data(state: OptimizerState | None) -> dict[str, Any]:
 
 
 def _rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
-    """Returns the kinds of memory at the peak, and the overhead of the allocator and the runtime."""
+    """Returns rows of the kinds of memory at the peak, and of the overhead of allocator and runtime."""
 
     def row(name: str, dtype: str, size: int, depth: int = 0, strong: bool = False, kind: str = "") -> Row:
         part = size / device.device_bytes
@@ -331,7 +334,7 @@ def _rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
 
 
 def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
-    """Returns the parts of quantized weights."""
+    """Returns rows of the parts of quantized weights."""
     size = memory_use.quantized
     if size is None:
         return []
@@ -381,7 +384,7 @@ def _kind_text(memory_use: MemoryUse, kind: str) -> str:
 
 
 def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) -> list[Row]:
-    """Returns the master weights and the optimizer's states, which stay in all phases. phases: kind → bytes of each."""
+    """Returns rows of master weights and optimizer states, which stay in all phases. phases: phase → bytes by kind."""
     if memory_use.optimizer is None or any(kinds.get("optimizer") != phases[0].get("optimizer") for kinds in phases):
         return []
 
@@ -397,7 +400,7 @@ def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) 
 
 
 def phase_rows(device: DeviceMemory) -> list[Row]:
-    """Returns one row per phase: its peak, the module of the peak, and memory over time."""
+    """Returns one row per phase: its peak in bytes, the module of the peak, and a bar of memory over time."""
     rows = []
     for phase in device.moments:
         points = [point for point in device.timeline if point.phase == phase]
@@ -427,7 +430,7 @@ def _leaf_points(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def untested_notes(device: DeviceMemory) -> list[str]:
-    """Returns one warning per missing measurement, with the terms that depend on it."""
+    """Returns one warning per missing measurement, with the memory terms that depend on it."""
     names: dict[str, list[str]] = {}
     for term in device.terms:
         if term.status == "untested":
@@ -452,7 +455,7 @@ def not_counted(memory_use: MemoryUse) -> list[str]:
 
 
 def run_text(memory_use: MemoryUse) -> str:
-    """Writes `training of 2,048 tokens (bf16-master)`."""
+    """Writes a run's phase, tokens and precision: `training of 2,048 tokens (bf16-master)`."""
     workload = memory_use.workload
     batch = "" if workload.batch == 1 else f"{workload.batch:,} × "
     precision = f" ({memory_use.precision})" if memory_use.precision else ""
@@ -487,7 +490,7 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
 
 
 def _pure_note(memory: Memory) -> str:
-    """Writes the tensors that pure bf16 keeps; empty for another precision than the default."""
+    """Writes which tensors pure bf16 keeps in 16 bits; empty for another precision than the default."""
     if memory.states.precision != "bf16-master":
         return ""
     try:
@@ -561,7 +564,7 @@ def _execution_note(memory: Memory) -> str:
 
 
 def _chunk_note(memory: Memory) -> str:
-    """Writes the length of chunks of prompts; empty if prompts are read whole."""
+    """Writes the chunk length of a chunked prefill; empty if prompts are processed whole."""
     chunk, seq = prompt_chunk(memory.settings, memory.states), memory.states.workload.seq
     if memory.settings.phase == "decode" or chunk is None or chunk >= seq:
         return ""

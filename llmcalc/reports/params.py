@@ -1,4 +1,4 @@
-"""`llmcalc params`: the parameters of a model, by component."""
+"""The report of `llmcalc params`: the parameters of a model, by component."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 def report(preset: Preset, count: ParameterCount, share: RankShare | None = None) -> Report:
-    """Returns the answer as data and as a table. share: the rank that is counted; default the whole model."""
+    """Returns the report of parameters as data and as a table. share: the counted rank; default the whole model."""
     total = count.total
     data = {
         "model": model_data(preset),
@@ -70,7 +70,7 @@ def report(preset: Preset, count: ParameterCount, share: RankShare | None = None
 
 
 def answer(count: ParameterCount) -> str:
-    """Writes `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
+    """Writes the number of parameters: `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
     active = "" if count.active == count.total else f", {units.count(count.active)} active per token"
     return f"{units.count(count.total)} parameters{active}"
 
@@ -80,7 +80,7 @@ Part: TypeAlias = tuple[str, Row]
 
 
 def _rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
-    """Returns one row per part of the model, and per sublayer of a group of layers; norms are summed."""
+    """Returns one row per part of the model and per sublayer of a group of layers; the norms share a row."""
     parts: list[Part] = []
     for place in tree.place().children():
         if not place.optional or place.optional in include:
@@ -119,7 +119,7 @@ def _row(name: str, per_repeat: int, repeat: int, total: int, depth: int) -> Row
 
 
 def _with_bars(parts: Sequence[Part]) -> list[Row]:
-    """Adds a bar to each row of one component; the bars add up to the whole."""
+    """Adds a bar to each row of one component, in proportion to the whole model."""
     rows: list[Row] = []
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
     for i, (kind, row) in enumerate(parts):
@@ -157,7 +157,7 @@ def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> li
 
 
 def _rank_notes(preset: Preset, count: ParameterCount, share: RankShare) -> list[str]:
-    """Returns notes about the rank, its copied parameters and the whole model."""
+    """Returns notes about the counted rank, its copied parameters and the whole model."""
     model_total = preset.model.tree().total(total_of, include=count.include)
     spec, chunks = preset.model, share.model.chunks
     tied = spec.tie_word_embeddings and share.layout.pp > 1 and chunks.first != chunks.last
@@ -211,7 +211,7 @@ def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
 
 
 def _figures(include: frozenset[str]) -> Figures:
-    """Returns a function that gives total parameters of a node in the JSON tree, and active ones if fewer."""
+    """Returns a function that gives a node's total parameters for the JSON tree, and its active ones if fewer."""
 
     def figures(place: Place) -> dict[str, Any]:
         data = figures_of("params", place, total_of, include)

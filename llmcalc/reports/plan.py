@@ -1,4 +1,4 @@
-"""`llmcalc plan`: the layouts that fit, best first, and the reasons why others do not."""
+"""The report of `llmcalc plan`: the layouts that fit, best first, and the reasons why others do not fit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Colum
 
 
 def report(preset: Preset, planned: LayoutPlan, instead: str = "", sizes: Mapping[str, int] | None = None) -> Report:
-    """Returns the answer as data and as tables: the best layouts, and the number of refused layouts per reason.
+    """Returns the report: the best layouts, and the number of refused layouts per reason.
 
     instead: the nearest possible layouts if no layout is possible; default empty.
     sizes: sizes of a layout whose place in the order is shown; default none.
@@ -68,7 +68,7 @@ def report(preset: Preset, planned: LayoutPlan, instead: str = "", sizes: Mappin
 
 
 def _place(planned: LayoutPlan, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the place of a layout among those whose tensors may fit; its place is None if it is not among them."""
+    """Returns the rank of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
     order = planned.plan.order
     return {"layout": dict(sizes), "place": place_of(order, sizes), "of": len(order)}
 
@@ -81,7 +81,7 @@ def _place_text(place: dict[str, Any]) -> str:
 
 
 def _answer(planned: LayoutPlan) -> str:
-    """Writes the number of layouts that fit, of all or of the replayed layouts, and the time of the fastest."""
+    """Writes how many layouts fit, of all or of the replayed layouts, and the seconds of the fastest layout."""
     plan = planned.plan
     fastest = planned.range(plan.feasible[0]) if plan.feasible else None
     time_text = "" if fastest is None else f"; the fastest takes {range_text(fastest)} a step"
@@ -108,7 +108,7 @@ def _row(planned: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
 
 
 def _order_notes(planned: LayoutPlan) -> list[str]:
-    """Returns notes on the order of layouts and its uncertainty."""
+    """Returns notes on the order of layouts and on its uncertainty."""
     if planned.times is None:
         untimed = f"; no time: {planned.untimed}" if planned.untimed else ""
         return [
@@ -152,7 +152,10 @@ def _notes(planned: LayoutPlan) -> list[str]:
 
 
 def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool = False) -> dict[str, Any]:
-    """Returns a layout as plain data; bytes are exact integers. tie: whether its time equals the layouts before it."""
+    """Returns a layout as plain data; bytes are exact integers.
+
+    tie: whether its time equals that of the layouts before it.
+    """
     timed = {} if seconds is None else {"seconds": seconds.seconds(), "tie": tie}
     return timed | {
         "layout": candidate.layout.data(),

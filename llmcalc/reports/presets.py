@@ -1,4 +1,4 @@
-"""`llmcalc presets`: the models that come with llmcalc, their counts, published counts and sources."""
+"""The report of `llmcalc presets`: the models that come with llmcalc, their counts, published counts and sources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DETAIL_COLUMNS = (
 
 
 def report(presets: Sequence[Counted], details: bool) -> Report:
-    """Returns the answer as data and as tables: one row per model, or with `details` one table per model."""
+    """Returns the report: one row per model, or with `details` one table per model."""
     data = {"presets": [preset_data(preset, count) for preset, count in presets]}
     return Report(
         data, [_detail_table(preset, count) for preset, count in presets] if details else [_list_table(presets)]
@@ -71,7 +71,7 @@ def _list_table(presets: Sequence[Counted]) -> Table:
 
 
 def _verdict(preset: Preset, count: ParameterCount) -> str:
-    """Writes `equal`, a difference, or `≈70B`."""
+    """Writes the comparison with the published count: `equal`, a difference, or `≈70B`."""
     exact = preset.published.parameters
     if exact is None:
         return f"≈{preset.published.nominal}" if preset.published.nominal else ""

@@ -29,7 +29,7 @@ def trim_to_screen(report: Report) -> Report:
 
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:
-    """Returns the tables of one target that fit; the notes of the others stand below the last."""
+    """Returns one model's tables that fit; the notes of the left-out tables stand below the last table."""
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
     for i in sorted(range(len(tables)), key=lambda i: (i > 0, not tables[i].sooner, i)):

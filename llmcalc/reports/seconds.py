@@ -1,4 +1,4 @@
-"""`llmcalc time`: the range of an estimate, its class, and the parts of the time with the bound of each."""
+"""The report of `llmcalc time`: the range of an estimate in seconds, its class, and the parts of the time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FEW_NODES = 4
 
 
 def duration(seconds: float, unit: str = "", digits: int = 2) -> str:
-    """Writes a duration with two digits: `6.8 s`, `35 ms`, `12 min`. unit: the unit; default the largest."""
+    """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. unit: default the largest that fits."""
     unit = unit or unit_of(seconds)
     value = seconds / FACTORS[unit]
     rounded = float(f"{value:.{digits}g}")
@@ -64,7 +64,7 @@ FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def unit_of(seconds: float) -> str:
-    """Returns the largest unit in which a duration is at least 1; hours and minutes from 2 on."""
+    """Returns the largest unit in which a duration is at least 1; for hours and minutes at least 2."""
     for unit, minimum in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= minimum:
             return unit
@@ -76,26 +76,26 @@ def _exponent(value: float) -> int:
 
 
 def range_text(estimate: Range) -> str:
-    """Writes `5.8 to 8.7 s, likely 6.8`."""
+    """Writes the range of an estimate: `5.8 to 8.7 s, likely 6.8`."""
     unit = unit_of(float(estimate.estimate))
     likely = duration(float(estimate.estimate), unit).removesuffix(f" {unit}")
     return f"{range_of(estimate, ' to ')} {unit}, likely {likely}"
 
 
 def range_of(estimate: Range, between: str = "-") -> str:
-    """Writes the ends of a range in the unit of its estimate: `5.8-8.7`."""
+    """Writes the ends of a range, in the unit of the likely value: `5.8-8.7`."""
     unit = unit_of(float(estimate.estimate))
     low, high = (duration(float(end), unit).removesuffix(f" {unit}") for end in (estimate.low, estimate.high))
     return f"{low}{between}{high}"
 
 
 def tpot_text(run: TimedRun) -> str:
-    """Writes the range of a time: `8.1-12 ms`."""
+    """Writes the range of the seconds per token: `8.1-12 ms`."""
     return f"{range_of(run.range)} {unit_of(run.seconds)}"
 
 
 def decoding_data(run: TimedRun | None) -> dict[str, Any]:
-    """Returns the time of a token of every user, and the tokens/s, as plain data; null without a time."""
+    """Returns the seconds per token of every user and the tokens/s as plain data; null without an estimate."""
     return {
         "tpot": None if run is None else run.range.seconds(),
         "tokens_per_second": None if run is None else rounded(run.tokens_per_second),
@@ -114,7 +114,7 @@ DECODING_COLUMNS = (
 
 
 def class_text(estimate: Range, title: str) -> str:
-    """Writes the class of an estimate in words, with its tested errors."""
+    """Writes the class of an estimate in words, with the tested errors of the class."""
     tested = estimate.tested
     if tested is None:
         return f"{title} on this device was never tested: the range is the widest"
@@ -128,7 +128,7 @@ def class_text(estimate: Range, title: str) -> str:
 def report(
     preset: Preset, run: TimedRun, by_node: int | None = None, measured: tuple[float, list[str]] | None = None
 ) -> Report:
-    """Returns the answer as data and as tables.
+    """Returns the report of an estimated time as data and as tables.
 
     by_node: levels of the model's tree that nodes are listed by; None for the shortest list.
     measured: a measured time and the lines that could explain it; None without one.
@@ -148,7 +148,7 @@ def report(
 
 
 def _run_text(run: TimedRun) -> str:
-    """Writes `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
+    """Writes a timed run: `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
     sequences = plural(run.sequences, "sequence")
     tokens = {
         "training": f"training of {sequences} of {run.seq:,} tokens",
@@ -161,7 +161,7 @@ def _run_text(run: TimedRun) -> str:
 
 
 def _part_rows(run: TimedRun) -> list[Row]:
-    """Returns the parts of the run, with the shares of their bounds."""
+    """Returns rows of the parts of the run, with the share of each bound (compute, memory, communication)."""
     unit = unit_of(run.seconds)
     parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
     bounds = sorted(run.bounds.items(), key=lambda item: -item[1])

@@ -1,4 +1,4 @@
-"""`llmcalc serve`: the cheapest server that keeps the limits, the others beside it, and its load curve."""
+"""The report of `llmcalc serve`: the cheapest server within the limits, the other servers, and its load curve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_COUNTED = (
 
 
 def money(value: float) -> str:
-    """Writes money with three digits, without a currency."""
+    """Writes an amount of money with three significant digits, without a currency."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
@@ -71,7 +71,7 @@ CURVE_COLUMNS = (
 
 
 def layout_text(server: Server) -> str:
-    """Writes `2 × tp4 pp2, fp8-dynamic, kv fp8`."""
+    """Writes a server's replicas, layout and formats: `2 × tp4 pp2, fp8-dynamic, kv fp8`."""
     sizes = server.sizes
     layout = " ".join(f"{name}{size}" for name, size in vars(sizes).items() if size > 1) or "tp1"
     copies = f"{server.replicas} × " if server.replicas > 1 else ""
@@ -80,7 +80,7 @@ def layout_text(server: Server) -> str:
 
 
 def report(study: ServeStudy, servers: Servers) -> Report:
-    """Returns the answer as data and as tables."""
+    """Returns the report of a study of servers as data and as tables."""
     from ..workload.workload import Workload
 
     preset, requests = study.preset, study.requests
@@ -102,7 +102,7 @@ def report(study: ServeStudy, servers: Servers) -> Report:
 
 
 def load_text(study: ServeStudy) -> str:
-    """Writes the load: `64 users of 8,192 + 1,024 tokens`."""
+    """Writes the load of a study: `64 users of 8,192 + 1,024 tokens`."""
     limits, requests = study.limits, study.requests
     if study.trace is not None:
         number = f"{plural(len(study.trace.requests), 'request')} in {duration(study.trace.span)}"
@@ -113,7 +113,7 @@ def load_text(study: ServeStudy) -> str:
 
 
 def _columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
-    """The columns: with a price the cost of a token, which is in proportion to the devices over its rate."""
+    """Returns the columns; with a price also the cost per million tokens."""
     unused = "cost_per_million" if study.price is None else "per_device"
     return [column for column in columns if column.key != unused]
 
@@ -145,7 +145,7 @@ def _aside(study: ServeStudy) -> str:
 
 
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
-    """Returns rows of servers: the chosen one, then others that keep the limits, the cheapest first, then the rest."""
+    """Returns rows of servers: the chosen server, then others within the limits, the cheapest first, then the rest."""
     chosen = servers.chosen
     order = sorted(range(len(servers.servers)), key=lambda index: _order(servers, index))
     rows = []
@@ -166,7 +166,7 @@ def _order(servers: Servers, index: int) -> tuple[bool, float, int]:
 
 
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
-    """Returns rows of a trace's servers: servers that keep the limits, the fewest devices first, then the others."""
+    """Returns rows of a trace's servers: servers within the limits, the fewest devices first, then the others."""
     chosen = servers.chosen
     rows = []
     for index in sorted(range(len(servers.servers)), key=lambda index: _order(servers, index)):
@@ -184,7 +184,7 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
 
 
 def _cost(study: ServeStudy, server: Server, times: TraceTimes) -> float | None:
-    """Money of a million output tokens of the trace; None without a price."""
+    """Returns the money per million output tokens of the trace; None without a price."""
     if study.price is None:
         return None
     return study.price * server.devices / 3600 / times.output_tokens_per_second * 1e6
@@ -201,7 +201,7 @@ def _rates(point: Point, study: ServeStudy) -> list[Any]:
 
 
 def _range_cell(seconds: Range | Amount) -> str:
-    """Writes `0.42-12 s`, in the unit of its upper end."""
+    """Writes a range of seconds, in the unit of its upper end: `0.42-12 s`."""
     low, high = float(seconds.low), float(seconds.high)
     unit = unit_of(high)
     range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low, high))
@@ -241,7 +241,7 @@ def _notes(study: ServeStudy, servers: Servers) -> list[str]:
 
 
 def speculation_text(speculation: Speculation) -> str:
-    """Writes the draft of speculative decoding, and the tokens of a step."""
+    """Writes the draft model of speculative decoding, and the tokens per step."""
     return (
         f"{plural(speculation.tokens, 'token')} drafted in a step, each accepted with the chance "
         f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; this was "
@@ -250,7 +250,7 @@ def speculation_text(speculation: Speculation) -> str:
 
 
 def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
-    """Returns the draft of speculative decoding as plain data; None without one."""
+    """Returns the draft model of speculative decoding as plain data; None without a draft model."""
     speculation = study.speculation
     if speculation is None:
         return None
@@ -262,7 +262,7 @@ def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
 
 
 def point_data(point: Point) -> dict[str, Any]:
-    """Returns a point as plain data."""
+    """Returns a server at one concurrency as plain data."""
     return {
         "concurrency": point.concurrency,
         "ttft": point.ttft.seconds(),
@@ -312,7 +312,7 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
 
 
 def _trace_data(study: ServeStudy) -> dict[str, Any] | None:
-    """The trace's requests as plain data; None without one."""
+    """Returns the trace's requests as plain data; None without a trace."""
     trace = study.trace
     if trace is None:
         return None

@@ -1,4 +1,4 @@
-"""`llmcalc shape`: shapes of one budget, compared with published studies of depth and width."""
+"""The report of `llmcalc shape`: shapes of equal cost, compared with published studies of depth and width."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LITERATURE_COLUMNS = (
 def report(
     study: Study, preset: Preset, is_target: bool = True, literature: bool = False, flat: bool = False
 ) -> Report:
-    """Returns the answer as data and as tables.
+    """Returns the report of a study of shapes as data and as tables.
 
     preset: the model whose ratios the shapes have.
     is_target: whether that model is the TARGET; False if no TARGET was given.
@@ -104,7 +104,7 @@ def report(
 
 
 def _cost_columns(study: Study) -> Sequence[Column]:
-    """Returns the columns. Each has the unit in which its smallest value is at least 1."""
+    """Returns the columns of costs. A column's unit is the one in which its smallest value is at least 1."""
     sizes = units.count_scale(min(s.parameters for s in study.shapes))
     flops_scale = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
     cached = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
@@ -184,7 +184,7 @@ def _budget(study: Study) -> dict[str, Any]:
 
 
 def _proportions(study: Study) -> dict[str, Any]:
-    """Returns the ratios that all shapes share, taken from the first."""
+    """Returns the ratios that all shapes share, read from the first shape."""
     family, stack = study.family, study.shapes[0].stack
     return {
         "feed_forward_ratio": stack.feed_forward_ratio,
@@ -251,7 +251,7 @@ def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> l
 
 
 def _fixed_sizes(study: Study) -> str:
-    """Writes the sizes that all shapes share, taken from the first."""
+    """Writes the sizes that all shapes share, read from the first shape."""
     spec, first_stack = study.family.spec, study.shapes[0].stack
     tied = "tied" if spec.tie_word_embeddings else "untied"
     kv = (
@@ -282,7 +282,7 @@ def _training_budget(study: Study) -> str:
 
 
 def _active(study: Study) -> list[int]:
-    """Returns active parameters per token: the target's, else the budget's; for mixtures of experts least and most."""
+    """Returns active parameters per token: the target model's, else the budget's; for experts least and most."""
     of_target = [shape.active for shape in study.shapes if shape.target]
     if of_target or not study.shapes[0].stack.mixture_of_experts:
         return of_target or [study.budget.value]

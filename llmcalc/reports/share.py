@@ -1,4 +1,4 @@
-"""Texts and data about the rank that an answer counts."""
+"""Texts and data about the single rank of a layout whose counts an answer has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def layout_text(layout: Layout) -> str:
-    """Writes the groups of more than one rank: `tp 2 · sp · pp 4 · dp 8`; sp is sequence parallelism."""
+    """Writes the groups with more than one rank: `tp 2 · sp · pp 4 · dp 8`; sp is sequence parallelism."""
     return " · ".join(_groups(layout)) or ALONE
 
 
@@ -38,17 +38,17 @@ def _groups(layout: Layout) -> list[str]:
 
 
 def share_data(share: RankShare | None) -> dict[str, Any]:
-    """Returns the fields that only the document of a single rank has."""
+    """Returns the fields that only a single rank's document has."""
     return {} if share is None else {"layout": share.layout.data(), "rank": share.rank}
 
 
 def with_rank(subtitle: str, share: RankShare | None) -> str:
-    """Adds the rank to a text: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
+    """Adds the rank to a subtitle: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
     return subtitle if share is None else f"{subtitle}; {rank_text(share)}"
 
 
 def rank_text(share: RankShare) -> str:
-    """Writes `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
+    """Writes the rank and its layers: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
     layout, chunks = share.layout, share.model.chunks
     rank_description = f"rank {share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
@@ -64,6 +64,6 @@ def share_notes(share: RankShare | None, *notes: str) -> list[str]:
 
 
 def copies_text(copied: dict[str, Number]) -> str:
-    """Writes which parameters are replicated over the tensor-parallel group; empty without any."""
+    """Writes which parameters are replicated over the tensor-parallel group; empty if none are."""
     parts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied.items())
     return f"other ranks of its tensor group have these parameters too: {parts}" if parts else ""

@@ -15,7 +15,7 @@ def source_data(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def source_notes(sources: Sequence[Source], listed: bool = True) -> list[str]:
-    """Returns one note per source: the facts that it gives, its address, and when it was checked.
+    """Returns one note per source: the facts that it states, its address, and the date on which it was read.
 
     listed: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
     """

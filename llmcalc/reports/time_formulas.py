@@ -1,4 +1,4 @@
-"""`llmcalc explain --quantity time`: closed forms of the seconds of a node's kernels, with numbers and sources."""
+"""The report of `llmcalc explain --quantity time`: closed forms of the seconds of a node's kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, Any]) -> Report:
-    """Returns the answer as data and as a table. setting: the run in which the formulas are evaluated."""
+    """Returns the report of the formulas. setting: the run in which the formulas are evaluated."""
     data = {
         "model": model_data(preset),
         "node": setting["node"],
@@ -42,7 +42,7 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, A
 
 
 def _used(formulas: Sequence[TimeFormula]) -> list[str]:
-    """The symbols that the formulas have."""
+    """Returns the symbols that occur in the formulas."""
     words = {word for formula in formulas for word in formula.symbolic.replace("(", " ").replace(")", " ").split()}
     return [name for name in SYMBOLS if name in {word.rstrip(",") for word in words}]
 

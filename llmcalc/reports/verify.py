@@ -1,4 +1,4 @@
-"""`llmcalc verify`: which quantities agree, and every mismatch."""
+"""The report of `llmcalc verify`: which quantities agree with the witness, and every mismatch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
 
 
 def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
-    """Returns one warning for the parts whose memory was never measured, with the models that use them."""
+    """Returns one warning for the parts whose memory was never measured, with the models that use those parts."""
     models: dict[str, list[str]] = {}
     for verdict in verdicts:
         for part in verdict.untested:
@@ -75,7 +75,7 @@ def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
 
 
 def _speed(measured: dict[str, Any]) -> str:
-    """Writes the measured speed of one forward pass, in a line."""
+    """Writes the measured speed of one forward pass in one line."""
     rate = (
         f"{units.amount(measured['flops_per_second'], 'FLOP/s')} over a forward pass of {measured['tokens']:,} tokens"
     )
@@ -91,7 +91,7 @@ def _speed(measured: dict[str, Any]) -> str:
 
 
 def _group(check: Check) -> str:
-    """Returns the quantity under which a check is reported; all checks of memory have the same."""
+    """Returns the quantity under which a check is reported; all checks of memory share a quantity."""
     return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
 
 
@@ -202,7 +202,7 @@ def _bounds(checks: list[Check]) -> str:
 
 
 def _memory(verdicts: list[Verdict]) -> list[str]:
-    """Returns which runs the memory was compared in, and which runs were left out."""
+    """Returns the runs whose memory was compared, and the runs that were left out."""
     compared = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
     notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in compared if memory["runs"]]
     if len(notes) > 1:
@@ -216,7 +216,7 @@ def _memory(verdicts: list[Verdict]) -> list[str]:
 
 
 def _distributed_note(verdicts: list[Verdict]) -> list[str]:
-    """Returns which processes ran, and which of their bytes are not compared."""
+    """Returns which distributed processes ran, and which of their bytes were not compared."""
     info = verdicts[0].info
     layout = info["layout"]
     degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
@@ -233,7 +233,7 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
 
 
 def _coverage(verdicts: list[Verdict]) -> str:
-    """Writes the number of parts with parameters that are compared individually, and lists the others."""
+    """Writes the number of parts with parameters that were compared individually, and lists the others."""
     covered = [(v, v.coverage) for v in verdicts if v.coverage is not None]
     single, summed = sum(len(c.alone) for _, c in covered), sum(len(c.summed) for _, c in covered)
     missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in covered for path in c.missing]

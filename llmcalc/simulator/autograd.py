@@ -21,14 +21,14 @@ from .tensor import UINT8, Backward, Dtype, Gradient, Meter, Node, Saved, Storag
 
 
 class Results(Protocol):
-    """Stores results of operations for selective recomputation, or returns stored ones."""
+    """Stores the results of operations for selective recomputation, or returns results stored earlier."""
 
     def operation_result(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Returns the result of an operation. make: computes it. name: the operation."""
 
 
 class Graph:
-    """The autograd state shared by all operations of a run.
+    """The autograd state that all operations of a run share.
 
     enabled: whether operations record nodes.
     adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
@@ -102,7 +102,7 @@ class Graph:
         return Saved(tensor.detached())
 
     def leave_autocast(self) -> None:
-        """Leaves autocast, and drops its copies of weights."""
+        """Leaves the autocast context, and frees the weights' copies that autocast cached."""
         self.autocast, self.casts = None, {}
 
     @contextmanager
@@ -251,7 +251,7 @@ def _run_node(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]
 
 
 def _reference_count(value: object) -> int:
-    """Counts the references to a function's argument."""
+    """Counts the Python references to a function's argument."""
     return sys.getrefcount(value)
 
 
@@ -263,7 +263,7 @@ where calls borrow variables."""
 def _add(
     graph: Graph, gradients: dict[tuple[int, int], Tensor], key: tuple[int, int], gradient: Tensor, node: Node | None
 ) -> None:
-    """Accumulates another gradient: in place if nothing else references the first gradient.
+    """Accumulates a further gradient: in place if nothing else references the first gradient.
 
     node: whose output's gradient it is; None for a trained tensor's.
 

@@ -23,7 +23,7 @@ class _AllRecomputed(Exception):
 
 
 class Region:
-    """One checkpointed call (non-reentrant). Its arguments live until its last node has run.
+    """A checkpointed call (non-reentrant). Its arguments stay referenced until its last node has run.
 
     run: computes the call's result from its arguments. early: whether running again stops at the last tensor that is
     needed. kept: the operations whose results are kept (selective checkpointing), by name. alternate: of these, those
@@ -56,7 +56,7 @@ class Region:
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
     def keeps(self, name: str, calls: Counter[str]) -> bool:
-        """Whether the next result of an operation is stored. calls: operation → number of calls, incremented here."""
+        """Whether an operation's next result is stored. calls: operation → number of calls, incremented here."""
         calls[name] += 1
         return name in self.saved_operations and (name not in self.alternate or calls[name] % 2 == 1)
 
@@ -67,7 +67,7 @@ class Region:
         return recomputed_tensor
 
     def drop_unread(self) -> None:
-        """Drops stored results after the last saved tensor, which the backward pass does not need."""
+        """Drops stored results after the last saved tensor, because the backward pass does not need them."""
         for name, result_number, saved_before in self.made_after:
             if saved_before == len(self.packed):
                 self.results[name][result_number] = None
@@ -111,7 +111,7 @@ class Region:
 
 
 class _RecomputedTensor(Saved):
-    """A saved tensor that is recomputed when the backward pass needs it."""
+    """A saved tensor that is recomputed when the backward pass needs its values."""
 
     __slots__ = ("__weakref__", "number", "region")
 
@@ -159,7 +159,7 @@ class _KeptResults:
 
 
 def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
-    """Returns a detached alias of a tensor. is_leaf: whether it is trained or has no gradient function.
+    """Returns a detached alias of a tensor. is_leaf: whether the tensor is trained or has no gradient function.
 
     wanted: whether it wants a gradient, which here nothing passes on.
     """
@@ -172,7 +172,7 @@ def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient
 
 
 def _alias(tensor: Tensor, trained: bool) -> Tensor:
-    """Returns the same tensor without its graph. trained: whether it needs a gradient."""
+    """Returns the same tensor without its graph. trained: whether the alias needs a gradient."""
     copy = tensor.detached()
     copy.leaf = trained
     return copy

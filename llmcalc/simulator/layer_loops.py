@@ -16,7 +16,7 @@ SHORT_RUN_REPEATS = 3
 
 @dataclass(frozen=True)
 class LayerStack:
-    """The layers of a stack: a repeated pattern, with irregular layers before and after it.
+    """The layers of a stack: a repeated pattern of layers, with irregular layers before and after the repeats.
 
     path: module path of the layers, without an index.
     before: layers before the pattern begins.
@@ -65,7 +65,7 @@ class LayerStack:
         return f"{self.path}.{place.layer_index}{place.path[len(self.path) :]}"
 
     def end(self, repeats: int) -> int:
-        """Returns the index after the last layer, in a run with fewer or more repeats."""
+        """Returns the index after the last layer, in a run with another number of repeats."""
         return self.before + self.period * repeats + self.rest * (self.period // self.times) + self.after
 
     def kind_repeats(self, repeats: int) -> int:
@@ -74,7 +74,7 @@ class LayerStack:
 
     @property
     def can_extrapolate(self) -> bool:
-        """Whether the two runs of an extrapolation have fewer layers than a full run."""
+        """Whether the two runs from which the bytes are extrapolated have fewer layers than the full run."""
         return 2 * (self.irregular_layers + self.period * SHORT_RUN_REPEATS) + self.period < self.layers
 
 
@@ -107,7 +107,7 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
 
 
 def _shares_tensors(kind: Scope) -> bool:
-    """Whether layers of a kind share a tensor: an encoder's output, a position bias, or weights."""
+    """Whether layers of a kind share a tensor, such as an encoder's output, a position bias or a weight."""
     assert kind.takes is not None
     inner_storages = {id(kind.takes.storage)}
     for step in kind.steps():

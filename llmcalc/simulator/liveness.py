@@ -1,4 +1,4 @@
-"""Liveness of a program's values: the last step that reads each, and modules that never run."""
+"""Liveness of a program's values: the last step that reads each value, and modules that never run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..flow.value import Value
 
 
 def unused_modules(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]:
-    """Yields name, primitive and number of copies of nodes that no pass runs, without optional parts.
+    """Yields name, primitive and number of copies of the nodes that no pass runs, without optional parts.
 
     times: the number of copies of the scope.
     """
@@ -46,7 +46,7 @@ def modules_below(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Sc
 
 
 def base_among(value: Value | None, candidates: set[int]) -> int | None:
-    """Returns the id of the value, or of its nearest base, that is a candidate; None if there is none."""
+    """Returns the id of the first candidate among the value and its bases, nearest first; None if there is none."""
     while value is not None and id(value) not in candidates:
         value = value.of
     return None if value is None else id(value)

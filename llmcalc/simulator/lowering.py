@@ -119,7 +119,7 @@ class Lowering(ProgramLowering):
 
     @property
     def carried(self) -> dict[Any, Tensor]:
-        """The tensors that a layer passes to the next one in addition to its output (`Flow.carry`)."""
+        """The tensors that a layer passes to the next layer in addition to its output (`Flow.carry`)."""
         return {key: tensor for key, tensor in self.memo.items() if self.carries and key[0] == CARRIED}
 
     def carry(self, tensors: dict[Any, Tensor]) -> None:

@@ -20,7 +20,7 @@ class ParameterTensors(ValueTensors):
     """The parameters and buffers of a program, allocated at their first use."""
 
     def weight(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
-        """Returns a module's parameter by name, allocated at its first use. module: default the current one."""
+        """Returns a module's parameter by name, allocated at its first use. module: default the current module."""
         key = (*(self.module_path() if module is None else module), name)
         return self.parameter(key, shape, self.dtype, self.adapters is None)
 

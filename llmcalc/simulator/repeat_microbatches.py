@@ -136,7 +136,7 @@ class EventMeter(Meter):
 
 
 class SummedPeak(Peak):
-    """A peak whose bytes by kind are summed when read: the bytes before a pass, plus the bytes that the pass adds."""
+    """A peak whose bytes by kind are summed on read: the bytes before a pass, plus the bytes that the pass adds."""
 
     __slots__ = ("_by_kind", "added", "before")
 
@@ -184,7 +184,7 @@ PassCase: TypeAlias = tuple[int, str, int, str]
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives its pass: the pass's output, or a gradient.
+    """A tensor that outlives the pass that creates it: the pass's output, or a gradient.
 
     number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -199,7 +199,7 @@ class OutputTensor(NamedTuple):
     strides: Strides
 
     def storage(self, meter: EventMeter, base: int) -> Storage:
-        """Creates its storage in a replayed pass. base: number of the pass's first storage."""
+        """Creates the tensor's storage in a replayed pass. base: the number of the pass's first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = meter, self.bytes
         storage.block = Block(self.bytes, self.kind, base + self.number)
@@ -242,7 +242,7 @@ class PassTrace:
     input_kind: str | None = None
 
     def relative(self, pass_id: PassId, previous_pass: PassId | None) -> PassTrace:
-        """Returns the trace with other passes' micro-batches relative to this pass's.
+        """Returns the trace with the micro-batches of other passes numbered relative to this pass.
 
         previous_pass: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
         """
@@ -257,7 +257,7 @@ class PassTrace:
         return replace(self, releases_of_other_passes=releases)
 
     def is_like(self, other: PassTrace) -> bool:
-        """Whether another trace has the same events, but for the numbers that storages have in the previous pass."""
+        """Whether another trace has the same events, except for storage numbers of the previous pass."""
         without_numbers = (
             {
                 pass_id: [step for step, _ in releases] if pass_id[1] == PREVIOUS else releases
@@ -273,7 +273,7 @@ class PassTrace:
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
     def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
-        """Returns the trace with other numbers of the previous pass's storages; None if one of them is not known."""
+        """Returns the trace with other numbers for the previous pass's storages; None if any of them is unknown."""
         releases = self.releases_of_previous(chunk)
         if not releases:
             return self
@@ -284,7 +284,7 @@ class PassTrace:
 
 
 class PassCounter:
-    """Counts passes, and determines the case of each.
+    """Counts passes, and determines the case of each pass: passes of the same case have the same events.
 
     by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -306,7 +306,7 @@ class PassCounter:
         self.fresh = [True] * len(self.fresh)
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a forward pass of a chunk. Returns the case that it repeats, and its id."""
+        """Counts a forward pass of a chunk. Returns the pass's case (whose events it repeats) and the pass's id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
         return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
@@ -322,7 +322,7 @@ class PassCounter:
         return chunk, kind, _nth(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass of a chunk. Returns its case and its id."""
+        """Counts a backward pass of a chunk. Returns the pass's case (whose events it repeats) and the pass's id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -331,7 +331,7 @@ class PassCounter:
         return self._after_previous((chunk, "B", _nth(pass_number), state), (chunk, "B", pass_number))
 
     def _after_previous(self, case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
-        """Adds the kind of the chunk's previous pass to a case, where cases have it."""
+        """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
             return case, pass_id
         chunk, kind, number, state = case
@@ -342,7 +342,7 @@ class PassCounter:
 
 
 def _nth(pass_number: int) -> int:
-    """Returns the index of a pass within its case, at most 2.
+    """Returns the index of a pass within its case; all passes from the third on have index 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -370,7 +370,7 @@ class RecordedPass(NamedTuple):
 
 
 class PassRecorder(PassCounter):
-    """Runs passes and records them. by_previous: as of `PassCounter`."""
+    """Runs passes and records them. by_previous: as in `PassCounter`."""
 
     def __init__(self, meter: Recorder, chunks: int, by_previous: bool = False) -> None:
         super().__init__(chunks, by_previous)
@@ -378,7 +378,7 @@ class PassRecorder(PassCounter):
         self.passes: list[RecordedPass] = []
 
     def forward(self, chunk: int, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        """Runs a forward pass. run: computes its output."""
+        """Runs and records a forward pass. run: the function that computes its output."""
         return self._run(*self.next_forward(chunk), input_tensor, run)
 
     def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
@@ -395,7 +395,7 @@ class PassRecorder(PassCounter):
         return output
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
-        """Runs a backward pass. leaves: tensors that may have their gradients after it."""
+        """Runs and records a backward pass. gradient_leaves: tensors that may have their gradients after the pass."""
         case, pass_id = self.next_backward(chunk)
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()
@@ -408,24 +408,24 @@ class PassRecorder(PassCounter):
         self.passes.append(RecordedPass(case, pass_id, start, end, start_place, None, gradients, self.previous))
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """Returns case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
+        """Returns the trace of each case's passes. Raises `NotRepeating` if passes of a case differ."""
         return RecordedPasses(self.meter.events, self.passes, self.by_previous).traces()
 
     def recorded(self) -> RecordedPasses:
-        """Ends the recording and returns its passes; later events are not theirs."""
+        """Ends the recording and returns the recorded passes; later events belong to none of them."""
         return RecordedPasses(self.meter.cut(), self.passes, self.by_previous)
 
 
 @dataclass(frozen=True)
 class RecordedPasses:
-    """The passes of a recorded run. events: its events. by_previous: as of `PassCounter`."""
+    """The passes of a recorded run. events: the run's events. by_previous: as in `PassCounter`."""
 
     events: Sequence[Event]
     passes: Sequence[RecordedPass]
     by_previous: bool
 
     def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
-        """Returns case → the trace of its passes. Raises `NotRepeating` if passes of a case differ.
+        """Returns the trace of each case's passes. Raises `NotRepeating` if passes of a case differ.
 
         allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
         """
@@ -442,7 +442,7 @@ class RecordedPasses:
 
 
 def with_unrecorded_cases(traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
-    """Adds cases that a schedule may have and that were not recorded, where recorded ones tell what they do.
+    """Adds cases that a schedule may have but the recording has not, if recorded cases determine their events.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
@@ -570,7 +570,7 @@ class TraceReader:
         self._read_between(events[end:])
 
     def _read_between(self, events: Sequence[Event]) -> None:
-        """Reads events between passes, which may free only the outputs of passes."""
+        """Reads events between passes, which may free only outputs of passes."""
         for x, size, value in events:
             if size >= 0:
                 self.sizes[x], self.kinds[x] = size, value
@@ -636,7 +636,7 @@ class TraceReader:
         trace: PassTrace,
         pass_bytes: PassBytes,
     ) -> None:
-        """Adds a storage to a pass. numbers: storage → its number in the pass."""
+        """Adds a storage to a pass. storage_numbers: storage → the number of the storage in the pass."""
         storage_number = storage_numbers[x] = len(storage_numbers)
         if size:
             trace.steps.append(allocation(storage_number, size))
@@ -655,12 +655,12 @@ class TraceReader:
         trace.steps.append(release(storage_numbers.get(x, 0)))
 
     def _check_private(self, x: int, storage_numbers: Mapping[int, int]) -> None:
-        """Raises `NotRepeating` for a storage of another pass that is one of its outputs, or of no pass."""
+        """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
         if x not in storage_numbers and (x not in self.origins or x in self.output_storages):
             raise NotRepeating
 
     def _start_place(self, recorded_pass: RecordedPass) -> Place:
-        """Returns the place in which a pass starts: that of its first event if the event states one."""
+        """Returns the place in which a pass starts: the place of its first event, if the event states a place."""
         if recorded_pass.start < recorded_pass.end:
             x, size, _ = self.events[recorded_pass.start]
             if size == PLACED:

@@ -22,7 +22,7 @@ PREFERS_CUDNN = (90, 100, 103)
 
 
 class SdpaCall(NamedTuple):
-    """A call of scaled_dot_product_attention.
+    """The properties of a scaled_dot_product_attention call that determine its backend.
 
     dtype: number format of queries, keys and values.
     qk_size, v_size: dimensions of a head of the queries and keys, and of the values.
@@ -86,10 +86,10 @@ def supports_efficient_attention(capability: int, call: SdpaCall) -> bool:
 
 
 def is_half(capability: int, dtype: Dtype) -> bool:
-    """Whether a number format is a 16-bit one that kernels of this compute capability support."""
+    """Whether kernels of this compute capability support a number format of 16 bits."""
     return dtype is FLOAT16 or (dtype is BFLOAT16 and capability >= 80)
 
 
 def is_multiple(of: int, call: SdpaCall) -> bool:
-    """Whether both head sizes are multiples of a number."""
+    """Whether both head sizes are multiples of the number `of`."""
     return bool(call.qk_size % of == 0 and call.v_size % of == 0)

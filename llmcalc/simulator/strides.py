@@ -1,4 +1,4 @@
-"""Shapes and strides by PyTorch's rules. Sizes are integers, or symbols for formulas.
+"""Shapes and strides by PyTorch's rules. Sizes are integers, or symbols in formulas.
 
 Strides decide where a reshape copies, so they decide memory. Sources: `at::detail::computeStride` in
 aten/src/ATen/TensorUtils.cpp, and `TensorIteratorBase::reorder_dimensions` in aten/src/ATen/TensorIterator.cpp.
@@ -72,7 +72,7 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
 
 @lru_cache(REMEMBERED)
 def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
-    """Returns the strides of a view with another shape; None if only a copy can have it."""
+    """Returns the strides of a view with another shape; None if the shape needs a copy."""
     n = count(shape)
     assert not isinstance(n, int) or n == count(new_shape), (shape, new_shape)
     if any(map(is_size_zero, shape)):
@@ -98,7 +98,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
 
 
 class Size:
-    """A product of sizes, compared with another product; symbols are compared by factors."""
+    """A product of sizes that can be compared with another product; symbols are compared by factors."""
 
     __slots__ = ("n",)
 
@@ -129,7 +129,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def _wider(first_size: Number, second_size: Number) -> Number:
-    """Returns the broadcast size of two sizes, of which one is 1 or both agree."""
+    """Returns the broadcast size of two sizes, which are equal unless one of them is 1."""
     if type(second_size) is int and second_size == 1:
         return first_size
     assert (
@@ -143,7 +143,7 @@ def _wider(first_size: Number, second_size: Number) -> Number:
 
 @lru_cache(REMEMBERED)
 def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
-    """Returns the strides of an elementwise result: its operands' if they agree, otherwise dense in their order."""
+    """Returns the strides of an elementwise result: the operands' if they agree, otherwise dense in their order."""
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
             return contiguous(shape)
@@ -204,6 +204,6 @@ def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
 
 
 def clear_caches() -> None:
-    """Clears the cache of strides, whose symbolic sizes are useless to other runs."""
+    """Clears the cached strides of symbolic sizes, which other runs cannot reuse."""
     for cached_function in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
         cached_function.cache_clear()

@@ -35,7 +35,7 @@ def _chosen(metadata: Iterable[Any]) -> list[type[BaseModel]]:
 
 
 def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
-    """Returns the member of a union that a table describes: the one of its `type`, else the first."""
+    """Returns the union member that a table describes: the member of the table's `type`, else the first."""
     for model in candidates:
         kind = model.model_fields.get("type")
         if kind is not None and table.get("type") in get_args(kind.annotation):

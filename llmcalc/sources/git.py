@@ -68,7 +68,7 @@ repository is that of the file. Settings of the user (GIT_CONFIG_GLOBAL, GIT_CON
 
 
 class NotAModelText(InputError):
-    """The object at a path of a commit is not text that could describe a model."""
+    """The object at a commit's path is not a text that could describe a model."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def text_at(ref: str, path: Path) -> str | None:
 
 
 def repository_root(file: Path) -> Path | None:
-    """Returns the innermost folder above a file that holds a repository's `.git`; None if there is none.
+    """Returns the innermost folder above a file that contains a repository's `.git`; None if there is none.
 
     `.git` is a folder with a HEAD, or the file of a linked worktree or a submodule. file: an absolute path.
     """
@@ -216,7 +216,7 @@ def _kill_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def program() -> str:
-    """Returns the path of git from the absolute folders of PATH; a relative one could be in a repository.
+    """Returns the path of git in the absolute folders of PATH; a relative folder could belong to a repository.
 
     Raises `InputError` if there is none.
     """

@@ -101,7 +101,7 @@ def read_hardware(file: str) -> Hardware:
 
 
 def _over_preset(preset: Hardware, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures of a preset with those of a user's file over them, table by table."""
+    """Returns a preset's figures, replaced table by table by the user's figures."""
     base = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
     if "memory_bytes" in data:  # the driver's total and the sizes that are sold are of the preset's memory
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
@@ -113,7 +113,7 @@ def _over_preset(preset: Hardware, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory_only(argument: str) -> Hardware | None:
-    """Returns an accelerator that is only a memory size: `24GiB`, `24 GiB`, `80gb`. None for any other argument.
+    """Returns an accelerator of which only the memory size is known: `24GiB`, `80gb`. None for any other argument.
 
     GiB are 2^30 bytes and GB 10^9. The whole size counts as usable. Raises `InputError` for a size that is not a whole
     number of bytes.
@@ -153,7 +153,7 @@ def _by_name(argument: str) -> Hardware:
 
 
 def _by_configuration(argument: str) -> Hardware | None:
-    """Returns one memory size of a chip that is sold with several: `m4-max-64gb`. None for any other argument.
+    """Returns a chip with one of its several memory sizes: `m4-max-64gb`. None for any other argument.
 
     Raises `InputError` for a size that the chip is not sold with.
     """
@@ -176,7 +176,7 @@ def _by_configuration(argument: str) -> Hardware | None:
 
 
 def with_configuration(hardware: Hardware, configuration: Configuration) -> Hardware:
-    """Returns the accelerator with one of its memory sizes, named after the size: `m4-max-64gb`."""
+    """Returns the accelerator with one of its memory sizes, whose name contains the size: `m4-max-64gb`."""
     gib = configuration.memory_bytes // 2**30
     names: dict[str, Any] = {
         "name": f"{hardware.name}-{gib}gb",

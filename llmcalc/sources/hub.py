@@ -54,7 +54,7 @@ def fetch_config(target: str) -> Path:
 
 
 def commit_of(target: str) -> str:
-    """Returns the commit of the repository that `fetch_config` reads; the cache has a folder for each commit.
+    """Returns the commit of the repository from which `fetch_config` reads; the cache has a folder per commit.
 
     Raises `InputError` as `fetch_config` does.
     """
@@ -87,7 +87,7 @@ def fetch_headers(target: str) -> Checkpoint:
 
 
 def _with_deadline(work: Callable[[float], Result], seconds: float) -> Result:
-    """Returns the result of a function that takes a deadline. Raises `InputError` after `seconds`.
+    """Returns the result of a function that accepts a deadline. Raises `InputError` after `seconds`.
 
     It runs in a thread that does not keep the program alive, because a server can be slow in the middle of any call.
     """
@@ -152,7 +152,7 @@ def _counter(name: str, limit: int) -> type[Any]:
 
 
 def _headers(repo: str, revision: str | None, deadline: float) -> Checkpoint:
-    """Fetches the tensors of a repository: of its single file, or of the files in its index."""
+    """Fetches the tensors of a repository: of its single weights file, or of the files in its index."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 

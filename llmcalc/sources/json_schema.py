@@ -80,7 +80,7 @@ def _definition(cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
-    """Returns field → its description in the docstring of a class, or of the nearest class above it that has one."""
+    """Returns field → its description in the docstring of the class, or of the nearest base class that has one."""
     texts: dict[str, str] = {}
     for owner in cls.__mro__:
         stated: dict[str, str] = {}

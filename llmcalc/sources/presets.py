@@ -36,7 +36,7 @@ def _text(name: str) -> str:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """Reads the preset file of exactly this name as a description; error messages use the name."""
+    """Returns the description in the preset file of exactly this name; error messages use the name."""
     return parse_toml(_text(name), name)
 
 
@@ -48,7 +48,7 @@ def load_preset(name: str) -> Preset:
 
 @cache
 def find_preset(name_or_alias: str) -> str | None:
-    """Returns the name of the preset with this name or alias, without case and punctuation.
+    """Returns the name of the preset with this name or alias, compared without case and punctuation.
 
     A match that keeps decimal points is preferred.
     """
@@ -82,7 +82,7 @@ def _with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Returns normalized alias → preset name. It reads all presets, so it is used for suggestions only."""
+    """Returns normalized alias → preset name. It reads all presets, so only suggestions use it."""
     by_alias: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):
@@ -95,7 +95,7 @@ _CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:
 
 
 def known_model(name: str) -> Preset | None:
-    """Returns the preset of a model's name or path, as logs and launch files have it; None for a name without one."""
+    """Returns the preset of a model's name or path, as logs and launch files state it; None if there is none."""
     in_cache = _CACHED.search(name)
     name = in_cache[1].replace("--", "/") if in_cache else name.strip().rstrip("/")
     last = name.rpartition("/")[2]

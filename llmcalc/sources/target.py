@@ -83,7 +83,7 @@ def load_text(
     head: HeadKind | None = None,
     allow_unknown: bool = False,
 ) -> Preset:
-    """Loads the model of a text: a `config.json` or a native description. location: its name in errors.
+    """Loads the model of a text: a `config.json` or a native description. location: the text's name in errors.
 
     Raises `InputError` as `load` does.
     """
@@ -182,7 +182,7 @@ def _describe_text(text: str, location: str, head: HeadKind | None, allow_unknow
 
 
 def _native(text: str, location: str) -> dict[str, Any]:
-    """Parses a native description. Raises `InputError` for fields that only a loaded model has."""
+    """Parses a native description. Raises `InputError` for fields that only loaded models have."""
     data = parse_toml(text, location)
     for name in NOT_IN_FILES:
         if name in data:
@@ -238,7 +238,7 @@ def _value(text: str) -> Any:
 
 
 def _resolve(model: dict[str, Any], field_path: list[str], override: str) -> list[str]:
-    """Returns the full path of an overridden field: a field that is set, or one that a table on the path can have."""
+    """Returns the full path of an overridden field: a field that is set, or that a table on the path may have."""
     paths = list(_paths(model))
     matches = [p for p in paths if p[-len(field_path) :] == field_path]
     if not matches:
@@ -277,7 +277,7 @@ def _paths(table: dict[str, Any], parents: tuple[str, ...] = ()) -> list[list[st
 
 
 def _unset_fields(model: dict[str, Any], field_path: list[str]) -> list[list[str]]:
-    """Returns the paths where the field is not set but is a field of the spec."""
+    """Returns the full paths at which a spec allows the field but the model does not set it."""
     from .fields import field_paths
 
     return [p for p in field_paths(model) if p[-len(field_path) :] == field_path]

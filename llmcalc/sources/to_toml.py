@@ -51,7 +51,7 @@ def _escape(character: str) -> str:
 
 
 def _table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns a part's fields that are not defaults, with its `type` if it has one.
+    """Returns a part's fields that are not defaults, and its `type` if it has one.
 
     base: a table that the result will override; fields that it sets are included even if they are defaults.
     """
@@ -86,7 +86,7 @@ def _value(value: Any, base: Any = None) -> Any:
 
 
 def _difference(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Returns the table that turns `base` into `other` when applied over it. `other` has every field of `base`."""
+    """Returns the table that turns `base` into `other` when merged over it. `other` has every field of `base`."""
     out: dict[str, Any] = {}
     for key, value in other.items():
         base_value = base.get(key)

@@ -80,7 +80,7 @@ _BOUND = re.compile(rf"\s*(<=|>=|==|<|>)?\s*({NUMBER})\s*([A-Za-z]*)\s*")
 
 
 class Limit(Record):
-    """One side of a bound. value: exact number of parameters, FLOPs or bytes."""
+    """The upper or the lower limit of a bound. value: exact number of parameters, FLOPs or bytes."""
 
     operator: Operator
     value: Fraction
@@ -101,14 +101,14 @@ class Limit(Record):
 
 
 class Bound(Record):
-    """A bound on one value: an upper limit, a lower limit or both. settings: name → value in the file."""
+    """A bound on one value: an upper limit, a lower limit or both. settings: setting → its value in the file."""
 
     limits: tuple[Limit, ...]
     settings: dict[str, Any] = {}
 
 
 class Fits(Record):
-    """Accelerators on which a run has to fit. on: their names. settings: name → value in the file."""
+    """The accelerators on which a run has to fit. on: their names. settings: setting → its value in the file."""
 
     on: tuple[str, ...]
     settings: dict[str, Any] = {}
@@ -205,7 +205,7 @@ def _fits(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """Returns names of accelerators. Raises `ValueError` for none and for too many."""
+    """Returns names of accelerators. Raises `ValueError` for an empty list and for too many names."""
     if not value:
         raise ValueError("fits: no accelerator; expected names such as h100-sxm (llmcalc hardware lists all)")
     if isinstance(value, list) and len(value) > MOST_ACCELERATORS:

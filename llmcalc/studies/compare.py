@@ -1,4 +1,4 @@
-"""Comparison of models: sizes, ratios of sizes, and cost per token.
+"""Compares models: sizes, ratios of sizes, and costs per token.
 
 The counts come from `costs`; this file computes ratios of them. The ratios are those that papers report: aspect ratio
 h/L (Kaplan 2020, arXiv:2001.08361, §3.1), d_ff/h, heads × head size over h, key/value heads over heads (Ainslie 2023,
@@ -37,14 +37,14 @@ VOCABULARY_PATHS = ("embed_tokens", "lm_head", "lm_head.decoder")
 
 
 def in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
-    """Whether h/L, rounded to a whole number, is in the range of large dense decoders, `DENSE_BAND`."""
+    """Whether h/L, rounded to an integer, is in the range of large dense decoders, `DENSE_BAND`."""
     lower, upper = DENSE_BAND
     return lower <= round(hidden_size / num_hidden_layers) <= upper
 
 
 @dataclass(frozen=True)
 class StackShape:
-    """The shape of one stack of layers, taken from its most frequent kind of layer.
+    """The shape of one stack of layers, read from its most frequent kind of layer.
 
     feed_forward_width: active width of the FFN per token; in a mixture of experts, experts per token × expert width +
         width of the shared experts.
@@ -75,7 +75,7 @@ class StackShape:
 
     @property
     def feed_forward_ratio(self) -> float | None:
-        """The ratio d_ff/h; in a mixture of experts, the active width over h."""
+        """The ratio d_ff/h; in a mixture of experts, the active expert width over h."""
         return None if self.feed_forward_width is None else self.feed_forward_width / self.hidden_size
 
     @property
@@ -87,7 +87,7 @@ class StackShape:
 
     @property
     def kv_ratio(self) -> float | None:
-        """The ratio of key/value heads to heads."""
+        """The ratio of key/value heads to query heads."""
         if self.num_attention_heads is None or self.num_key_value_heads is None:
             return None
         return self.num_key_value_heads / self.num_attention_heads
@@ -186,7 +186,7 @@ def _vocabulary(tree: Node) -> int:
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
-    """Returns the shape of a stack, from its most frequent kind of layer (the first in the stack among equals).
+    """Returns the shape of a stack, read from its most frequent kind of layer (the first among equals).
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
@@ -221,7 +221,7 @@ def _heads(layer: Layer, width: int) -> HeadSizes | None:
 
 
 def sort_key(name: str) -> Callable[[Quantities], float | None]:
-    """Returns the quantity that `--sort` names.
+    """Returns the name of the quantity by which `--sort` sorts.
 
     Raises `InputError`, which lists all names, for an unknown name.
     """
@@ -233,7 +233,7 @@ def sort_key(name: str) -> Callable[[Quantities], float | None]:
 
 
 def sort_order(models: list[Quantities], key: str | None) -> list[int]:
-    """Returns the indices of the models sorted by a quantity, smallest first, models without it last.
+    """Returns the models' indices sorted by a quantity, smallest first; models without the quantity are last.
 
     Without a key the order is unchanged. Raises `InputError` for an unknown key.
     """

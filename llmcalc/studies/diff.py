@@ -29,7 +29,7 @@ INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 
 @dataclass(frozen=True)
 class Change:
-    """One value before and after; None if a model does not have it."""
+    """The old and the new value of a field; None if a model does not have the field."""
 
     name: str
     before: Any
@@ -42,13 +42,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Quantity(Change):
-    """A count or a number of bytes, as an exact integer or, of an average, a float."""
+    """A count or a number of bytes: an exact integer, or a float for an average."""
 
     unit: Unit
 
     @property
     def change(self) -> float:
-        """After minus before; a missing value counts as 0."""
+        """The new value minus the old value; a missing value counts as 0."""
         return (self.after or 0) - (self.before or 0)
 
 
@@ -79,7 +79,7 @@ class Difference:
 
 
 def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bfloat16") -> Difference:
-    """Compares two models at sequences of `seq` tokens, with a cache in that number format."""
+    """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
     figures: list[dict[str, Figure]] = [
         {} if figure is None else _figures(figure, seq, dtype) for figure in (before, after)
     ]
@@ -102,7 +102,7 @@ def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bf
 
 
 def _figures(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
-    """Returns quantity → (value, unit)."""
+    """Returns the counts of a model: quantity → (value, unit)."""
     count = params(preset.model)
     quantities: dict[str, Figure] = {
         "parameters": (count.total, "parameters"),
@@ -124,7 +124,7 @@ def _figures(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
 
 
 def _memory(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
-    """Returns the memory of one device; empty if llmcalc has no kernel for a step of the model."""
+    """Returns the bytes of one device's memory; empty if llmcalc has no kernel for a step of the model."""
     from ..device_memory.estimate import memory
     from ..device_memory.settings import Settings
 
@@ -140,7 +140,7 @@ def _memory(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
 
 
 def _fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
-    """Yields fields that differ, by their path in a native description; None for a field that is not set."""
+    """Yields the fields that differ, by their path in a native description; None for a field that is not set."""
     if before is None or after is None:
         return
     descriptions = [dict(_flatten_fields(description(preset)["model"])) for preset in (before, after)]
@@ -203,7 +203,7 @@ COMPONENTS = ("parameters", "forward FLOPs", "KV cache")
 
 
 def _cost(name: str, dtype: str) -> tuple[Cost, Unit]:
-    """Returns the cost of a node for a quantity, for one sequence, and its unit."""
+    """Returns the function that computes a node's quantity for one sequence, and the quantity's unit."""
     costs: dict[str, tuple[Cost, Unit]] = {
         "parameters": (total_of, "parameters"),
         "forward FLOPs": (forward_of, "FLOPs"),
@@ -213,7 +213,7 @@ def _cost(name: str, dtype: str) -> tuple[Cost, Unit]:
 
 
 def _by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
-    """Returns path without layer indices → sum of its nodes, without optional parts and zeros."""
+    """Returns path without layer indices → sum over its nodes; optional parts and zeros are left out."""
     sums: dict[str, Number] = {}
     for place in tree.walk(run_config):
         if not place.optional and (value := times(place.own_cost(cost), place.times)):

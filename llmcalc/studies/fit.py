@@ -43,7 +43,7 @@ RANK = 16
 
 @dataclass(frozen=True)
 class Change:
-    """A change of settings. option: its options of the command line. fit: the required bytes and the verdict."""
+    """A change of settings. option: its command-line options. fit: the required bytes and the verdict after it."""
 
     option: str
     fit: Fit
@@ -51,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fitting:
-    """Whether a run fits.
+    """The answer whether a run fits on one accelerator, the largest numbers that fit, and changes.
 
     memory: the memory of the run.
     fit: the verdict on the run.
@@ -78,7 +78,7 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
 
 
 def with_decoding(fitting: Fitting, hardware: Hardware) -> Fitting:
-    """Returns the answer with the time of a token of every user: of the run, if it fits, and of the most that fit."""
+    """Returns the answer with seconds per token of every user: of the run, if it fits, and of the most that fit."""
     memory, max_batch = fitting.memory, fitting.batch
     users = [int(memory.states.workload.batch)] if fitting.fit.verdict != "no" else []
     users += [max_batch] if max_batch and max_batch not in users else []
@@ -89,7 +89,7 @@ def with_decoding(fitting: Fitting, hardware: Hardware) -> Fitting:
 def largest_run(
     memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
 ) -> tuple[int, int]:
-    """Returns the most sequences of the run's length, and the longest sequences of its batch, that fit; 0 if none do.
+    """Returns the most sequences of the run's length, and the longest length at its batch, that fit; 0 if none does.
 
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
@@ -157,7 +157,7 @@ NEAR = 4
 
 
 def _next_number(excess_of: Mapping[int, int], low: int, high: int, turn: int) -> int:
-    """Returns the next number to try in a bracket.
+    """Returns the next number to try between the largest that fits and the smallest that does not.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
     two points up to `low` too late. The search uses both lines and bisection in turn.
@@ -170,14 +170,14 @@ def _next_number(excess_of: Mapping[int, int], low: int, high: int, turn: int) -
 
 
 def _linear_crossing(excess_of: Mapping[int, int], low: int) -> int:
-    """Returns where the line through `low` and the point before it reaches the capacity; far away without a slope."""
+    """Returns where the line through `low` and the previous number reaches the capacity; far away without a slope."""
     lower_number = max((number for number in excess_of if number < low), default=low)
     rise = excess_of[low] - excess_of[lower_number]
     return low + (low - lower_number) * -excess_of[low] // rise if rise > 0 else WIDEN * low
 
 
 def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Change]:
-    """Returns every single change that saves memory.
+    """Returns every single change of settings that saves memory.
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
@@ -207,12 +207,12 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
 
 
 def is_deep(memory: Memory) -> bool:
-    """Whether the model has so many layers that few changes are tried."""
+    """Whether the model has so many layers that only few changes are tried."""
     return sum(stack.num_hidden_layers for _, stack in memory.spec.stacks()) > DEEP
 
 
 def _with_least_bytes(memory: Memory, groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the `FEW_CHANGES` changes of settings with which a device has the least bytes at least."""
+    """Returns the `FEW_CHANGES` changes of settings with the smallest lower bounds of a device's bytes."""
     possible: list[tuple[int, int]] = []
     for index, changes in enumerate(groups):
         try:
@@ -225,7 +225,7 @@ def _with_least_bytes(memory: Memory, groups: Sequence[Mapping[str, Any]]) -> li
 def _evaluate_changes(
     memory: Memory, current: Fit, insufficient_bytes: list[int], options: Sequence[Mapping[str, Any]]
 ) -> list[Change]:
-    """Returns the changes that need less memory, in their order.
+    """Returns the changes that need less memory than the current settings, in their order.
 
     A change is left out if the bytes that it needs at least neither fit nor are among the `NEAREST` smallest.
 
@@ -254,7 +254,7 @@ def _evaluate_changes(
 
 
 def least_static_bytes(memory: Memory) -> int:
-    """Returns bytes that a device has at least: weights, their copies and, in training, the optimizer's states."""
+    """Returns a lower bound of a device's bytes: weights, their copies and, in training, optimizer states."""
     states = memory.states
     return int(states.weights + states.master_weights + states.optimizer_bytes)
 
@@ -269,7 +269,7 @@ def as_options(changes: Mapping[str, Any]) -> str:
 
 
 def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns (changes that keep the results, changes of the optimizer, of formats and of the trained tensors)."""
+    """Returns (changes that keep the results, changes of optimizer, number formats and trained tensors)."""
     settings = memory.settings
     cheap: list[dict[str, Any]] = []
     if default_attention(settings, memory.spec) not in ("flash", "sdpa"):
@@ -313,7 +313,7 @@ def _inference_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
-    """Returns the changes to fewer or to shorter sequences."""
+    """Returns the changes to fewer sequences and to shorter sequences."""
     workload, changes = memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})

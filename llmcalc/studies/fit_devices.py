@@ -24,7 +24,7 @@ MOST_TRIED = 2**16
 
 @dataclass(frozen=True)
 class DeviceFitting:
-    """Whether a run fits on a number of accelerators.
+    """The answer whether a run fits on a number of accelerators, with the fewest accelerators and changes.
 
     planned: the plan of all layouts.
     best: the best layout; it fits if any does.
@@ -53,7 +53,7 @@ class DeviceFitting:
 def fit_devices(
     memory: Memory, hardware: Hardware, layout_request: LayoutRequest, global_batch: int | None
 ) -> DeviceFitting:
-    """Returns whether the training of a model fits on `layout_request.devices` accelerators under `asked.framework`.
+    """Returns whether training fits on `layout_request.devices` accelerators with the request's framework.
 
     global_batch: sequences per step; None for one micro-batch per accelerator.
     Raises `InputError` where no layout can be tried at all.
@@ -84,7 +84,7 @@ def fit_devices(
 
 @dataclass(frozen=True)
 class DevicesQuestion:
-    """The run, the accelerator and the parallelism options of a search. global_batch: see `fit_devices`."""
+    """The run, the accelerator and the parallelism options of a search. global_batch: as in `fit_devices`."""
 
     estimates: LayoutEstimates
     hardware: Hardware
@@ -92,14 +92,14 @@ class DevicesQuestion:
     global_batch: int | None
 
     def planned(self, devices: int, nearest: Nearest = "if none fits") -> LayoutPlan:
-        """Plans a number of accelerators and replays the best layout. nearest: see `plan`."""
+        """Plans a number of accelerators and replays the best layout. nearest: as in `plan`."""
         layout_request = replace(self.layout_request, devices=devices)
         return plan_of(
             self.estimates.memory, self.hardware, layout_request, self.global_batch, 1, self.estimates, nearest
         )
 
     def feasible(self, devices: int) -> Candidate | None:
-        """Returns the best layout of a number of accelerators that fits; None if none does or none is possible."""
+        """Returns the best layout of a number of accelerators that fits; None if no layout fits."""
         try:
             return next(iter(self.planned(devices, "never").plan.feasible), None)
         except InputError:
@@ -107,13 +107,13 @@ class DevicesQuestion:
 
 
 def _best_candidate(planned: LayoutPlan) -> Candidate | None:
-    """Returns the first layout that fits, else the one that requires least."""
+    """Returns the first layout that fits, or the layout that requires least if none fits."""
     plan = planned.plan
     return plan.feasible[0] if plan.feasible else plan.nearest
 
 
 def _fewest_devices(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int | None, Candidate | None]:
-    """Returns the fewest accelerators on which some layout fits, of the given number, its halves and its doubles."""
+    """Returns the fewest accelerators on which some layout fits, among a number, its halves and its doubles."""
     devices = planned.devices
     if planned.plan.feasible:
         return _fewest_halves(question, devices, planned.plan.feasible[0])
@@ -143,7 +143,7 @@ def _fewest_halves(question: DevicesQuestion, devices: int, best: Candidate) -> 
 
 
 def _length_multiple(layout: Layout) -> int:
-    """Returns the number of which every sequence length is a multiple, so that ranks divide sequences evenly."""
+    """Returns the number of which every sequence length must be a multiple, so that ranks divide sequences evenly."""
     return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
@@ -155,7 +155,7 @@ CLOSE = 0.01
 
 
 def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit: int, start: int, maximum: int) -> int:
-    """Returns the most sequences or tokens that fit with a layout, a multiple of `unit`; 0 if none do.
+    """Returns the most sequences or tokens that fit with a layout, as a multiple of `unit`; 0 if none fits.
 
     The bytes of tensors are estimated for any number. The allocator's overhead is known where it was replayed, and is
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free

@@ -1,4 +1,4 @@
-"""The accelerators on which a run fits, and the smallest number of each."""
+"""The accelerators on which a run fits, and the smallest number of each kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RuntimeOf = Callable[[Hardware], Runtime]
 
 @dataclass(frozen=True)
 class HardwareOption:
-    """A number of accelerators for a run. layout: the layout over them; None for one. fit: the verdict."""
+    """A kind and number of accelerators for a run. layout: the layout over them; None for one. fit: the verdict."""
 
     devices: int
     layout: Layout | None
@@ -37,7 +37,7 @@ class HardwareOption:
 
 
 class _Divided(NamedTuple):
-    """A run on a number of accelerators.
+    """A run divided over a number of accelerators.
 
     devices: number of accelerators.
     layout: the layout over them; None for one accelerator.
@@ -65,14 +65,14 @@ def _over_ranks(cluster: Cluster) -> _Divided:
 
 
 def _least_bytes(memory: Memory) -> int:
-    """Returns bytes that an accelerator has at least at the end of a pass: weights and cache."""
+    """Returns a lower bound of an accelerator's bytes at the end of a pass: weights and cache."""
     return int(memory.states.weights + memory.states.kv_cache)
 
 
 def hardware_options(
     memory: Memory, accelerators: Iterable[Hardware], request: LayoutRequest, runtime_of: RuntimeOf
 ) -> tuple[HardwareOption, ...]:
-    """Returns the fewest devices of each accelerator on which a run fits; sorted by fit, then by total memory.
+    """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
 
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.
@@ -102,7 +102,7 @@ def hardware_options(
 def _option(
     divided: Iterable[_Divided], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
 ) -> HardwareOption:
-    """Returns the fewest accelerators of a kind on which the run fits.
+    """Returns the fewest accelerators of one kind on which the run fits.
 
     default_runtime: a runtime under which each run is known, by which those that surely do not fit are passed over.
     """
@@ -134,7 +134,7 @@ def _option(
 
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
-    """Yields the run over more and more accelerators, in layouts that are possible."""
+    """Yields the run over increasing numbers of accelerators, in possible layouts."""
     version, record = request.framework_version or "", framework_of(request)
     trains = memory.settings.phase == "training"
     for devices in _numbers(request.devices):

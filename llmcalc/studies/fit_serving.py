@@ -28,7 +28,7 @@ MOST_TRIED = 2**10
 
 @dataclass(frozen=True)
 class Replica:
-    """A layout with its largest rank.
+    """A layout of one replica, with the memory of its largest rank.
 
     rank: number of that rank. fit: the verdict on it.
     decoding: a token of every user of all replicas; None where it does not fit, and without a time.
@@ -42,7 +42,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class ServingFitting:
-    """Whether inference fits on a number of accelerators.
+    """The answer whether inference fits on a number of accelerators, with its layouts.
 
     memory: the run on one device.
     tried: all layouts, most replicas first.
@@ -95,7 +95,7 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
 
 
 def serving_replicas(memory: Memory, hardware: Hardware, request: LayoutRequest) -> tuple[tuple[Replica, ...], Replica]:
-    """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best of them.
+    """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best layout.
 
     The best one is the first that fits, or the one that requires least.
     Raises `InputError` where no layout is possible.
@@ -140,7 +140,7 @@ def _has_program(memory: Memory, layout: Layout) -> bool:
 
 
 def _end_ranks(layout: Layout) -> tuple[int, ...]:
-    """Returns a rank of the first and of the last stage; other stages have neither embedding nor head."""
+    """Returns a rank of the first and of the last stage; the stages between have neither embedding nor head."""
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
 

@@ -1,4 +1,4 @@
-"""What a lock file holds of a model: its source, its counts, its bytes by format, and how they are known.
+"""The entry of a model in a lock file: its source, its counts, its bytes by number format, and their evidence.
 
 The entry of a model is a function of its description and of llmcalc's version alone, so it can be compared in CI.
 """
@@ -35,7 +35,7 @@ SEQUENCE = 2048
 
 @dataclass(frozen=True)
 class Locked:
-    """The entry of a model in a lock file.
+    """A model's entry in a lock file.
 
     preset: the model, as it was read.
     data: the entry, in JSON's types; numbers are exact integers in parameters, FLOPs and bytes.
@@ -66,7 +66,7 @@ def program_version() -> str:
 
 
 def locked_model(preset: Preset) -> Locked:
-    """Returns the entry of a model. Raises `InputError` for a model whose counts have no closed form."""
+    """Returns a model's lock-file entry. Raises `InputError` if the model's counts have no closed form."""
     spec = preset.model
     count, forward = params(spec), flops(spec, run_config_of(spec, 1, SEQUENCE))
     return Locked(
@@ -88,7 +88,7 @@ def locked_model(preset: Preset) -> Locked:
 
 
 def _digest(preset: Preset) -> str:
-    """Returns the SHA-256 of the config, or of the description without one, as JSON with sorted keys and no spaces.
+    """Returns the SHA-256 of a model's config (or description) as JSON with sorted keys and no spaces.
 
     A description has no fields with default values, so that its digest stays when a later version has more fields.
     """
@@ -98,7 +98,7 @@ def _digest(preset: Preset) -> str:
 
 
 def _revision(preset: Preset) -> str | None:
-    """Returns the commit of the hub's repository that the config came from; None for a preset or a file."""
+    """Returns the hub repository's commit from which the config was read; None for a preset or a file."""
     target = preset.target.removesuffix("?" + "&".join(preset.changes))
     hub_id = hub_id_of(target) or target
     if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():
@@ -109,7 +109,7 @@ def _revision(preset: Preset) -> str | None:
 
 
 def _cache(preset: Preset) -> dict[str, Any] | None:
-    """Returns the cache in bfloat16, with the model's usual context; None for an encoder, which has none."""
+    """Returns the bytes of the bfloat16 cache at the model's usual context; None for an encoder, which has none."""
     if preset.model.kind == "encoder":
         return None
     size = kv(preset.model)
@@ -117,7 +117,7 @@ def _cache(preset: Preset) -> dict[str, Any] | None:
 
 
 def _weights(preset: Preset) -> dict[str, int | None]:
-    """Returns the bytes of the weights as published and by format; None for a format that cannot store them."""
+    """Returns the weights' bytes as published and by number format; None for formats that cannot store them."""
     stored = memory(preset.model, published=preset.dtype, config=preset.checkpoint)
     sizes: dict[str, int | None] = {"published": stored.weights}
     for name in (short_dtype("bfloat16"), *FORMATS):
@@ -130,7 +130,7 @@ def _weights(preset: Preset) -> dict[str, int | None]:
 
 
 def changes_of(locked: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Returns the values of two entries that differ, in the order of the present entry."""
+    """Returns the values that differ between two entries, in the order of the newer entry."""
     before, after = dict(_leaves(locked)), dict(_leaves(now))
     target = str(now["target"])
     return [
@@ -141,7 +141,7 @@ def changes_of(locked: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change
 
 
 def _leaves(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values inside tables, each with the path of its keys."""
+    """Yields the values inside nested tables, each with its path of keys."""
     if isinstance(table, Mapping) and table:
         for key, item in table.items():
             yield from _leaves(item, f"{path}.{key}" if path else str(key))

@@ -1,4 +1,4 @@
-"""Finds the layouts of a model on a number of devices that fit, and the reasons why others do not.
+"""Finds the layouts of a model on a number of devices that fit, and the reasons why others do not fit.
 
 A layout fits if its largest rank fits in a replay on the allocator, as in `llmcalc memory`. An estimate of the peak of
 its tensors is faster and decides which layouts are replayed, and in which order. It does not know the fragmentation of
@@ -51,7 +51,7 @@ FURTHER_REPLAYS = 10
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout that may fit.
+    """A layout that may fit, with its estimated bytes.
 
     micro_batches: micro-batches per step.
     device_bytes: bytes that the largest rank requires.
@@ -88,7 +88,7 @@ class Candidate:
 
 @dataclass
 class Plan:
-    """The layouts of a search, sorted by whether they fit.
+    """The sorted layouts of a search: layouts that fit come first.
 
     tried: number of layouts.
     feasible: layouts that fit in a replay, best first.
@@ -110,7 +110,7 @@ class Plan:
 
 @dataclass
 class LayoutEstimates:
-    """Peak estimates of a model's layouts, as configured and with recomputation, for any number of devices."""
+    """Peak estimates in bytes of a model's layouts, as configured and with recomputation, for any number of devices."""
 
     memory: Memory
     framework: Framework
@@ -118,7 +118,7 @@ class LayoutEstimates:
 
     @cached_property
     def as_configured(self) -> PeakEstimate:
-        """The estimate with the run's own setting of recomputation."""
+        """The estimates with the run's own setting of recomputation."""
         return self.framework.estimate(self.memory)
 
     @property
@@ -127,7 +127,7 @@ class LayoutEstimates:
         return self.with_recompute(RECOMPUTED)
 
     def with_recompute(self, value: str) -> LayoutEstimates:
-        """The estimates with another value of `--recompute`; the same for the run's own setting."""
+        """Returns the estimates with another value of `--recompute`; the same estimates for the run's own value."""
         if value == AS_CONFIGURED:
             return self
         if value not in self._with:
@@ -137,7 +137,7 @@ class LayoutEstimates:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The plan of a model on a number of devices.
+    """The plan of a model's layouts on a number of devices.
 
     estimates: peak estimates of the model.
     hardware: the accelerator.
@@ -170,7 +170,7 @@ class LayoutPlan:
         return self.estimates.framework
 
     def range(self, candidate: Candidate) -> Range | None:
-        """The range of a layout's seconds; None if it is not timed."""
+        """Returns the range of a layout's seconds per step; None for a layout that is not timed."""
         if self.times is None or candidate.seconds is None:
             return None
         return self.times.range(candidate.seconds)
@@ -199,7 +199,7 @@ def plan_of(
     by: Order | None = "memory",
     time_settings: Callable[[Framework], TimeSettings] | None = None,
 ) -> LayoutPlan:
-    """Plans the training of a model on `layout_request.devices` accelerators under its framework, which has the model.
+    """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
     global_batch: sequences per step; None for one micro-batch per accelerator.
@@ -271,7 +271,7 @@ def plan_of(
 
 
 def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
-    """Returns the values of `--recompute` that a plan tries, each with less memory and more work than the one before.
+    """Returns the values of `--recompute` that a plan tries, by falling memory and rising work.
 
     They are none, selective and full, unless the user chose.
     """
@@ -287,7 +287,7 @@ def _times(
     time_settings: Callable[[Framework], TimeSettings] | None,
     record: Framework,
 ) -> tuple[TrainingTimes | None, str]:
-    """Returns the times of layouts, or the reason why there are none."""
+    """Returns the seconds per step of layouts, or the reason why they cannot be estimated."""
     if by == "memory":
         return None, ""
     settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
@@ -302,7 +302,7 @@ def _times(
 def replayed(
     memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, enough: int | None = None
 ) -> int:
-    """Returns the bytes that the largest rank of a layout requires on the allocator, as in `llmcalc memory`.
+    """Returns the bytes that a layout's largest rank requires, replayed on the allocator as in `llmcalc memory`.
 
     memory: the model and its run, with the number of its micro-batches.
     stage: pipeline stage whose rank is replayed first; default 0.
@@ -327,7 +327,7 @@ def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: i
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Makes candidates of layouts. Fields: as the arguments of `plan`. capacity: usable bytes of a device."""
+    """Creates candidates of layouts. Fields: as the arguments of `plan`. capacity: usable bytes of a device."""
 
     needed: Callable[[Layout, int, str], int]
     sent: Callable[[Layout, int, str], int]
@@ -339,7 +339,7 @@ class _Candidates:
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
     def all_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
-        """Returns the candidate of each layout, or the error of a layout that can have no recomputation.
+        """Returns the candidate of each layout, or the error of a layout that supports no recomputation.
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
         fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
@@ -359,14 +359,14 @@ class _Candidates:
         return self._is_too_large(layout, 0, AS_CONFIGURED)
 
     def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
-        """Whether a run surely does not fit."""
+        """Whether a lower bound of a run's bytes exceeds the capacity."""
         try:
             return self.errors.least(self.least(layout, micro_batches, recompute)) > self.capacity
         except InputError:
             return False
 
     def try_(self, layout: Layout, micro_batches: int) -> Candidate | InputError:
-        """Returns the candidate of a layout, or the error of one that can have no recomputation."""
+        """Returns the candidate of a layout, or the error of a layout that supports no recomputation."""
         try:
             candidate = self.of(layout, micro_batches, self.recomputations)
         except InputError as error:
@@ -377,7 +377,7 @@ class _Candidates:
     def of(
         self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
     ) -> Candidate | None:
-        """The layout with the first value of recomputation with which it may fit, or the last one that it can have.
+        """Returns the layout with the first `--recompute` value with which it may fit, or with the last possible value.
 
         only_fitting: whether values with which the layout surely does not fit are passed over where others have its
             kernels, and None is returned if it does not fit with the rest; false by default.
@@ -410,7 +410,7 @@ class _Candidates:
         return None if skipped else last
 
     def with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
-        """The layout with the next value of recomputation with which it may fit; None without any."""
+        """Returns the layout with the next `--recompute` value with which it may fit; None without such a value."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
             recomputed = self.of(candidate.layout, candidate.micro_batches, values) if values else None
@@ -420,7 +420,7 @@ class _Candidates:
 
 
 def _kernels(layout: Layout) -> tuple[object, ...]:
-    """Returns what of a layout decides which kernels its ranks run."""
+    """Returns the sizes of a layout that determine which kernels its ranks run."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
 
 
@@ -437,7 +437,7 @@ def plan(
     recomputations: Sequence[str] = (AS_CONFIGURED,),
     least: Callable[[Layout, int, str], int] = lambda *_: 0,
 ) -> Plan:
-    """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
+    """Sorts layouts by time, or by the sum of their ranks by headroom, by communication and by bubble.
 
     The best are replayed. Each layout recomputes as little as it needs to fit.
 
@@ -512,7 +512,7 @@ def _with_too_large(
     candidates: _Candidates,
     layouts: Search,
 ) -> list[Candidate]:
-    """Returns the candidates that do not fit, with those that were not estimated so far.
+    """Returns the candidates that do not fit, including those that were not estimated before.
 
     They have the order of the search; replayed ones come later, and last those that fit with no run.
     """
@@ -537,7 +537,7 @@ def _smallest_replay(
     replay: Callable[[Candidate, int | None], Candidate | None],
     errors: EstimateErrors,
 ) -> Candidate | None:
-    """Returns the layout that requires least in a replay, of those that do not fit; None without any.
+    """Returns the layout that requires least in a replay, of the layouts that do not fit; None without any.
 
     It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout that
     cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest replay so far.
@@ -562,12 +562,12 @@ NEAREST_REPLAYS = 4
 
 
 def by_time(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by the seconds of a step; of equal ones, that which requires least is first."""
+    """Sorts candidates by seconds per step; equal ones by required bytes."""
     return sorted(candidates, key=lambda candidate: (candidate.seconds, candidate.device_bytes))
 
 
 def ties(candidates: list[Candidate]) -> list[bool]:
-    """Returns of each of some sorted candidates whether it is within `TIE` of the first one of its tie."""
+    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of its tie."""
     tied: list[bool] = []
     first = 0.0
     for candidate in candidates:
@@ -596,7 +596,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 
 def place_of(candidates: list[Candidate], sizes: Mapping[str, int]) -> int | None:
-    """Returns the place, from 1, of the first candidate with these sizes; None if there is none."""
+    """Returns the rank, counted from 1, of the first candidate with these sizes; None without such a candidate."""
     for place, candidate in enumerate(candidates, start=1):
         if all(getattr(candidate.layout, name) == size for name, size in sizes.items()):
             return place
@@ -608,7 +608,7 @@ ENOUGH_HEADROOM = 0.1
 
 
 def ranked(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by the sum of their positions by headroom, by communication and by bubble."""
+    """Sorts candidates by the sum of their ranks by headroom, by communication and by bubble."""
     position_sums: dict[int, int] = {}
     keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),

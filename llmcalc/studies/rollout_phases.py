@@ -1,4 +1,4 @@
-"""The memory of a device over the phases of reinforcement learning, whose engine shares it with the training.
+"""The memory of a device in the phases of reinforcement learning, which an inference engine and training share.
 
 The update is the replayed training step. The engine has its own rule. What other models and passes take is estimated:
 their weights, and for a pass without gradients the logits of a micro-batch or the widest layer's activations.
@@ -31,7 +31,7 @@ TRAINED = ("weights", "gradients", "optimizer")
 
 
 class PhaseTerm(NamedTuple):
-    """A part of a phase's memory. status: as of any term. source: the file, rule or witness behind it."""
+    """A memory term of a phase. status: as of any term. source: the file, rule or witness behind the bytes."""
 
     name: str
     bytes: int
@@ -40,7 +40,7 @@ class PhaseTerm(NamedTuple):
 
 
 class RolloutPhase(NamedTuple):
-    """A phase: `rollout`, `weight_transfer`, `log_probabilities` or `update`, with the terms of its fullest moment."""
+    """A phase: `rollout`, `weight_transfer`, `log_probabilities` or `update`, with the terms at its peak."""
 
     name: str
     terms: tuple[PhaseTerm, ...]
@@ -64,7 +64,7 @@ def rollout_phases(
 
 
 class _Phases:
-    """The phases of one device. device: the memory of the update on it."""
+    """The phases of one device. device: the device's memory in the update phase."""
 
     def __init__(
         self, cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, device: DeviceMemory
@@ -81,7 +81,10 @@ class _Phases:
         self.engine = self._engine(hardware)
 
     def _engine(self, hardware: Hardware) -> EngineMemory | None:
-        """Returns the engine's memory. Its budget is a share of the device, or of the memory that training leaves."""
+        """Returns the engine's memory.
+
+        Its budget is a share of the device, or of the memory that training leaves free.
+        """
         if not self.rollout.engine:
             return None
         record, version = engine_and_version(self.rollout.engine)
@@ -106,7 +109,7 @@ class _Phases:
         return [RolloutPhase(name, tuple(_present(terms()))) for name, terms in names.items() if name not in left_out]
 
     def _between(self) -> list[PhaseTerm]:
-        """Returns the bytes that training keeps on the device while no pass of it runs."""
+        """Returns the bytes that training keeps on the device while none of its passes runs."""
         return list(_present([*self._trained(()), *self._others(), self._context()]))
 
     def _trained(self, loaded: Iterable[str]) -> Iterator[PhaseTerm]:
@@ -116,7 +119,7 @@ class _Phases:
                 yield PhaseTerm(kind, self.states[kind], "source", self.rollout.source)
 
     def _others(self) -> Iterator[PhaseTerm]:
-        """Models beside the trained one that are on the device all the time."""
+        """Yields the models beside the trained model that are always on the device."""
         if self.rollout.reference.place == "device":
             yield self._reference()
         if self.rollout.critic == "device":
@@ -137,7 +140,7 @@ class _Phases:
         return PhaseTerm("context", processes * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *names: str) -> Iterator[PhaseTerm]:
-        """Returns terms of the engine except its budget: the named terms, or all."""
+        """Returns terms of the engine except its budget: the named terms, or all terms."""
         assert self.engine is not None
         for term in self.engine.terms:
             if term.name != "budget" and (not names or term.name in names):
@@ -145,7 +148,7 @@ class _Phases:
                 yield PhaseTerm(f"engine_{term.name}", term.bytes, status, term.source)
 
     def _idle_engine(self) -> Iterator[PhaseTerm]:
-        """What the engine keeps while it does not generate: in one process, its activations' blocks are used again."""
+        """Yields the engine's terms while it is idle; in the same process, training reuses its activations' blocks."""
         if self.engine is None:
             return
         names = ["non_torch", "cuda_graphs"]
@@ -158,7 +161,7 @@ class _Phases:
         yield from self._engine_terms()
 
     def _weight_transfer(self) -> Iterator[PhaseTerm]:
-        """The engine has its weights, and no cache yet if it sleeps in between."""
+        """Returns the phase in which the engine receives weights; an engine that sleeps in between has no cache yet."""
         yield from self._between()
         yield from self._idle_engine()
         if self.rollout.sleeps:
@@ -174,7 +177,7 @@ class _Phases:
         return 2 * width * h
 
     def _log_probabilities(self) -> Iterator[PhaseTerm]:
-        """Passes without gradients: the trained model's, and the reference's and the critic's after it."""
+        """Returns the phase of passes without gradients: of the trained model, then of the reference and the critic."""
         rollout = self.rollout
         yield from self._trained(("weights",))
         yield from self._others()
@@ -189,7 +192,7 @@ class _Phases:
         yield self._context()
 
     def _layer_bytes(self) -> int:
-        """Bytes of one layer's activations in a pass without gradients."""
+        """Returns the bytes of one layer's activations in a pass without gradients."""
         dense, gated, experts = self.model.widths
         wide = dense * (3 if gated else 2)
         if experts is not None:
@@ -199,7 +202,7 @@ class _Phases:
         return rows * element * (HIDDEN_VECTORS * self.model.hidden_size + wide)
 
     def _update(self) -> Iterator[PhaseTerm]:
-        """The training step, with the engine idle. A critic is trained after the trained model."""
+        """Returns the phase of the training step, with an idle engine. A critic is trained after the trained model."""
         device = self.device
         tensors = device.terms[0]
         for kind, size in device.by_kind.items():
@@ -211,5 +214,5 @@ class _Phases:
 
 
 def _present(terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
-    """Terms that take memory."""
+    """Returns the terms whose bytes are not 0."""
     return (term for term in terms if term.bytes > 0)

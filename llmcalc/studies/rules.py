@@ -29,7 +29,7 @@ RECOMPUTES = "megatron_recompute"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule for the FLOPs of a workload, and its result.
+    """A rule of thumb for a workload's FLOPs, and its result.
 
     name: its name in tables.
     formula: the formula as the source writes it.
@@ -51,7 +51,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that the rules use, as sums over layers if layers differ.
+    """The model sizes that the rules use; sums over layers if layers differ.
 
     width: h, d_model.
     layers: L.
@@ -87,7 +87,7 @@ def _widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
 
 
 def sizes(spec: ModelSpec) -> Sizes:
-    """Returns the sizes of the stack that computes the output.
+    """Returns the sizes of the stack that computes the model's output.
 
     Raises `ArithmeticError` for any model that is not a plain transformer.
     """
@@ -143,7 +143,7 @@ def megatron(d: Sizes, batch: int, seq: int, recompute: bool) -> int:
 
 
 def conventions(count: FlopCount) -> list[Rule]:
-    """Returns the exact counts with full and causal pairs, then every rule that is defined for the model."""
+    """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
     full_flops, causal_flops = count.full, count.causal
 
     def rule(key: str, name: str, formula: str, source: str, total: int, remark: str = "") -> Rule:

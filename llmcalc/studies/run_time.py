@@ -1,4 +1,4 @@
-"""The time of a run: a training step, a prompt or a decoded token, under its settings, layout and accelerator.
+"""The seconds of a training step, a prompt or a decoded token, for given settings, layout and accelerator.
 
 `llmcalc time` answers one run with this, `llmcalc plan` orders layouts by it, so that both give the same seconds.
 """
@@ -64,7 +64,7 @@ NOT_COUNTED = {
 
 
 class Node(NamedTuple):
-    """A part of the model, or of the run, with its time.
+    """A part of the model, or of the run, with its seconds.
 
     path: path in the model, or the name of a part of the run.
     kind: kind of its kernel or message.
@@ -84,7 +84,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run with its time.
+    """A run with its estimated seconds.
 
     spec: the model.
     phase: training, prefill or decode.
@@ -126,7 +126,7 @@ class TimedRun:
 
     @property
     def seconds(self) -> float:
-        """The estimated duration."""
+        """The estimated seconds, as a range."""
         return float(self.range.estimate)
 
     @property
@@ -148,7 +148,7 @@ class TimedRun:
         return self.device.peaks[self.device.format_of(self.formats.dtype)]
 
     def model_flops(self, pairs: Pairs) -> int:
-        """FLOPs of the model for the step or the pass, without recomputation.
+        """Returns the model FLOPs of the step or pass, without recomputation.
 
         With low-rank adapters, the frozen weights have no gradients, so that a step has about 4ND in place of 6ND.
         """
@@ -173,7 +173,7 @@ class TimedRun:
 
     @cached_property
     def hardware_utilization(self) -> float:
-        """Hardware FLOPs utilization for causal pairs: with recomputed layers."""
+        """Hardware FLOPs utilization with causal attention pairs, including recomputed layers."""
         recomputed = 0.0 if self.plan is None else self.plan.recompute / 3
         return self.utilization("causal") * (1 + recomputed)
 
@@ -209,7 +209,7 @@ class TimedRun:
         return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
-        """Returns the matrix products of a pass of inference by path; equal layers are summed.
+        """Returns the matrix products of an inference pass by module path; equal layers are summed.
 
         Raises `InputError` for a training step.
         """
@@ -223,7 +223,7 @@ class TimedRun:
         return kernels
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
-        """Yields the parts that belong to no node of the model, each with its bound."""
+        """Yields the parts of the run outside of the model's nodes, each with its bound."""
         yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
         yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
         yield "gradients and weights", "network", self.parts.get("data", 0.0)
@@ -241,7 +241,7 @@ def _node(path: str, kind: str, by_bound: dict[Bound, float]) -> Node:
 
 @dataclass(frozen=True)
 class TimeSettings:
-    """The settings of time in addition to those of memory.
+    """The settings of a time estimate in addition to the settings of memory.
 
     stack: name of the stack.
     overlap: messages that run beside products: none, dp, tp, all; None for the stack's own.
@@ -260,13 +260,13 @@ class TimeSettings:
         return self.factors.device(device_of(hardware, self.nic))
 
     def stack_for(self, phase: TimePhase) -> Stack:
-        """Returns the time stack. Raises `InputError` for a stack of another phase."""
+        """Returns the time stack. Raises `InputError` for a stack that does not support the phase."""
         stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         return self.factors.stack(with_overlap(stack, self.overlap))
 
 
 class TrainingTimes:
-    """Times of one model's training in many layouts, each part priced once."""
+    """The seconds of training steps of one model in many layouts; equal parts are computed once."""
 
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
         self.adapters: Adapters | None = _adapters(memory)
@@ -287,14 +287,14 @@ class TrainingTimes:
             )
 
     def of_run(self, memory: Memory) -> TrainingTimes:
-        """Returns the times of the same model with other settings of recomputation."""
+        """Returns the estimates of the same model with other settings of recomputation."""
         times = copy(self)
         times.memory = memory
         times.share, times.core = recomputed_share(memory.settings.recomputed())
         return times
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
-        """Returns the training step of a layout."""
+        """Returns the training step of a layout, without its seconds."""
         workload, include = self.memory.states.workload, self.memory.states.count.include
         return StepPlan.of(
             layout,
@@ -309,15 +309,15 @@ class TrainingTimes:
         )
 
     def step(self, layout: Layout, micro_batches: int) -> Step:
-        """Returns the step with its seconds. Raises `InputError` for a layout that is not modelled."""
+        """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.prices.step(self.plan(layout, micro_batches))
 
     def range(self, seconds: float) -> Range:
-        """Returns the range of an estimate."""
+        """Returns the range of an estimate in seconds."""
         return expected_range(seconds, "training", self.device, self.stack, self.memory.spec)
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
-        """Returns the run of a layout with all of its parts."""
+        """Returns the timed run of a layout with all of its parts."""
         plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         parts = {name: float(seconds) for name, seconds in step.parts.items()}
         weights = [self._runs(step, plan, line) for line in step.priced.lines]
@@ -364,7 +364,7 @@ class TrainingTimes:
         return self.stack.layer_wait * layers * (2 + plan.recompute)
 
     def _host_waits(self, step: Step, plan: StepPlan) -> float:
-        """Seconds in which a micro-batch of all layers waits for the host."""
+        """Returns the seconds in which a micro-batch through all layers waits for the host."""
         priced, seconds = step.priced, 0.0
         for layer in range(len(priced.work.layer_kinds)):
             for backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
@@ -374,7 +374,7 @@ class TrainingTimes:
         return seconds
 
     def _alternatives(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
-        """Yields other settings that slow runs often have, with their seconds."""
+        """Yields other settings that often slow runs, with the seconds that they would take."""
         plan, spec = self.plan(layout, micro_batches), self.memory.spec
         slower: list[tuple[str, Device, Stack, StepPlan]] = [
             ("no overlap of messages (--overlap none)", self.device, with_overlap(self.stack, "none"), plan),
@@ -400,7 +400,7 @@ class TrainingTimes:
 
 
 def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
-    """Returns the share of recomputed layers, and whether attention alone is recomputed.
+    """Returns the share of recomputed layers, and whether only attention is recomputed.
 
     Raises `InputError` for modules of layers, whose share is not known.
     """
@@ -427,7 +427,7 @@ def _adapters(memory: Memory) -> Adapters | None:
 
 
 def _training_format(memory: Memory) -> str:
-    """Returns the number format of products in training, which autocast runs in 16 bits."""
+    """Returns the number format of products in training; autocast runs them in 16 bits."""
     precision = memory.settings.precision or ""
     if precision in NARROW_PRODUCTS:
         return NARROW_PRODUCTS[precision]
@@ -447,7 +447,7 @@ def inference_formats(memory: Memory, tokens: int) -> Formats:
 
 
 def _cache_bits(memory: Memory, tokens: int) -> float:
-    """Returns the bits of a cached element, with its share of scales."""
+    """Returns the bits of a cached element, including its share of the scales."""
     if not memory.states.kv_dtype:
         return 16.0
     run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
@@ -459,7 +459,7 @@ def _cache_bits(memory: Memory, tokens: int) -> float:
 def time_training(
     memory: Memory, hardware: Hardware, layout: Layout, micro_batches: int, settings: TimeSettings
 ) -> TimedRun:
-    """Returns the time of a training step. Raises `InputError` for a run that is not modelled."""
+    """Returns the timed run of a training step. Raises `InputError` for a run that is not modelled."""
     return TrainingTimes(memory, hardware, settings).timed_run(layout, micro_batches)
 
 
@@ -471,7 +471,7 @@ def time_inference(
     context: int = 0,
     server: bool = False,
 ) -> TimedRun:
-    """Returns the time of a prompt batch, or of one token of each sequence.
+    """Returns the timed run of a prompt batch, or of decoding one token per sequence.
 
     context: in prefill, tokens of each sequence that are cached before the prompt.
     server: whether the time of a server before the first token is added.
@@ -540,7 +540,7 @@ def _timed_inference(
 
 
 def explain_measured(run: TimedRun, seconds: float) -> list[str]:
-    """Returns lines that could explain a measured time. Raises `InputError` for a time that is not positive."""
+    """Returns lines that may explain a measured time. Raises `InputError` for a time that is not positive."""
     low, high = float(run.range.low), float(run.range.high)
     if low <= seconds <= high:
         return [f"{signed_percent(seconds / run.seconds - 1, 0)} against the estimate"]

@@ -1,4 +1,4 @@
-"""Servers that serve a trace: percentiles of the times of its requests, and the fewest replicas that keep limits."""
+"""Servers that serve a request trace: latency percentiles, and the fewest replicas within limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_REPLICAS = 64
 
 
 class Limits(Protocol):
-    """Most seconds to the first token and of each further token; None for no limit."""
+    """The most seconds to the first token and per further token; None for no limit."""
 
     @property
     def ttft(self) -> float | None: ...
@@ -31,7 +31,7 @@ class Limits(Protocol):
 
 
 class Server(Protocol):
-    """A server of equal replicas: what computes their times, and what each of them holds."""
+    """The interface of a server with equal replicas: its step times, and what a replica holds."""
 
     @property
     def replica(self) -> Replica: ...
@@ -55,7 +55,7 @@ AnyServer = TypeVar("AnyServer", bound=Server)
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in the order of their arrival, and the share of each prompt that the cache has."""
+    """Requests in the order of their arrival, and the share of each prompt that the prefix cache holds."""
 
     requests: tuple[TracedRequest, ...]
     cached_share: float = 0.0
@@ -90,7 +90,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class TraceTimes:
-    """Times of the requests of a trace on a server.
+    """The latencies of a trace's requests on a server, in seconds.
 
     ttft, tpot: percentile → seconds. seconds: until the last token. output_tokens_per_second: over this time.
     mean_concurrency: requests in the server, on average over this time (Little's law).
@@ -104,7 +104,7 @@ class TraceTimes:
 
 
 def trace_times(server: Server, trace: Trace, steps: StepSeconds | None = None) -> TraceTimes:
-    """Serves a trace on a server: with the likely seconds of a step, and with the ends of their range.
+    """Serves a trace on a server, with the likely seconds per step and with both ends of their range.
 
     steps: seconds of the steps of its replica, if they are known.
     """
@@ -124,7 +124,7 @@ def trace_times(server: Server, trace: Trace, steps: StepSeconds | None = None) 
 
 
 def steps_of(server: Server, trace: Trace) -> StepSeconds:
-    """The seconds of the steps of a server's replica, for the requests of a trace."""
+    """Returns the seconds per step of one replica, for the requests of a trace."""
     sequences = max(1, server.most_sequences // server.replica.batches)
     return StepSeconds.of(server.replica, sequences, trace.longest, trace.mean_input)
 
@@ -147,12 +147,12 @@ def _tpots(run: Sequence[ServedRequest]) -> list[float]:
 
 
 def _percentiles(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
-    """Each percentile of the likely, the fast and the slow run; 0 where no request has such a time."""
+    """Returns each percentile for the likely, the fast and the slow run; 0 if no request has such a time."""
     return {percent: Amount(*(_at(run, percent) for run in runs)) for percent in PERCENTILES}
 
 
 def _at(seconds: Sequence[float], percent: int) -> float:
-    """A percentile of the requests' seconds; 0 without any."""
+    """Returns a percentile of the requests' seconds; 0 without requests."""
     ordered = sorted(seconds) or [0.0]
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
@@ -160,7 +160,7 @@ def _at(seconds: Sequence[float], percent: int) -> float:
 def sized_for_trace(
     server: AnyServer, replicas: int | None, trace: Trace, limits: Limits
 ) -> tuple[AnyServer, TraceTimes, str]:
-    """The server with the fewest replicas that keep the limits, its times, and why there is none.
+    """Returns the server with the fewest replicas within the limits, its latencies, and why there is none.
 
     replicas: their number, if it is given. Without limits one replica is enough.
     """
@@ -182,7 +182,7 @@ def sized_for_trace(
 
 
 def _broken(run: Sequence[ServedRequest], limits: Limits) -> str:
-    """Why the times of the requests break the limits; empty if they keep them."""
+    """Returns why the requests' latencies exceed the limits; empty if they do not."""
     ttfts = [request.ttft for request in run]
     for name, most, seconds in (("tpot", limits.tpot, _tpots(run)), ("ttft", limits.ttft, ttfts)):
         if most is not None and _at(seconds, LIMIT_PERCENTILE) > most:

@@ -1,4 +1,4 @@
-"""Depth against width: the shapes of one family of models that have the same cost.
+"""Depth against width: the shapes of equal cost in one family of models.
 
 A family has the ratios of a model (d_ff/h, heads·head_dim/h, key/value heads over heads, head size, vocabulary, tying,
 norms) and varies hidden size and depth only. The family is a spec whose sizes are functions of (h, L); the closed
@@ -91,12 +91,12 @@ class Family:
 
     @property
     def least_depth(self) -> int:
-        """The smallest depth, which has one layer of each kind in the layer pattern."""
+        """The smallest depth, which has at least one layer of each kind of the layer pattern."""
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
     def step(self) -> int:
-        """The multiple that hidden sizes have, so that head counts stay integers; at least `unit`."""
+        """The number of which hidden sizes are multiples, so that head counts are integers; at least `unit`."""
         shares = [share for sizes in self._own_heads() for share in self._shares(sizes)[:2] if share is not None]
         step = math.lcm(*(share.denominator for share in shares))
         while step < self.unit:
@@ -104,7 +104,7 @@ class Family:
         return step
 
     def _shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
-        """Returns (heads over h, key/value heads over h, head size); the second is None for multi-query attention."""
+        """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
         h, a, k, d = self.spec.hidden_size, sizes.heads, sizes.kv_heads, sizes.head_dim
         size = (self.head_dim or d) // self.head_divisor
         heads = Fraction(a * d, h * size)
@@ -130,7 +130,7 @@ class Family:
         return None
 
     def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
-        """Returns the member with a hidden size and depth: ints, or arrays of ints that are multiples of `step`."""
+        """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `step`."""
         stack = self.spec.main
         blocks = {name: self._scaled(block, hidden_size) for name, block in stack.variants.items()}
         changes = {
@@ -221,7 +221,7 @@ def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) 
 
 @dataclass(frozen=True)
 class Budget:
-    """The cost that every shape must have: parameters or training FLOPs.
+    """The cost that every shape must have: a number of parameters or of training FLOPs.
 
     kind: parameters or training FLOPs.
     value: the number of parameters or FLOPs.
@@ -253,7 +253,7 @@ def budget_for(
     tokens: int | None = None,
     seq: int = 2048,
 ) -> Budget:
-    """Returns the budget of the given options; by default the number of parameters of the model.
+    """Returns the budget of the given options; by default the target model's number of parameters.
 
     Raises `InputError` if no budget or two budgets are given, or tokens without training FLOPs.
     """
@@ -271,7 +271,7 @@ def budget_for(
 
 
 def proportion(text: str | None, option: str) -> Fraction | None:
-    """Parses a ratio exactly: `3.5`, `8/3`, `0.125`; None for None.
+    """Parses a ratio exactly, such as `3.5`, `8/3` or `0.125`; None for None.
 
     Raises `InputError`, which names `option`, for anything that is not a positive number.
     """
@@ -288,7 +288,7 @@ def proportion(text: str | None, option: str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes and the cost of one member of the family.
+    """The sizes and the cost of one model of the family.
 
     target: whether it has the hidden size and the depth of the original model.
     embedding_and_head: parameters of the embedding and of an untied language-model head.
@@ -317,7 +317,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Study:
-    """The shapes that cost one budget, deepest first.
+    """The shapes of equal cost, deepest first.
 
     family: their family, with the step and the head sizes that were chosen for the budget.
     searched: number of shapes that were counted in the search.
@@ -468,7 +468,7 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
 def search(
     members: Family, budget: Budget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
-    """Finds for each hidden size the depth whose cost is nearest to the budget, if it is within `tolerance`.
+    """Finds for each hidden size the depth whose cost is nearest to the budget, within `tolerance` of it.
 
     It also returns the number of shapes that were counted.
     most_widths: largest number of hidden sizes; if the budget allows more, they are evenly spaced in log h.
@@ -489,7 +489,7 @@ def search(
 
 
 def _spaced_widths(widths: range, limit: int) -> list[int]:
-    """Returns all hidden sizes, or at most `most` of them, evenly spaced in log h."""
+    """Returns all hidden sizes, or at most `limit` of them, evenly spaced in log h."""
     if len(widths) <= limit:
         return list(widths)
     smallest, step = widths[0], widths.step
@@ -538,7 +538,7 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
 
 
 def _scaled_target(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
-    """Returns (h, L, compute ratio) of the model, scaled to the budget's training compute with published exponents.
+    """Returns (h, L, compute ratio) of the target model, scaled to the budget's training compute.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).

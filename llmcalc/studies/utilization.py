@@ -17,7 +17,7 @@ from .rules import RECOMPUTES, Rule, conventions
 
 @dataclass(frozen=True, slots=True)
 class ConventionUtilization:
-    """Utilization of a run under one convention.
+    """The utilization of a measured run under one convention.
 
     key, name, formula, source: as of `Rule`.
     flops_per_token: FLOPs that the model needs, by this convention.
@@ -35,7 +35,7 @@ class ConventionUtilization:
 
 @dataclass(frozen=True, slots=True)
 class Utilization:
-    """A measured run beside the peak of its devices.
+    """The MFU and HFU of a measured run, and the peak FLOP/s of its devices.
 
     tokens_per_second: of all devices together.
     dtype: number format of the peak.

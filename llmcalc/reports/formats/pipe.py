@@ -1,4 +1,4 @@
-"""Tables for a pipe or a file, without colour.
+"""Tables for a pipe or a file, as plain text without colour.
 
 The text is the same as that of `table`, which a test checks. It is written without rich, whose import takes longer than
 counting.
@@ -93,7 +93,7 @@ def _lines(table: Table, width: int) -> Iterator[str]:
 
 
 def line_count(table: Table, width: int) -> int:
-    """Returns the number of lines of a table without its notes; wide rows are broken in columns that wrap."""
+    """Returns the number of lines of a table without its notes; rows that are too wide take several lines."""
     table = table.without_bars()._replace(notes=())
     heading = len(list(_lines(table._replace(rows=()), width)))
     if not table.rows:

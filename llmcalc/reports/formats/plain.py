@@ -125,7 +125,7 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def _rest(cell: Any, parts: Sequence[Any]) -> Any:
-    """Returns a number minus its parts; any other cell unchanged."""
+    """Returns a number minus the sum of its parts; another cell's value unchanged."""
     numbers = [_raw_value(part) for part in parts]
     value = _raw_value(cell)
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -134,7 +134,7 @@ def _rest(cell: Any, parts: Sequence[Any]) -> Any:
 
 
 def _cells(table: Table) -> Iterator[list[Any]]:
-    """Yields the rows; the first cell of a nested row begins with its parents: `layers / mlp`."""
+    """Yields the rows; a nested row's first cell begins with the names of its parents: `layers / mlp`."""
     parent_names: list[str] = []
     for row in table.rows:
         first_cell, *other_cells = (_csv_value(value) for value in row.cells)
@@ -143,7 +143,7 @@ def _cells(table: Table) -> Iterator[list[Any]]:
 
 
 def _raw_value(value: Any) -> Any:
-    """Returns the value of a cell without its text."""
+    """Returns the raw value of a cell."""
     return value.value if isinstance(value, Shown) else value
 
 

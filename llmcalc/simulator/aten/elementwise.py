@@ -45,7 +45,7 @@ class Elementwise(Views):
         return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
 
     def scale(self, x: Tensor, name: str = "mul") -> Tensor:
-        """Multiplies x by a number, or negates it."""
+        """Multiplies x by a number, or negates x. name: the operation's name in the graph."""
         return record(self.graph, name, (x,), self.like(x), lambda g, _: (self.like(g),))
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Elementwise(Views):
         return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
-        """Squares each element; torch takes as many bytes for another constant power."""
+        """Squares each element. torch allocates the same bytes for any other constant power."""
 
         def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
@@ -180,7 +180,7 @@ class Elementwise(Views):
         )
 
     def _chosen(self, g: Tensor, condition: Tensor) -> Tensor:
-        """Returns the gradient where the condition holds, otherwise zero from a separate tensor."""
+        """Returns the gradient where the condition holds, and elsewhere zeros from a separate tensor."""
         zero = self.graph.new((), g.dtype)
         return self.like(g, condition, zero, dtype=g.dtype)
 

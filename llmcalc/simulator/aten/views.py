@@ -18,7 +18,7 @@ class Views:
         self.graph = graph
 
     def new(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """Creates a tensor that depends on no other (`zeros`, `arange`)."""
+        """Creates a tensor that depends on no other tensor (`zeros`, `arange`)."""
         return self.graph.new(shape, dtype)
 
     def like(self, *xs: Tensor, dtype: Dtype | None = None) -> Tensor:
@@ -50,7 +50,7 @@ class Views:
         return copy
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns the tensor under another shape, which it has in torch from the start; records no operation."""
+        """Returns the tensor with another shape, which it has from the start in torch; records no operation."""
         if x.shape == shape:
             return x
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
@@ -80,7 +80,7 @@ class Views:
         )
 
     def permute(self, x: Tensor, order: Sequence[int]) -> Tensor:
-        """The axes in another order."""
+        """Returns a view with the axes in another order."""
         inverse_order = [order.index(axis) for axis in range(len(order))]
         shape, strides = tuple(x.shape[axis] for axis in order), tuple(x.strides[axis] for axis in order)
         return self._view(x, shape, strides, "permute", lambda g, _: (self.permute(g, inverse_order),))
@@ -93,7 +93,7 @@ class Views:
         return self._view(x, shape, strides, "unsqueeze", lambda g, _: (self.reshape(g, input_shape),))
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
-        """Repeats axes of one element without memory; the gradient is their sum."""
+        """Repeats axes of one element without allocating memory; the gradient is the sum over the repeated axes."""
         if x.shape == shape:
             return x
         input_shape, new_axes = x.shape, len(shape) - len(x.shape)
@@ -155,7 +155,7 @@ class Views:
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def clone(self, x: Tensor) -> Tensor:
-        """A dense copy."""
+        """Returns a dense copy."""
         return record(self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype), lambda g, _: (g,))
 
     def copy(self, x: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class Views:
         return x if x.is_contiguous else self.clone(x)
 
     def to(self, x: Tensor, dtype: Dtype) -> Tensor:
-        """Casts to another number format; returns the tensor itself if it already has it."""
+        """Casts to another number format; returns the tensor itself if it has that format already."""
         if x.dtype is dtype:
             return x
         copy = self.graph.new(x.shape, dtype, self._preserved_strides(x))
@@ -207,7 +207,7 @@ class Views:
         return record(self.graph, "pad", (x,), padded, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
-        """Writes x into a part of `base`, which may not be used afterwards (`CopySlices`)."""
+        """Writes x into a part of `base`, which no later operation may use (`CopySlices`)."""
         shape, strides, part_shape = base.shape, base.strides, x.shape
 
         def backward(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
@@ -227,7 +227,7 @@ class Views:
         return self.flatten(self.clone(expanded), axis, axis + 1)
 
     def repeat(self, x: Tensor, times: Number, axis: int) -> Tensor:
-        """Copies of an axis, one after another."""
+        """Returns copies of an axis, concatenated."""
         axis, input_shape = axis % len(x.shape), x.shape
         shape = (*input_shape[:axis], times * input_shape[axis], *input_shape[axis + 1 :])
         repeated = self.graph.new(shape, x.dtype)

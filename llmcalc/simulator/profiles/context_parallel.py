@@ -34,7 +34,7 @@ ROWS = 2
 
 @dataclass(frozen=True)
 class Ring:
-    """The ranks that share a sequence.
+    """The ranks of a context-parallel group, each of which has a part of the sequence.
 
     ranks: how many they are. rank: which of them this one is. gathers: whether all keys and values come at once
     (`allgather`), else in a ring (`alltoall`).
@@ -69,7 +69,7 @@ class RingAttention(Eager):
     ring: Ring | None = None
 
     def do_repeat(self, step: Step) -> None:
-        """Repeats key heads for all of their queries, as torchtitan does (`repeat_kv`)."""
+        """Repeats key heads for all of their query heads, as torchtitan does (`repeat_kv`)."""
         if self.ring is None:
             super().do_repeat(step)
         elif step.options["tiled"]:
@@ -124,7 +124,7 @@ class RingAttention(Eager):
 
 
 class Rotater:
-    """The exchange of keys and values in a ring. gathers: whether by an all-gather."""
+    """The exchange of keys and values between ranks. gathers: whether by an all-gather."""
 
     def __init__(self, graph: Graph, ranks: int, gathers: bool) -> None:
         self.graph: Graph = graph
@@ -146,7 +146,7 @@ class Rotater:
 
 
 class Merger:
-    """Joins the outputs of ring rounds in float32 (`_SDPAMerger`)."""
+    """Merges the outputs of ring attention's rounds in float32 (`_SDPAMerger`)."""
 
     def __init__(self, t: Aten) -> None:
         self.t = t
@@ -188,7 +188,7 @@ class Merger:
 
 
 def half(t: Aten, x: Tensor) -> Tensor:
-    """Returns one half of a rank's rows."""
+    """Returns one half of the rows of this rank's tensor."""
     return t.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 

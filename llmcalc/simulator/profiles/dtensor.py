@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 @dataclass
 class Recurrence:
-    """A module that runs as one kernel. last: its output projection. summed: whether its output has been reduced."""
+    """A module that one kernel runs. last: its output projection. summed: whether its output has been reduced."""
 
     last: Step
     summed: bool = True
@@ -135,7 +135,7 @@ class Divided(Eager):
                 raise InputError(f"--sequence-parallel: {name}: {reason}; expected no --sequence-parallel")
 
     def is_by_tokens(self, value: Value) -> bool:
-        """Whether a value is sharded by tokens."""
+        """Whether a value is sharded by tokens over the tensor-parallel ranks."""
         return self.places is not None and self.places.placement(value) == "rows"
 
     def shape(self, value: Value) -> Shape:
@@ -183,7 +183,10 @@ class Divided(Eager):
         return False
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
-        """Runs `funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is a product."""
+        """Runs `funcol.reduce_scatter_single`: the sum over ranks of this rank's tokens.
+
+        product: whether x is a product.
+        """
         batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
         results = self.graph.results

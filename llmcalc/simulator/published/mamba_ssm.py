@@ -91,7 +91,7 @@ def _scan_bwd(
 
 
 def selective_scan_fn(t: Aten, *xs: Any) -> Tensor:
-    """Runs `selective_scan_with_states` without the states."""
+    """Runs `selective_scan_with_states` and returns the output without the states."""
     return selective_scan_with_states(t, *xs)[0]
 
 
@@ -426,7 +426,7 @@ def _state_passing_bwd(t: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> t
 
 
 def mamba_chunk_scan_combined(t: Aten, *xs: Any) -> Tensor:
-    """Runs `mamba_chunk_scan_with_state` without the state."""
+    """Runs `mamba_chunk_scan_with_state` and returns the output without the state."""
     return mamba_chunk_scan_with_state(t, *xs)[0]
 
 

@@ -116,13 +116,13 @@ def read_gguf(path: Path) -> Checkpoint:
 
 
 class _Arrays:
-    """Counts the texts and lists in arrays of the metadata."""
+    """Counts the texts and lists in the arrays of a file's metadata, to bound them."""
 
     def __init__(self) -> None:
         self.elements = 0
 
     def add(self, r: BoundedReader, key: str, count: int) -> None:
-        """Adds `count` elements. Raises `InputError` for more than the file or the bound allows."""
+        """Adds `count` elements. Raises `InputError` for more elements than the file can hold or the bound allows."""
         if count > (r.size - r.at) // 8:  # each has its length before it
             raise InputError(
                 f"{r.where}: {key[:80]}: {count:,} elements in a file of {r.size:,} bytes; truncated or not a GGUF file"
@@ -136,7 +136,7 @@ class _Arrays:
 
 
 def _string(r: BoundedReader, field: str, limit: int | None = None) -> str:
-    """Reads a text. limit: largest number of bytes; default the rest of the header's bound."""
+    """Reads a text. limit: the largest number of bytes; default the rest of the header's bound."""
     length = r.number("Q", field)
     if limit is not None and length > limit:
         raise InputError(
@@ -173,7 +173,7 @@ def _value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 
 
 
 def _tensor(r: BoundedReader) -> tuple[StoredTensor, int]:
-    """Reads a tensor and the offset of its data."""
+    """Reads the entry of a tensor, and the offset of the tensor's data."""
     name = _string(r, "tensor name", LONGEST_NAME)
     axes = r.number("I", name)
     if axes > 8:

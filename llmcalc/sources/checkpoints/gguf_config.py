@@ -1,4 +1,4 @@
-"""The Hugging Face config that a GGUF file's metadata stands for, so that a file can be a TARGET.
+"""Converts a GGUF file's metadata to a Hugging Face config, so that a GGUF file can be a TARGET.
 
 Keys: gguf-py/gguf/constants.py. Values that the converter does not write are told from the tensors: whether the output
 is tied, whether projections have biases, whether experts are chosen with a correction.
@@ -100,7 +100,7 @@ def _gemma3(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Conf
 
 
 def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str]:
-    """The kind of every layer: llama.cpp knows an architecture's pattern, which no file states."""
+    """Returns the kind of every layer, from llama.cpp's pattern of the architecture, which files do not state."""
     layers = config.get("num_hidden_layers")
     number = layers if isinstance(layers, int) else 0
     return ["sliding_attention" if has_window(i) else "full_attention" for i in range(min(number, MOST_LAYERS))]
@@ -162,7 +162,7 @@ def _has(checkpoint: Checkpoint, end: str) -> bool:
 
 
 def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
-    """Returns the config that a file's metadata stands for. Raises `InputError` for an unknown architecture."""
+    """Returns the config that a file's metadata describe. Raises `InputError` for an unknown architecture."""
     architecture = checkpoint.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         name = shown(architecture) if isinstance(architecture, str) else "none"

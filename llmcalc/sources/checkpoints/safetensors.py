@@ -130,7 +130,7 @@ def _name(text: bytes, location: str) -> str:
 
 
 def _metadata(text: bytes, location: str) -> dict[str, Any]:
-    """Parses the entries of `__metadata__`: texts or tables of texts."""
+    """Parses the entries of `__metadata__`: texts, or tables of texts."""
     if len(text) > LARGEST_METADATA:
         raise InputError(
             f"{location}: __metadata__: {len(text):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
@@ -151,7 +151,7 @@ def _bad_entry(name: str, location: str) -> InputError:
 
 
 def _tensor(name: str, text: bytes, location: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
-    """Parses a tensor and the offset of its data."""
+    """Parses the entry of a tensor, and the offset of the tensor's data."""
     try:
         if len(text) > LONGEST_ENTRY:
             raise ValueError
@@ -224,7 +224,7 @@ def _unique_keys(pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
 def join_shards(
     weight_map: Mapping[str, str], header: Callable[[str, int], tuple[bytes, int | None]], location: str, folder: str
 ) -> Checkpoint:
-    """Returns the tensors of the files that an index lists.
+    """Returns the tensors of the shards that an index lists.
 
     header: a file's name, and the most bytes that its header may have → its header, and the bytes of its data (None if
     they are not known). folder: what stands before a file's name in messages.

@@ -1,4 +1,4 @@
-"""A `config.json` as adapters read it: typed, with defaults, and with a record of the fields that were read."""
+"""A typed `config.json` for family readers, with defaults, which records the fields that were read."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Config:
         return tuple(dict.fromkeys((*read_names, *aliased, *usual_names)))
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
-        """Returns the name whose value counts, among those in the config; a null replaces no other value."""
+        """Returns the name whose value applies, among the names in the config; a null replaces no other value."""
         present = [n for n in names if n in self.data]
         return next(
             (n for n in present if n not in self.defaults and self.data[n] is not None), present[0] if present else None
@@ -154,7 +154,7 @@ class Config:
         return self._winning_name(self._with_aliases(names)) or names[0]
 
     def size(self, *names: str) -> int:
-        """Returns a positive integer. Layers and experts have an upper bound, in `MOST`."""
+        """Returns a positive integer. Numbers of layers and experts are bounded by `MOST`."""
         return self._integer(names, 1, "a positive whole number")
 
     def count(self, *names: str) -> int:
@@ -273,7 +273,7 @@ class Config:
         return near_to(name, unset)
 
     def _restates(self, name: str, value: Any) -> bool:
-        """Whether a field that was read has the same value and a name with a word in common."""
+        """Whether a field that was read has the same value, and a name that shares a word with this field's name."""
         words = words_of(name)
         return any(
             words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()

@@ -1,4 +1,4 @@
-"""Configs of draft models for speculative decoding, whose `model_type` is that of a whole model, such as `llama`.
+"""Configs of speculative-decoding draft models, which state the `model_type` of a whole model, such as `llama`.
 
 A draft is told by its class, by a field, or, for EAGLE and EAGLE-2 (SafeAILab/EAGLE, eagle/train), by its one layer:
 their configs are those of a Llama cut to one layer of full size.
@@ -48,7 +48,7 @@ LEAST_EAGLE_WIDTH = 1024
 
 
 def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns the config of a draft under its own model type, and remarks; another config unchanged.
+    """Returns a draft model's config under the draft's own model type, and remarks; another config unchanged.
 
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
     """
@@ -80,7 +80,7 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def _flattened(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Returns a draft's config with the fields of its tables at the top; those at the top win.
+    """Returns a draft's config with the fields of its tables at the top level, where existing fields take precedence.
 
     The class's name, which says nothing of its head, is left out.
     """
@@ -100,7 +100,7 @@ def _flattened(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _require_whole(config: Mapping[str, Any], name: str) -> None:
-    """Raises `InputError` for the config of another draft."""
+    """Raises `InputError` for a draft config that is not complete under this model type."""
     fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
     if OTHER_CLASS.search(name):
         sign = f"architectures: {name} is"
@@ -115,7 +115,7 @@ def _require_whole(config: Mapping[str, Any], name: str) -> None:
 
 
 def _is_eagle(config: Mapping[str, Any]) -> bool:
-    """Whether a config is that of an EAGLE draft: a Llama of one layer whose width is that of a whole model."""
+    """Whether a config describes an EAGLE draft: a Llama of one layer that is as wide as a whole model."""
     width = config.get("hidden_size")
     return (
         architecture_of(config) == "LlamaForCausalLM"

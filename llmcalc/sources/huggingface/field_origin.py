@@ -1,4 +1,4 @@
-"""Maps a spec field back to config fields, by tracking the origin of every number in the config.
+"""Maps a spec field back to config fields, by tracking which config numbers it was computed from.
 
 An error about `num_experts` can then name `n_routed_experts`, the name in the file, and no family has to list its
 names. The config is read once more with numbers that carry the names of their fields, also through arithmetic.
@@ -26,7 +26,7 @@ class TrackedInt(int):
 
 
 class TrackedFloat(float):
-    """A float that carries the names of its config fields; `math.floor` of it carries them too."""
+    """A float that carries the names of its config fields, also through `math.floor`."""
 
     fields: frozenset[str]
 
@@ -60,7 +60,7 @@ for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
 
 
 def fields_behind(config: Mapping[str, Any], message: str) -> str:
-    """Returns ` (…)` with the config fields from which the spec fields in a message were computed.
+    """Returns ` (…)` with the config fields from which a message's spec fields were computed.
 
     Empty if the names are the same.
     """

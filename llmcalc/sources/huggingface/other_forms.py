@@ -1,4 +1,4 @@
-"""Configs in other programs' forms: params.json of Meta and Mistral, arguments of nanoGPT, nanochat and Mamba, MLC's.
+"""Configs of other programs: params.json of Meta and Mistral, nanoGPT's, nanochat's and Mamba's arguments, MLC's.
 
 Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model.py of karpathy/nanoGPT; nanochat/gpt.py
 of karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm; mamba_ssm/models and mamba_ssm/modules of
@@ -49,7 +49,7 @@ MLC = frozenset(
 
 
 def as_config(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns a config in another program's form as a `config.json`, with remarks; any other config unchanged.
+    """Converts another program's config to a `config.json`, with remarks; any other config is unchanged.
 
     Raises `InputError` for a field of that form with a value that has no such config.
     """
@@ -79,7 +79,7 @@ def _size(data: Mapping[str, Any], name: str) -> int:
 
 
 def _meta(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads Llama's `params.json`: the width of the FFN follows from that of the model (`FeedForward`)."""
+    """Reads Llama's `params.json`: the FFN's width is computed from the model's width (`FeedForward`)."""
     width, multiple = _size(data, "dim"), _size({"multiple_of": 256, **data}, "multiple_of")
     factor = data.get("ffn_dim_multiplier")
     if factor is not None and (not is_number(factor) or not 0 < factor <= 100):
@@ -113,7 +113,7 @@ def _mistral(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _shared(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that both kinds of `params.json` have."""
+    """Returns the fields that both kinds of `params.json` share."""
     heads = _size(data, "n_heads")
     config: dict[str, Any] = {
         "hidden_size": _size(data, "dim"),
@@ -128,7 +128,7 @@ def _shared(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nanogpt(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads nanoGPT's arguments: GPT-2's class, which has biases."""
+    """Reads nanoGPT's arguments as GPT-2's config; its linear layers have biases by default."""
     if data.get("bias", True) is not True:
         raise InputError(
             f"bias: {shown(data['bias'])}; GPT-2's class has biases everywhere; expected true, or a description: "
@@ -158,7 +158,7 @@ def _nanochat(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _mamba(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads the arguments of mamba_ssm, the first form of Mamba's checkpoints: the vocabulary is padded.
+    """Reads the arguments of mamba_ssm, the first format of Mamba's checkpoints, which pad the vocabulary.
 
     Raises `InputError` for layers of attention or networks between those of Mamba, which its other models have.
     """
@@ -202,7 +202,7 @@ def _mamba(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _mlc(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads MLC's config: the fields of the model's own config, and settings of the engine, which are left out."""
+    """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
     fields = {name: value for name, value in data["model_config"].items() if name not in MLC}
     theta = fields.pop("position_embedding_base", None)
     config = {**fields, "model_type": data["model_type"], **({} if theta is None else {"rope_theta": theta})}

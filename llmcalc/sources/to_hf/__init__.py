@@ -59,7 +59,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _nearest(spec_values: dict[str, Any], others: list[tuple[str, dict[str, Any]]]) -> str:
-    """Returns, for the message, the class that differs least and its first difference.
+    """Returns, for a message, the class that differs least from the spec, and its first difference.
 
     others: (name of a class, what it computes in canonical form).
     """
@@ -76,7 +76,7 @@ def _nearest(spec_values: dict[str, Any], others: list[tuple[str, dict[str, Any]
 
 
 def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
-    """Yields the families that have a class, the likely ones first."""
+    """Yields the families that have a `transformers` class, the likely families first."""
     unlikely: list[tuple[str, Family]] = []
     for kind in FILE_OF:
         family = family_of(kind)
@@ -90,7 +90,7 @@ def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
 
 
 def _is_likely(family: Family, facts: Facts) -> bool:
-    """Whether the family's default activation is the spec's, and both have experts or both have none."""
+    """Whether the family's default activation is the spec's activation, and both or neither have experts."""
     names = [USUAL.get(name, name) for name in family.defaults]
     default_activations = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
     return ("num_experts" in names) == bool(facts.with_experts()) and (
@@ -116,7 +116,7 @@ def _candidate_config(kind: str, family: Family, name: str, facts: Facts) -> dic
 
 
 def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
-    """Returns the probabilities of dropout that differ from the class's defaults; nothing of a spec without any."""
+    """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
     fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout.places.items()}
@@ -137,7 +137,7 @@ def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str
 
 
 def _same_activation(value: Any, default: Any) -> bool:
-    """Whether two names mean the same activation; the class's own name is then kept."""
+    """Whether two names mean the same activation, in which case the class's own name is kept."""
     return (
         isinstance(value, str)
         and isinstance(default, str)

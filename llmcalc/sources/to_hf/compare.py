@@ -1,4 +1,4 @@
-"""Compares two specs: whether they are the same architecture, and where they differ first.
+"""Compares two specs: whether they describe the same architecture, and their first difference.
 
 A spec can be written in several ways: a head size or the number of key/value heads may be given or omitted, and layers
 may be variants under any names. Here each is converted to one canonical form. Fields that change no count and no
@@ -56,7 +56,9 @@ def canonical(spec: ModelSpec) -> dict[str, Any]:
 
 
 def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
-    """Yields (path, left value, right value) for every difference; equal ones in several layers are reported once.
+    """Yields (path, left value, right value) for every difference.
+
+    Equal differences of several layers are reported once.
 
     The lowest layer is named.
     """
@@ -79,7 +81,7 @@ def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
 
 
 def weight(difference: Difference) -> int:
-    """Returns the size of a difference in values: a part that only one spec has counts with all its fields."""
+    """Returns the number of values that differ; a part that only one spec has counts with all its fields."""
     return max(_values(difference[1]), _values(difference[2]))
 
 
@@ -89,7 +91,7 @@ def _values(value: Any) -> int:
 
 
 def _stack(stack: Stack, width: int) -> dict[str, Any]:
-    """Returns a table per layer, with the index of the layer whose parameters the layer uses."""
+    """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
     names = stack.layer_names()
     layers = {name: _plain_values(stack.layer(name), width) for name in dict.fromkeys(names)}
     fields = (
@@ -118,7 +120,7 @@ def _prediction(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
 
 
 def _plain_values(value: Any, width: int) -> Any:
-    """Converts parts to tables and tuples to lists. width: of the residual, for a default head size."""
+    """Converts parts to tables and tuples to lists. width: the residual stream's width, for a default head size."""
     if isinstance(value, Stack):
         return _stack(value, width)
     if isinstance(value, Part):

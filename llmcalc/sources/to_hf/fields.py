@@ -1,4 +1,4 @@
-"""The value of each config field from a spec, under the names in configs.
+"""Computes the value of each config field from a spec, by the field's name.
 
 A field with the same name in the spec is found by `Facts.named` and is not listed. A wrong value here cannot produce a
 wrong config: every proposed config is read back and compared with the spec.
@@ -22,7 +22,7 @@ from .facts import Facts
 
 
 def _positions(facts: Facts) -> int:
-    """Returns the rows of the position embedding, or the context length."""
+    """Returns the number of rows of the position embedding, or the context length."""
     if isinstance(facts.first.position, Learned):
         return facts.first.position.max_position_embeddings
     positions: int = present(facts.spec.max_position_embeddings)
@@ -62,7 +62,7 @@ def _attention_bias(facts: Facts) -> bool:
 
 
 def _mlp_bias(facts: Facts) -> bool:
-    """Returns the bias of the dense FFN, else of the shared expert, else of the experts."""
+    """Returns the bias of the dense FFN; without one, of the shared expert or of the experts."""
     with suppress(Absent):
         return facts.dense.up_bias
     with suppress(Absent):

@@ -50,7 +50,7 @@ class AttentionKernels(Lowering):
         return turned if rotates_all else t.cat([turned, t.slice(x, x.shape[-1] - dim)])
 
     def _joined_halves(self, x: Tensor, dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotates the halves of each pair by themselves, and joins them."""
+        """Rotates the two halves of each pair separately, and concatenates them."""
         t = self.t
         cos, sin = t.slice(cos, dim // 2), t.slice(sin, dim // 2)
         left_half, right_half, unrotated = t.slice(x, dim // 2), t.slice(x, dim // 2), t.slice(x, x.shape[-1] - dim)
@@ -59,7 +59,7 @@ class AttentionKernels(Lowering):
         return t.cat([rotated_left, right, unrotated])
 
     def _quarter_turned(self, x: Tensor, dim: Any) -> Tensor:
-        """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second."""
+        """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second half."""
         return self.t.cat([self.t.scale(self.t.slice(x, dim // 2), "neg"), self.t.slice(x, dim // 2)])
 
     def _angles(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ class AttentionKernels(Lowering):
             self.bind(output, tensor)
 
     def _with_new(self, name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
-        """Joins cached and new keys or values, and caches a copy for later tokens."""
+        """Concatenates cached and new keys or values, and caches a copy for later tokens."""
         cached = self.cached(name)
         if self.paged:
             return self._in_pages(name, new_rows, cached, limit)

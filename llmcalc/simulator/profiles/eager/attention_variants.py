@@ -40,7 +40,7 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(step.outs[0], scores)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Computes scores of shared rows: x [batch, tokens, heads, d] → [batch, heads, tokens, rows]."""
+        """Computes scores with rows shared by all heads: x [batch, tokens, heads, d] → [batch, heads, tokens, rows]."""
         return self.t.matmul(self.heads_first(x), self.t.permute(rows, (1, 2, 0)))
 
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
@@ -78,7 +78,7 @@ class AttentionVariantKernels(AttentionKernels):
         return self.has_earlier_tokens and is_size_one(queries)
 
     def _bind_selected(self, step: Step, keys: Sequence[Tensor]) -> None:
-        """Binds the selected keys and values, and drops all others."""
+        """Binds the selected keys and values, and drops the unselected keys and values."""
         for value, out, tensor in zip(step.ins[1:], step.outs[1:], keys, strict=True):
             self.values.pop(id(value), None)
             self.bind(out, tensor)
@@ -165,14 +165,14 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(step.outs[0], self.apply_dropout(probs, options["dropout"]))
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
-        """Concatenates all scores, and drops the separate tensors."""
+        """Concatenates the scores of all attention cores, and drops the separate tensors."""
         scores = [self.get(value) for value in score_values]
         for value in score_values:
             self.forget(value.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
-        """Returns the mask of all scores: of the sequence's own keys, then of the other keys."""
+        """Returns the mask of all scores: first of the sequence's own keys, then of the other keys."""
         t, other_keys = self.t, scores.shape[-1] - mask.shape[-1]
         if selection:
             return t.cat([t.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])

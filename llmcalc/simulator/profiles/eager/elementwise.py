@@ -1,4 +1,4 @@
-"""Elementwise steps of values with different axes, sums over an axis, added positions, and xIELU."""
+"""Elementwise steps on values with different axes, sums over an axis, added positions, and the xIELU activation."""
 
 from __future__ import annotations
 

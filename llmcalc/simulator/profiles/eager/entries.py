@@ -1,4 +1,4 @@
-"""Compressed entries, each of which summarizes several tokens, and attention to them (DeepSeek-V4)."""
+"""Attention to compressed entries, each of which summarizes several tokens (DeepSeek-V4)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_keep_entries(self, step: Step) -> None:
-        """Caches all entries, and the rows that do not fill an entry yet."""
+        """Caches all compressed entries, and the tokens that do not fill an entry yet."""
         t, (value, *rows), cached = self.t, step.ins, self.cached(step.name)
         assert isinstance(step.op, EntryCache)
         remaining_rows, rate = [self.get(row) for row in rows], step.op.rate

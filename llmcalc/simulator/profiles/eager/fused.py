@@ -234,7 +234,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         )
 
     def _as_queries(self, name: str, q: Tensor, v: Tensor) -> Tensor:
-        """Allocates the output of cuDNN's kernel, in the order of the queries' axes."""
+        """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         return self.graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
@@ -348,7 +348,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         self.set(step.outs[0], record(graph, "glu", (gate, up), out, backward, gate, up))
 
     def _in_this_module(self, verb: str, value: Value) -> bool:
-        """Whether a step of the current module with a verb reads a value."""
+        """Whether the current module has a step of that verb that reads a value."""
         items = self.frames[-1].scope.items
         return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
 

@@ -52,7 +52,7 @@ class LocalKernels(PositionKernels):
         return t.cat([neighbour_blocks, t.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2)
 
     def _first_rows(self, x: Tensor, rows: Any) -> Tensor:
-        """Returns the first rows; x itself if it has no others."""
+        """Returns the first rows of x; x itself if it has no other rows."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
     def _blocks(self, x: Tensor, block: Any) -> Tensor:

@@ -31,7 +31,7 @@ class LoraKernels(BasicKernels):
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def matrix(self, step: Step) -> Tensor:
-        """Returns the weight of a linear layer; quantised if the base model is."""
+        """Returns the weight of a linear layer; the weight is quantized if the base model is."""
         weight = step.weight
         if weight is None or not self._is_quantised(step):
             return self._trained_copy(step, super().matrix(step))
@@ -119,7 +119,7 @@ class LoraKernels(BasicKernels):
         return self.choices.like_classes and self.adapters is None and bool(step.options["fused"])
 
     def _fused_projections(self, step: Step) -> list[Step]:
-        """Returns the projections fused with this one, in order; none if it runs alone."""
+        """Returns the projections fused with this step's projection, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv or self._is_fused_by_its_class(step)):
             return []
@@ -152,7 +152,7 @@ class LoraKernels(BasicKernels):
             self.set(step.outs[0], step_output)
 
     def _run_as_its_class(self, steps: list[Step]) -> None:
-        """Runs one product, whose result is split. Its weight is kept as those of the projections.
+        """Runs one product and splits its result. The weight is stored as the separate projections' weights.
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
@@ -235,7 +235,7 @@ class LoraKernels(BasicKernels):
     # --- products ---------------------------------------------------------------------------------------------------
 
     def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes x·Wᵀ plus the adapter's output, if the layer has one."""
+        """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
         width = step.outs[0].width
         if not self.has_adapter(step):
             return self.product(x, weight, bias, width)
@@ -251,7 +251,7 @@ class LoraKernels(BasicKernels):
         return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module)
 
     def _add_adapter(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
-        """Adds the adapter's output to a linear layer's. module: default the current one."""
+        """Adds the adapter's output to a linear layer's output. module: default the current module."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
         lora_a = self.adapter(f"{name}.lora_A.weight", (adapters.rank, x.shape[-1]), module)
@@ -307,7 +307,7 @@ class LoraKernels(BasicKernels):
         return product
 
     def _product_in_8_bits(self, x: Tensor, weight: Tensor, width: Number) -> Tensor:
-        """Computes x·Wᵀ in int8, without columns of outliers, which depend on the values.
+        """Computes x·Wᵀ in int8, without the columns of outliers, whose number depends on the values.
 
         Sources: bitsandbytes/autograd/_functions.py, `MatMul8bitLt`, which keeps its input as an attribute of the node;
         bitsandbytes/backends/cuda/ops.py, `int8_vectorwise_quant` and `int8_mm_dequant`.

@@ -1,4 +1,4 @@
-"""Rows before the first one: zero padding, and the previous row of each row."""
+"""Rows that precede a pass's first row: zero padding of convolutions, and the previous token of each token."""
 
 from __future__ import annotations
 

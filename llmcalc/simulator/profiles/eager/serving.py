@@ -37,7 +37,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     @property
     def scores_in_kernel(self) -> bool:
-        """Whether one kernel computes all of attention, with every change of its scores."""
+        """Whether one kernel computes all of attention, including every term and mask of its scores."""
         return self.choices.attention == "flash" and not self.trained
 
     def branch(self, item: Alternatives) -> Scope:
@@ -192,5 +192,5 @@ SELECTIONS = frozenset({"choose_entries", "select_blocks", "whole_entries"})
 
 
 def is_of_pairs(value: Value) -> bool:
-    """Whether a value has an element for each query and key."""
+    """Whether a value has an element for each pair of a query and a key."""
     return isinstance(value.rows, QueryKeyPairs)

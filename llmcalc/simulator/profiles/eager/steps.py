@@ -1,4 +1,4 @@
-"""Decoding one token of a recurrence from its state, line by line as the references do.
+"""Decoding of one token by a recurrence from its state, line by line as the references do.
 
 A method `decode_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one
 whose name begins with an underscore is only held.
@@ -25,7 +25,7 @@ class StepKernels(ScanKernels):
     """Kernels that decode one token of a recurrence."""
 
     def state_before(self, name: str) -> Tensor:
-        """Returns a state's single tensor."""
+        """Returns the single tensor of a recurrent state."""
         cached = self.cached(name)
         assert cached is not None
         return cached[0]

@@ -1,4 +1,4 @@
-"""Vision encoders of wrappers whose class is code of the model's own repository: InternViT, MoonViT, EVA-CLIP and more.
+"""Vision encoders of wrappers whose class is repository code: InternViT, MoonViT, EVA-CLIP and others.
 
 InternViT (Chen 2023, arXiv:2312.14238), MoonViT (Kimi-VL: 2025, arXiv:2504.07491), DeepSeek-VL2 (Wu 2024,
 arXiv:2412.10302), EVA-CLIP (Sun 2023, arXiv:2303.15389) in GLM-4V, SigLIP in Eagle 2.5, Isaac, Keye-VL and
@@ -22,7 +22,7 @@ DUMMY_HEADS = 7
 
 
 def _internvit(config: Config, dummy_heads: int = 0) -> Table:
-    """Returns InternViT: a class vector, and scaled outputs of the sublayers. dummy_heads: further heads."""
+    """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: additional heads."""
     norm = config.choice(
         {
             "layer_norm": layernorm(config.number("layer_norm_eps")),
@@ -55,7 +55,7 @@ def _internvit(config: Config, dummy_heads: int = 0) -> Table:
 
 
 def _merge(wrapper: Config) -> int:
-    """Returns the side of the squares of patches that are merged. Raises `InputError` for another ratio."""
+    """Returns the side of the merged squares of patches. Raises `InputError` for an unsupported ratio."""
     ratio = wrapper.number("downsample_ratio")
     merge = merged_by(ratio)
     if not merge:
@@ -70,7 +70,7 @@ def _merged_maps(wrapper: Config, encoder_width: int, width: int) -> Table:
 
 
 def _internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads InternVL's own code: its tiles are those of `max_dynamic_patch`, with two marks around an image."""
+    """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     wrapper.must("select_layer", -1)
     tokens = max(side(config) ** 2 // _merge(wrapper) ** 2, 1)
     image = {"type": "tiles", "size": config.size("image_size"), "max_tiles": wrapper.size("max_dynamic_patch")}
@@ -81,7 +81,7 @@ def _internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _internvit_chat(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads a class with InternVL's encoder and projector whose processor's rule is not read."""
+    """Reads a class with InternVL's encoder and projector, without a rule for its processor."""
     return {
         "vision_model": _internvit(config),
         "vision_projector": _merged_maps(wrapper, config.size("hidden_size"), width),
@@ -127,7 +127,7 @@ def _kimi_vl(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads DeepSeek-VL2: SigLIP under timm's names with its pooling head, and vectors for line ends and views."""
+    """Reads DeepSeek-VL2: SigLIP under timm's names with a pooling head, and vectors for row ends and views."""
     wrapper.must("tile_tag", "2D")
     config.must("class_token", False)
     config.must("global_pool", "map")
@@ -227,7 +227,7 @@ def _keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
-    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, whose rows are counted as those of one."""
+    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, which are counted as one embedding."""
     norm, h, edge = layernorm(config.number("layer_norm_eps")), config.size("hidden_size"), 2
     config.must("spatial_merge_size", edge)
     tower = vit(
@@ -243,7 +243,7 @@ def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
 
 
 def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads GLM-4V: EVA-CLIP with norms on the outputs of the sublayers, a convolution that merges patches.
+    """Reads GLM-4V: EVA-CLIP with norms on the sublayer outputs, and a convolution that merges patches.
 
     Its adapter has a norm, an activation, a gated network of the text model's width, and two vectors around an image.
     """
@@ -328,7 +328,7 @@ QWEN_VL_ROWS = 256
 
 
 def _phi3v(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Phi-3-vision: CLIP's large encoder, whose sizes its class states, and two linear layers.
+    """Reads Phi-3-vision: CLIP's large encoder, whose sizes are constants in its class, and two linear layers.
 
     Two vectors of four patches' width mark the ends of lines and of the whole image.
     """

@@ -25,7 +25,7 @@ PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 
 
 def _image(config: Config) -> Table:
-    """Returns how Qwen's processor cuts an image: sides that are multiples of merged patches."""
+    """Returns how Qwen's processor resizes an image: both sides become multiples of a merged patch's side."""
     least, most = PIXELS.get(config.size("patch_size"), PIXELS[14])
     return {
         "type": "smart_resize",
@@ -91,7 +91,7 @@ def _qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _windows(config: Config) -> Table:
-    """Returns the fields of a stack in whose layers, but for a few, attention is limited to squares of patches."""
+    """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
     merge, patch, window = (config.size(name) for name in ("spatial_merge_size", "patch_size", "window_size"))
     side = window // merge // patch * merge
     if side == 0:
@@ -144,7 +144,7 @@ def _qwen3_5(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _qwen3(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Qwen3-VL: like Qwen3.5, with further mergers for the outputs of lower layers (DeepStack).
+    """Reads Qwen3-VL: like Qwen3.5, with additional mergers for the outputs of lower layers (DeepStack).
 
     Meng 2024 (arXiv:2406.04334).
     """
@@ -232,7 +232,7 @@ def _ernie(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _minimax(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MiniMax-M3: each patch through two linear layers, then square blocks of their outputs through two more."""
+    """Reads MiniMax-M3: two linear layers on each patch, then two more on square blocks of their outputs."""
     norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     tower = vit(config, biased(config, norm, **TURNED), stack={"embedding_norm": norm}, patches=patches)

@@ -102,11 +102,11 @@ class DecayKernels(ScanModules):
         return self.project(steps["out_proj"], out)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
-        """Returns the shapes of the memory, its normalizer and the largest exponent of each head."""
+        """Returns the shapes of the matrix memory, its normalizer and the largest exponent of each head."""
         return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
 
     def _memory(self, state: Step) -> list[Tensor] | None:
-        """Returns the states in float32; None for the first token."""
+        """Returns the states in float32; None for a sequence's first token."""
         cached = self.cached(state.name)
         return None if cached is None else [self.t.to(x, FLOAT32) for x in cached]
 

@@ -1,4 +1,4 @@
-"""Base of recurrent modules: kernels that run a whole module, and shared layers."""
+"""The base class of recurrent modules: kernels that run a whole module, and the operations that they share."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             raise self.unsupported("no published kernels under autocast; expected weights in the type of activations")
 
     def project(self, step: Step, x: Tensor) -> Tensor:
-        """Runs a linear layer."""
+        """Runs the linear layer of a step on x."""
         return self.linear_output(step, x, self.matrix(step), self.bias(step))
 
     def raw_weight(self, step: Step) -> Tensor:
@@ -95,7 +95,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         return self.t.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
 
     def decay(self, shape: tuple[Any, ...]) -> Tensor:
-        """Computes the decay: A = -exp(A_log.float())."""
+        """Computes the decay of a state-space mixer: A = -exp(A_log.float())."""
         return self.t.scale(self.t.exp(self.t.to(self.weight("A_log", shape), FLOAT32)), "neg")
 
     def causal_conv(self, step: Step, x: Tensor, kind: str | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""LUKE: RoBERTa with entities beside the words.
+"""LUKE: RoBERTa with embeddings of named entities in addition to the words.
 
 Yamada et al. 2020 (arXiv:2010.01057). Plain text has no entities, so their tables, their head, and the projections of
 queries between words and entities are parameters that do not run. The head of words has a weight of its own.

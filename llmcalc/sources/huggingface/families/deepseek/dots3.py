@@ -83,7 +83,7 @@ def _window(config: Config) -> int:
 
 
 def _window_sizes(config: Config) -> Table:
-    """Returns the sizes of latent attention in layers with a window, from either form of the config."""
+    """Returns the sizes of latent attention in window layers, from either form of the config."""
     saved = config.get("per_layer_config")
     if saved is not None:
         layers = config.table("per_layer_config")

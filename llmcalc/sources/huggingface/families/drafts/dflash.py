@@ -16,7 +16,7 @@ from .eagle import COMMON, IGNORED
 
 
 def _dflash(config: Config) -> Table:
-    """Reads DFlash: layers of Qwen3 whose keys and values are also those of the projected states."""
+    """Reads DFlash: Qwen3's layers, whose projections also compute the keys and values of the target's states."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     mixer: Table = {

@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE-2, EAGLE-3 and 3.1, and P-EAGLE: layers of Llama that read the hidden states of a target model.
+"""EAGLE 1 to 3.1 and P-EAGLE: Llama's layers that read the hidden states of a target model.
 
 Sources: eagle/model/cnets1.py and cnets.py of SafeAILab/EAGLE; specforge/modeling/draft/llama3_eagle.py and peagle.py
 of sgl-project/SpecForge; speculators/models/eagle3 and peagle of vllm-project/speculators; llama_eagle.py and
@@ -18,7 +18,7 @@ STATES = 3
 
 
 def _eagle(config: Config) -> Table:
-    """Reads EAGLE and EAGLE-2: the projection of embedding and state, and layers without the first norm."""
+    """Reads EAGLE and EAGLE-2: a projection of embedding and target state, and layers without the first norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     bias = config.flag("attention_bias")
     mixer = attention(config, **biases(config.flag("qkv_bias") or bias, *QKV), **biases(bias, "o_bias"))
@@ -34,7 +34,7 @@ def _eagle(config: Config) -> Table:
 
 
 def _eagle3(config: Config) -> Table:
-    """Reads EAGLE-3, and P-EAGLE with a vector for tokens that are not verified yet."""
+    """Reads EAGLE-3, and P-EAGLE, which has a learned vector for tokens that are not verified yet."""
     _require_states(config)
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
@@ -71,7 +71,7 @@ def _eagle3(config: Config) -> Table:
 
 
 def _require_states(config: Config) -> None:
-    """Raises `InputError` for a draft without the projection of states."""
+    """Raises `InputError` for a draft model without the projection of target states."""
     if config.has("use_aux_hidden_state") and not config.flag("use_aux_hidden_state"):
         raise config.wrong("use_aux_hidden_state", False, "true: a draft of EAGLE-3 projects hidden states")
 

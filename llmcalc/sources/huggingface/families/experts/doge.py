@@ -1,4 +1,4 @@
-"""Doge: an attention mask computed from the values, and optionally very many experts of one unit each.
+"""Doge: an attention mask computed from the values, and optionally very many experts of one hidden unit each.
 
 The residual has a learned weight.
 
@@ -46,14 +46,14 @@ def _doge(config: Config) -> Table:
 
 
 def _head_dim(config: Config, hidden: int, heads: int) -> int:
-    """Returns a head's share of hidden_size, rounded down."""
+    """Returns the size of a head: hidden_size / heads, rounded down."""
     if heads > hidden:
         raise config.wrong("num_attention_heads", heads, f"at most hidden_size {hidden}")
     return hidden // heads
 
 
 def _experts(config: Config, shared_expert: Table) -> Table:
-    """Returns the experts: the largest square number of num_experts, and the dense FFN as the shared expert."""
+    """Returns the largest square number up to num_experts of experts, with the dense FFN as the shared expert."""
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     keys = isqrt(experts)
     if top_k > keys**2:

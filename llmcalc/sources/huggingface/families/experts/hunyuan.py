@@ -45,7 +45,7 @@ def _mixer(config: Config, order: str = "after_rope", **fields: Any) -> Table:
 
 
 def _check_published_fields(config: Config) -> None:
-    """Checks fields of Tencent's own code that the class ignores; the class implements these values only."""
+    """Raises `InputError` for values in Tencent's own fields that the class of transformers does not implement."""
     for name, values in (
         ("use_qk_norm", (True,)),
         ("use_cla", (False,)),

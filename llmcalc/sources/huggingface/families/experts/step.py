@@ -60,7 +60,7 @@ def _step3p5(config: Config) -> Table:
 
 
 def _first_layers(config: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
-    """Returns the kind of each layer, from a list that may go on with the layers of multi-token prediction."""
+    """Returns the kind of each layer, from a list that may also contain multi-token-prediction layers."""
     if config.get(field) is None:
         return default
     names, depth = [kinds.get(name, "") for name in config.texts(field)], len(default)
@@ -73,7 +73,7 @@ def _first_layers(config: Config, field: str, kinds: dict[str, str], default: li
 
 
 def _layers_with_experts(config: Config, depth: int) -> list[str]:
-    """Returns the kind of each layer's network: experts in the layers of `moe_layers_enum`, by default from 3 on."""
+    """Returns the kind of each layer's network: experts in the layers of `moe_layers_enum`; default from layer 3 on."""
     listed = config.get("moe_layers_enum")
     if listed is None:
         return ["dense" if i < 3 else "moe" for i in range(depth)]

@@ -139,7 +139,7 @@ IGNORED = frozenset(
 
 
 def sharing(facts: Facts) -> int:
-    """Returns the number of layers that use the keys and values of an earlier layer."""
+    """Returns the number of layers that reuse the keys and values of an earlier layer."""
     return sum(bool(mixer.kv_shared) for mixer in facts.mixers)
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def _full_heads(config: Config, kinds: list[str]) -> list[Table]:
-    """Returns the head sizes of each layer that differ from the common ones.
+    """Returns the head sizes of each layer, where they differ from the other layers' sizes.
 
     They are those in `per_layer_config`, or `global_` fields in full layers.
     """
@@ -67,7 +67,7 @@ def _full_heads(config: Config, kinds: list[str]) -> list[Table]:
 
 
 def _layers(config: Config, kinds: list[str], wider: str) -> Table:
-    """Returns the fields of the stack with its kinds of layers, and the kind of each layer.
+    """Returns the stack's fields with its kinds of layers, and the kind of each layer.
 
     wider: the FFN of twice the width in layers with shared keys and values.
     """

@@ -47,7 +47,7 @@ def _muse_glimmer_text(config: Config) -> Table:
 
 
 def _muse_spark_text(config: Config) -> Table:
-    """Reads Muse Spark, whose feed-forward networks are experts where the config lists no dense one."""
+    """Reads Muse Spark, in which layers have experts unless the config lists them as dense."""
     depth, eps, after = config.size("num_hidden_layers"), config.number("rms_norm_eps"), config.number("post_norm_eps")
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth)
     norm, output_norm = offset_rmsnorm(eps), offset_rmsnorm(after)
@@ -90,7 +90,7 @@ def _mixer(config: Config) -> Table:
 
 
 def _layers(config: Config) -> list[tuple[str, Table]]:
-    """Returns the kind of each layer, and its attention where it differs from the common one.
+    """Returns the kind of each layer, and its attention if it differs from the other layers' attention.
 
     Counted from the last layer down, every fourth has full attention and no positions.
     """
@@ -104,7 +104,7 @@ def _layers(config: Config) -> list[tuple[str, Table]]:
 
 
 def _positions(config: Config, full: list[bool]) -> list[Table]:
-    """Returns the changed position of each layer; a base of 0 in `layer_rope_theta` means none."""
+    """Returns the changed position encoding of each layer; a base of 0 in `layer_rope_theta` means none."""
     bases = config.get("layer_rope_theta")
     if bases is None:
         return [{"position": "none"} if last else {} for last in full]

@@ -57,7 +57,10 @@ def gated_delta_net(config: Config, **fields: Any) -> Table:
 
 
 def _qwen(config: Config, sparse: list[bool]) -> Table:
-    """Returns a model of Qwen's layers: `linear` or `full`, or either with `_moe`. sparse: whether each has experts."""
+    """Returns a model of Qwen's layers: `linear` or `full`, with or without `_moe`.
+
+    sparse: whether each has experts.
+    """
     norm, depth, biased = (
         offset_rmsnorm(config.number("rms_norm_eps")),
         config.size("num_hidden_layers"),
@@ -224,7 +227,7 @@ def _with_latent(config: Config, linear: Table, full_attention: Table, mixing: l
 
 
 def _kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
-    """Returns the mixer of each layer: from `layer_types`, else the checkpoint's two lists, which count from 1.
+    """Returns the mixer of each layer: from `layer_types`, else from two lists of layer numbers, which start at 1.
 
     Without either, each fourth layer has full attention.
     """

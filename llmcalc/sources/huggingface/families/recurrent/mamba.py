@@ -1,4 +1,4 @@
-"""Stacks of state-space layers only: mamba, falcon_mamba, mamba2.
+"""Models of only state-space layers: mamba, falcon_mamba, mamba2.
 
 transformers: models/mamba, models/falcon_mamba, models/mamba2.
 """
@@ -134,7 +134,7 @@ def expansion(facts: Facts) -> int:
 
 
 def state_space_field(field: str) -> Value:
-    """Returns the writer of a field of the first state-space mixer."""
+    """Returns a function that writes a config field from a field of the first state-space mixer."""
     return lambda facts: getattr(facts.typed("mamba", "mamba2"), field)
 
 

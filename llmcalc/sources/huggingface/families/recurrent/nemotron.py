@@ -138,7 +138,7 @@ COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, 
 
 
 def _letters(facts: Facts) -> str:
-    """Returns Nemotron-H's pattern: one letter per layer; each layer is one sublayer."""
+    """Returns Nemotron-H's pattern: one letter per layer, each of which is a single sublayer."""
     mixers = {"mamba2": "M", "attention": "*"}
     return "".join(
         mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type] for layer in facts.layers

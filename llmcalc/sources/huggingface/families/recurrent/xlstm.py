@@ -45,7 +45,7 @@ def _xlstm(config: Config) -> Table:
 
 
 def _head(config: Config, factor: str, hidden: int, heads: int) -> int:
-    """Returns the size of a head: hidden_size times the factor, divided by the number of heads.
+    """Returns the size of a head: factor · hidden_size / heads.
 
     The total must be a multiple of 64 for the class's cache.
     """
@@ -68,7 +68,7 @@ RUNNING = frozenset(
 
 
 def _width_factor(field: str) -> Value:
-    """Returns a writer for a field that is the width of all heads as a multiple of the model's width."""
+    """Returns a function that writes a config field: the width of all heads as a multiple of the model's width."""
     return lambda s: present(s.named("num_heads")) * present(s.named(field)) / s.spec.hidden_size
 
 

@@ -1,4 +1,4 @@
-"""Language models that denoise masked tokens, whose class is code of the model's own repository: LLaDA, Dream, SDAR.
+"""Language models that denoise masked tokens, with a class in the model's own repository: LLaDA, Dream, SDAR.
 
 LLaDA and Dream attend in both directions and keep no cache, so they are read as encoders. SDAR, LLaDA 2 and
 Fast-dLLM denoise one block after another and keep the cache of earlier blocks: decoders.

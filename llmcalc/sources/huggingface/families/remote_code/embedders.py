@@ -1,4 +1,4 @@
-"""Encoders for embeddings whose class is code of the model's own repository.
+"""Embedding encoders whose class is code in the model's own repository.
 
 Jina embeddings 2 (jina_bert), NeoBERT, nomic's experts, Llama and Mistral without a causal mask (llama_bidirec,
 bidir_mistral of NV-Embed), and the first
@@ -34,7 +34,7 @@ from ..llama import llama
 
 
 def _jina_bert(config: Config) -> Table:
-    """Reads Jina embeddings 2: BERT with ALiBi and a gated network, whose first map has no bias.
+    """Reads Jina embeddings 2: BERT with ALiBi and a gated network, whose first linear layer has no bias.
 
     Checkpoints whose `auto_map` names the code `qk-post-norm` normalize queries and keys.
     """
@@ -60,7 +60,7 @@ def _jina_bert(config: Config) -> Table:
 
 
 def _neobert(config: Config) -> Table:
-    """Reads NeoBERT: Llama's layers without a causal mask; the network is two thirds as wide as stated.
+    """Reads NeoBERT: Llama's layers without a causal mask; the network has two thirds of the stated width.
 
     Its width is the next multiple of 8.
     """

@@ -214,7 +214,7 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 
 
 def _layout(config: Config, name: str, depth: int, default: int) -> list[int]:
-    """Returns 0 or 1 for each layer."""
+    """Returns 0 or 1 for each layer, from a list in the config."""
     listed = config.sizes(name) if config.has(name) else [default] * depth
     if len(listed) != depth or not {*listed} <= {0, 1}:
         raise config.wrong(name, listed, f"{depth} times 0 or 1, one for each layer")

@@ -1,4 +1,4 @@
-"""Multimodal wrappers with code of their own whose configs have the text model's fields at their top.
+"""Multimodal wrappers with repository code whose configs have the text model's fields at the top level.
 
 LLaVA's own classes, Bunny, MiniCPM-V and -o, dots.ocr, GOT-OCR, Keye-VL, Phi-4-multimodal, Moondream 2,
 Isaac, Youtu-VL, Kimi-Audio. The text model is counted.
@@ -23,7 +23,7 @@ TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5
 
 
 def _minicpmv(config: Config) -> Table:
-    """Reads MiniCPM-V: its version says which text model it has; the first two versions do not state it."""
+    """Reads MiniCPM-V, whose version determines the text model; the first two versions do not state their version."""
     first = 2.0 if config.size("hidden_size") == 2304 else 2.5
     return _text_of_version(config, first)
 
@@ -46,7 +46,7 @@ def _text_of_version(config: Config, first: float) -> Table:
 
 
 def _text_as(config: Config, kind: str, fields: Mapping[str, Any]) -> Table:
-    """Returns the text model that the fields describe, as its model type reads them."""
+    """Returns the text model that the fields describe, read under the given model type."""
     family = family_of(kind)
     text = config_of({**fields, "architectures": []}, kind, family, config.head, config.where)
     table: Table = family.read(text) if family.read is not None else {}

@@ -135,7 +135,7 @@ def _list_of(config: Config, name: str, length: int, is_value: Callable[[Any], b
 
 
 def _checked_width(config: Config, name: str, width: int) -> int:
-    """Returns the width of an FFN that a multiple of hidden_size gives. Raises `InputError` for one too large."""
+    """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
     if width > LARGEST:
         raise config.wrong(name, config.get(name), f"a width of at most {LARGEST}, a multiple of hidden_size")
     return width
@@ -226,7 +226,7 @@ def _nemotron_nas(config: Config) -> Table:
 
 
 def _block_part(config: Config, layer: int, table: Table, name: str) -> Config:
-    """Returns the table of a layer's attention or FFN. Raises `InputError` for one that is a single projection."""
+    """Returns the table of a layer's attention or FFN. Raises `InputError` for a part that is a single projection."""
     location = f"{config.where}block_configs[{layer}]."
     part = Config({name: table.get(name)}, {}, config.model_type, where=location).table(name)
     fields = Config(part, BLOCK_PART, config.model_type, where=f"{location}{name}.")

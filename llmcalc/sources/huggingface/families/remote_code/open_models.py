@@ -1,4 +1,4 @@
-"""OLMo 1 and Molmo 1 of the first checkpoints (hf_olmo, molmo), and DCLM (openlm).
+"""OLMo 1 and Molmo 1 in the form of the first checkpoints (hf_olmo, molmo), and DCLM (openlm).
 
 Sources: olmo/model.py and olmo/config.py of allenai/OLMo; open_lm/model.py and open_lm/norms.py of
 mlfoundations/open_lm; vllm/model_executor/models/molmo.py of vllm-project/vllm.
@@ -68,7 +68,7 @@ def _kv_heads(config: Config) -> int:
 
 
 def _network(config: Config, bias: bool) -> Table:
-    """Returns the feed-forward network; of SwiGLU, `mlp_hidden_size` is the width of both halves together."""
+    """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
     width = config.maybe("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
     act = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
@@ -86,7 +86,7 @@ def _network(config: Config, bias: bool) -> Table:
 
 
 def _network_width(config: Config, times: int) -> int:
-    """Returns `times` the width of the layers, the width of a network that states none."""
+    """Returns the width of a network whose config states none: `times` the width of the layers."""
     hidden = config.size("hidden_size")
     if times * hidden > LARGEST:
         raise config.wrong(
@@ -96,7 +96,7 @@ def _network_width(config: Config, times: int) -> int:
 
 
 def _molmo(config: Config) -> Table:
-    """Reads Molmo 1: 128 further rows of the embedding for images, which the head does not score."""
+    """Reads Molmo 1: 128 additional embedding rows for images, which the head does not score."""
     config.must("layer_norm_type", "rms")
     config.must("tie_word_embeddings", False)
     norm = rmsnorm(config.number("layer_norm_eps"))
@@ -120,7 +120,7 @@ def _molmo(config: Config) -> Table:
 
 
 def _openlm(config: Config) -> Table:
-    """Reads models of OpenLM, whose arguments may be in a table of their own."""
+    """Reads OpenLM's models, whose arguments may be in a separate table."""
     arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
     data = {**arguments, **config.data}

@@ -1,4 +1,4 @@
-"""Step 3: attention with one head of keys and values and queries of a low rank, and experts beside a shared one.
+"""Step 3: low-rank queries with a single key and value head, and experts with a shared expert.
 
 Source: vllm/model_executor/models/step3_text.py and vllm/transformers_utils/configs/step3_vl.py of vllm-project/vllm.
 """
@@ -30,7 +30,7 @@ def _step3_text(config: Config) -> Table:
 
 
 def _layers_with_experts(config: Config, depth: int) -> set[int]:
-    """Returns the indices in `moe_layers_enum`, numbers with commas between them; by default all but the first."""
+    """Returns the layer indices in `moe_layers_enum`, a comma-separated text; default all layers but the first."""
     listed = config.get("moe_layers_enum")
     if listed is None:
         return {*range(1, depth)}

@@ -1,4 +1,4 @@
-"""Encoder-decoders of fairseq.
+"""Encoder-decoders of the fairseq library: BART and its successors.
 
 bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small, plbart, mvp, fsmt.
 
@@ -44,7 +44,7 @@ def _bart(config: Config) -> Table:
 
 
 def _mvp(config: Config) -> Table:
-    """Reads MVP without the learned prompts of each layer."""
+    """Reads MVP, without the learned prompts of each layer."""
     config.must("use_prompt", False)
     return _bart(config)
 
@@ -91,7 +91,7 @@ def _pegasus(config: Config) -> Table:
 
 
 def _bigbird_pegasus(config: Config) -> Table:
-    """Reads BigBird-Pegasus, whose encoder attends to all tokens, or of a long sequence to some blocks of tokens."""
+    """Reads BigBird-Pegasus, whose encoder attends to all tokens, or in long sequences to some blocks of tokens."""
     block_sparse_note(config)
     table = bart_like(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
     if architecture(config).endswith("ForCausalLM"):  # the class of the decoder alone ties nothing
@@ -100,7 +100,7 @@ def _bigbird_pegasus(config: Config) -> Table:
 
 
 def _pp_formulanet_text(config: Config) -> Table:
-    """Reads PP-FormulaNet's decoder, mBART's, whose cross-attention reads an image and does not run on text alone."""
+    """Reads PP-FormulaNet's decoder: mBART's layers, whose cross-attention to an image does not run on text alone."""
     norm, layer = layernorm(), block(config, "decoder", "pre")
     config.notes.append(IDLE_CROSS_ATTENTION)
     stack = {

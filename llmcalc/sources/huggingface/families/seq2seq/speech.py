@@ -1,4 +1,4 @@
-"""Encoder-decoders of speech whose encoder has as many positions as the sound is long: Speech2Text and Moonshine.
+"""Speech encoder-decoders whose encoder's length depends on the length of the audio: Speech2Text and Moonshine.
 
 Wang et al. 2020 (arXiv:2010.05171); Jeffries et al. 2024 (arXiv:2410.15608).
 transformers: models/speech_to_text, models/moonshine.
@@ -76,7 +76,7 @@ def _moonshine(config: Config) -> Table:
 
 
 def _mixer(config: Config, side: str, hidden: int) -> Table:
-    """Returns the attention of a stack, which has as many heads of keys and values as of queries."""
+    """Returns the attention of a stack; it has as many key/value heads as query heads."""
     heads = config.size(f"{side}_num_attention_heads")
     kv_heads = config.maybe(f"{side}_num_key_value_heads")
     if kv_heads not in (None, heads):

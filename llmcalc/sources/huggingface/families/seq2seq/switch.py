@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _switch(config: Config) -> Table:
-    """Reads Switch Transformers: every token reaches its expert, regardless of the expert's load.
+    """Reads Switch Transformers without expert capacities: every token reaches its expert.
 
     In the class, `expert_capacity` drops the tokens beyond an expert's capacity.
     """
@@ -48,7 +48,7 @@ def _switch(config: Config) -> Table:
 
 
 def _step(config: Config, side: str, depth: int) -> int:
-    """Returns the interval of layers with experts: the config's number of such layers, spread evenly."""
+    """Returns the interval of layers with experts, from the config's number of such layers, which are spread evenly."""
     sparse = config.count(f"num_sparse_{side}_layers")
     if config.has(f"{side}_sparse_step"):
         return config.count(f"{side}_sparse_step")
