@@ -55,7 +55,7 @@ class LowRank:
         return tensors
 
     def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the tensors of modules of which a full copy is trained, including tied weights."""
+        """Returns the tensors of modules whose full copy is trained, including tied weights."""
         tensors = []
         for place in tree.walk():
             op, use = place.node.op, place.use
@@ -66,7 +66,7 @@ class LowRank:
         return tensors
 
     def quantized_base(self, tree: Node, include: frozenset[str] = frozenset()) -> tuple[Number, Number]:
-        """Returns (number of quantised weights, their bytes with scales).
+        """Returns (number of quantized weights, their bytes including scales).
 
         These are the matrices of linear layers in the layers, and an output head with `quantized_head`. A shared matrix
         is counted at its owner.
@@ -89,7 +89,7 @@ class LowRank:
         return weights, stored
 
     def _products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
-        """Yields lists of linear layers inside transformer layers; layers of one list run as one product."""
+        """Yields lists of linear layers inside transformer layers; the layers of a list run as one product."""
         fused = self.fused_qkv or self.library == "litgpt"
         pending_products: list[tuple[Place, Linear]] = []
         for place, op in _linears(tree, include):
@@ -106,7 +106,7 @@ class LowRank:
 
 
 def _linears(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
-    """Yields every linear layer inside the model's layers, or outside of them, with its primitive."""
+    """Yields every linear layer inside or outside of the model's layers, with its primitive. layers: whether inside."""
     for place in tree.walk():
         op = place.node.op
         if isinstance(op, Linear) and place.optional in {"", *include} and is_in_layer(place) == layers:
@@ -114,7 +114,7 @@ def _linears(tree: Node, include: frozenset[str], layers: bool = True) -> Iterat
 
 
 def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: frozenset[str] = frozenset()) -> LowRank:
-    """Returns the adapters with these targets: names of linear layers, or `all-linear`.
+    """Returns the adapters of the target layers: names of linear layers, or `all-linear`.
 
     Raises `InputError`, which names the option, for an unknown target, module or base.
     """

@@ -40,13 +40,13 @@ class Vector:
 
     @property
     def element_bits(self) -> Fraction:
-        """Returns the bits per element, with its share of the block's scale."""
+        """Returns the bits per element, including its share of the block's scale."""
         return self.bits + Fraction(8 * self.block_bytes, self.block)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """A format of the KV cache.
+    """A storage format of the KV cache.
 
     name: its name in `FORMATS`, or the full name of a number format.
     keys, values: storage of one head's key and value.
@@ -69,7 +69,7 @@ class CacheFormat:
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
     def bits_per_token(self, vectors: Sequence[tuple[int, int]]) -> int:
-        """Returns the bits per token in the cache of one layer.
+        """Returns the bits per token in one layer's cache.
 
         vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
@@ -166,7 +166,7 @@ def cache_format(name: str) -> CacheFormat:
 
 
 def cache_bits_in(stored: CacheFormat) -> Cost:
-    """Returns the cost function of cached bits, with keys and values in a cache format.
+    """Returns the function that counts an op's cached bits, with keys and values in a cache format.
 
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """

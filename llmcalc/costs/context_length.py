@@ -21,7 +21,7 @@ def learned_positions(spec: ModelSpec) -> int | None:
 
 
 def longest_sequence(spec: ModelSpec) -> int | None:
-    """Returns the context length in tokens; None if the spec states none."""
+    """Returns the context length in tokens; None if the spec states no limit."""
     learned = learned_positions(spec)
     return spec.max_position_embeddings if learned is None else learned
 

@@ -1,4 +1,4 @@
-"""Whether a draft of speculative decoding fits its target: vocabulary, and the width of the states that it reads."""
+"""Whether a speculative-decoding draft model fits its target model: vocabulary, and width of the states it reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..model import ModelSpec
 
 
 def states_of(spec: ModelSpec) -> TargetStates | None:
-    """Returns the part that reads a target's hidden states; None for a model that reads none."""
+    """Returns the part that reads a target model's hidden states; None for a model without such a part."""
     streams = None if spec.decoder is None else spec.decoder.streams
     return streams if isinstance(streams, TargetStates) else None
 

@@ -1,4 +1,4 @@
-"""Images and audio of a prompt: the passes of the encoders over them, and the tokens that they become."""
+"""Images and audio of a prompt: the FLOPs of the encoders' passes, and the tokens that images and audio become."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class EncodedInputs:
 
     @property
     def added_tokens(self) -> int:
-        """The tokens that they add to each sequence."""
+        """The number of tokens that images and audio add to each sequence."""
         return self.image_tokens + self.audio_tokens if self.in_sequence else 0
 
     def total(self, cost: Cost) -> Number:
@@ -86,7 +86,7 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
 
 
 def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
-    """Returns the audio of a model whose own encoder reads frames, always as many of them (Whisper)."""
+    """Returns the audio of a model whose encoder always reads the same number of frames (Whisper)."""
     from ..components.inputs.clips import HOP, RATE
 
     assert spec.source_tokens is not None
@@ -100,7 +100,7 @@ def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
 
 
 def _rule(spec: ModelSpec, field: str, read: str) -> tuple[str, Any]:
-    """Returns the name of the encoder of images or audio, and its processor's rule.
+    """Returns the name of the encoder of images or audio, and the rule of its processor.
 
     field: the encoder's field with the rule, which is the option's name. read: what it reads, in words.
     Raises `InputError` where there is none.
@@ -118,7 +118,7 @@ def _rule(spec: ModelSpec, field: str, read: str) -> tuple[str, Any]:
 
 
 def _runs(spec: ModelSpec, name: str, encoded: Encoded, count: int) -> Iterator[EncoderRun]:
-    """Yields the passes of an encoder and of its projectors. count: the images or recordings of all sequences."""
+    """Yields the passes of an encoder and of its projectors. count: images or recordings of all sequences."""
     (towers,) = (child for child in spec.tree().children if child.name == "towers")
     by_name = {node.name: node for node in towers.children}
     workload = EncoderPass(batch=count * encoded.parts, rows=encoded.rows, columns=encoded.columns)
@@ -134,7 +134,7 @@ def _runs(spec: ModelSpec, name: str, encoded: Encoded, count: int) -> Iterator[
 
 
 def _check_merges(spec: ModelSpec, parts: list[str], encoded: Encoded) -> None:
-    """Raises `InputError` if a projector merges more patches than the encoder gives."""
+    """Raises `InputError` if a projector merges more patches than the encoder returns."""
     patches = encoded.rows * encoded.columns if encoded.real_patches is None else encoded.real_patches
     for name in parts:
         tower: Any = spec.towers[name]
@@ -147,7 +147,7 @@ def _check_merges(spec: ModelSpec, parts: list[str], encoded: Encoded) -> None:
 
 
 def _patches_per_position(spec: ModelSpec, parts: list[str]) -> int:
-    """Returns the frames of audio that become one position of the encoder; 1 for an encoder of images."""
+    """Returns the number of audio frames per position of the encoder; 1 for an image encoder."""
     return 2 if spec.towers[parts[0]].type == "audio" else 1
 
 

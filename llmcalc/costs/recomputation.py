@@ -61,7 +61,7 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
 
 
 def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] = frozenset()) -> Number:
-    """Counts the FLOPs by which non-reentrant checkpointing recomputes less than `recomputed`.
+    """Counts the FLOPs that non-reentrant checkpointing saves against `recomputed`.
 
     It stops when the last tensor that the backward pass needs has been recomputed. If a layer or module ends in a
     matrix product, followed at most by additions, that product is not recomputed. If it ends in a norm, in dropout, in
@@ -104,7 +104,7 @@ def _layers(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Sco
 
 
 def _recomputed_count(layer: Place, recompute: Recompute) -> Number:
-    """Returns the number of recomputed layers of a kind: those with every `recompute.every`-th index."""
+    """Returns the number of recomputed layers of a kind: layers with every `recompute.every`-th index."""
     if recompute.every == 1:
         return layer.times
     indices = range(layer.times) if layer.node.indices is None else layer.node.indices
@@ -112,7 +112,7 @@ def _recomputed_count(layer: Place, recompute: Recompute) -> Number:
 
 
 def _modules_below(layer: Place, above: str = "") -> Iterator[tuple[str, Place]]:
-    """Yields (path below the layer, module) of a layer."""
+    """Yields (path relative to the layer, module) for the modules of a layer."""
     for child in layer.children():
         path = f"{above}{child.node.name}"
         yield path, child
@@ -120,7 +120,7 @@ def _modules_below(layer: Place, above: str = "") -> Iterator[tuple[str, Place]]
 
 
 def _scopes_by_path(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:
-    """Yields (path below the layer, steps) of every module of a layer."""
+    """Yields (path relative to the layer, steps) for every module of a layer."""
     for item in scope.items:
         if isinstance(item, Scope):
             path = f"{above}{item.name}"

@@ -35,7 +35,7 @@ class TrainedTensor:
 
 
 def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
-    """Yields every trained tensor, a tied one once. Stacked experts are one tensor, as in the reference."""
+    """Yields every trained tensor, a tied tensor once. Stacked experts are one tensor, as in the reference."""
     for place in tree.walk():
         use = place.use
         if use is not None and not (place.optional and place.optional not in include):

@@ -22,7 +22,7 @@ Change: TypeAlias = Callable[[TokenMixer, int], TokenMixer]
 
 @dataclass(frozen=True, slots=True)
 class ModelChange:
-    """A change to a model. key: its name in JSON. title: its name in tables."""
+    """A change to a model. key: the change's name in JSON. title: its name in tables."""
 
     key: str
     title: str
@@ -32,7 +32,7 @@ GROUPS = 8
 
 
 def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
-    """Yields the changed specs, without changes that leave the spec equal."""
+    """Yields the changed specs, except changes that leave the spec equal."""
     heads = [sizes.heads for mixer, width in _mixers(spec) if (sizes := _cached_heads(mixer, width)) is not None]
     changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_mha)]
     if heads and all(a % GROUPS == 0 and a > GROUPS for a in heads):
@@ -53,7 +53,7 @@ def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:
 
 
 def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
-    """Returns the heads of a mixer whose cache depends on its key/value heads; None for other mixers."""
+    """Returns the heads of a mixer whose cache depends on key/value heads; None for other mixers."""
     sizes = mixer.heads(width)
     if sizes is None or all(mixer.with_kv_heads(n, width) == mixer for n in (1, sizes.heads)):
         return None

@@ -1,4 +1,4 @@
-"""The memory of one device: bytes, the time and module of each peak, and the kinds of tensors in it."""
+"""The memory of one device in bytes: each peak with its time, its module and the kinds of tensors in it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TORCH = "torch 2.13"
 
 
 class Point(NamedTuple):
-    """The peak of the memory while one module runs.
+    """The peak of the device's memory while one module runs.
 
     phase: part of the step.
     node: path of the module, with the index of its layer; empty for the model itself.
@@ -58,7 +58,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Term:
-    """One term of the device memory, with the evidence for it.
+    """One term of the device's memory in bytes, with the evidence for it.
 
     name: name in the report.
     bytes: bytes.
@@ -113,11 +113,11 @@ class DeviceMemory:
 
     @property
     def fragmentation(self) -> int:
-        """Bytes of free blocks in the allocator's segments at the peak: an estimate."""
+        """Bytes of free blocks in the allocator's segments at the peak; an estimate."""
         return self.reserved_bytes - self.peak_bytes
 
     def fit_on(self, hardware: Hardware) -> Fit:
-        """Returns whether the run fits on an accelerator."""
+        """Returns the verdict whether the run fits on an accelerator."""
         return Fit(hardware, self.device_bytes, self.fragmentation)
 
 
@@ -126,10 +126,10 @@ TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
 
 
 class Run(Protocol):
-    """Records runs of a model. Each run has its own allocator."""
+    """Records replays of a model. Each replay has its own allocator."""
 
     def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
-        """Records the runs with this number of repeats.
+        """Records the replay with this number of repeats.
 
         layers: stack → repeats of its pattern; stacks that are not there run whole.
         workspace: bytes of one cuBLAS workspace.
@@ -138,7 +138,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class UnreplayedBytes:
-    """Bytes that a run needs and the replay does not allocate, such as those of image encoders.
+    """Bytes that a run needs but the replay does not allocate, such as memory of image encoders.
 
     kind: the kind that they are counted under.
     bytes: number of bytes.
@@ -153,7 +153,7 @@ class UnreplayedBytes:
 
 
 def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
-    """Returns the term with the weakest status of the evidence for the run."""
+    """Returns the term with the weakest status of the run's evidence."""
     status = weakest([term.status, *(entry.status for entry in evidence)])
     if term.of_runtime or status == term.status:
         return term
@@ -168,7 +168,7 @@ def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
-    """Returns the memory with the weakest status of the evidence for the run in every term."""
+    """Returns the memory with the weakest status of the run's evidence in every term."""
     return replace(device, terms=tuple(with_evidence(term, evidence) for term in device.terms))
 
 
@@ -203,7 +203,7 @@ def summarize(
     whole: bool = True,
     extra_terms: Sequence[Term] = (),
 ) -> DeviceMemory:
-    """Returns the memory of a device from the result of a replay.
+    """Returns the memory of a device, computed from the result of a replay.
 
     stacks: the stacks of the model.
     tensors: the term of the tensors, with their evidence.
@@ -256,7 +256,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 @without_garbage_collection()
 def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
-    """Returns the result of a run on the caching allocator, and whether all layers were replayed there.
+    """Returns the result of a run on the caching allocator, and whether all layers were replayed.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers, two shorter runs are replayed on the allocator, and its overhead is extrapolated.
@@ -315,7 +315,7 @@ def check_layers(spec: ModelSpec) -> None:
 
 
 def _join_results(runs: Sequence[ReplayResult]) -> ReplayResult:
-    """Returns the result of several consecutive runs."""
+    """Returns the joint result of several consecutive runs."""
     peaks = {place: peak for run in runs for place, peak in run.peaks.items()}
     return ReplayResult(set_up=runs[0].set_up, after=runs[-1].after, peaks=peaks)
 
@@ -333,7 +333,7 @@ def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes])
 
 
 def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
-    """Adds the peaks of encoders, which run beside the weights and an allocated cache, before a prompt's pass."""
+    """Adds the peaks of encoders, which run before a prompt's pass, beside the weights and an allocated cache."""
     if not any(place.phase == "prefill" for place in result.peaks):
         return
     cache = sum(tensors.bytes for tensors in unreplayed if tensors.kind == "cache")
@@ -346,7 +346,7 @@ def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], e
 
 
 def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
-    """Returns the peak of every module that allocates a tensor, layer by layer, in the order of the phases."""
+    """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
     points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
     for phase, node, bytes in list_places(result, stacks):
         if bytes:
@@ -355,7 +355,7 @@ def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
 
 
 def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
-    """Returns phase → bytes at its peak, by kind."""
+    """Returns phase → bytes by kind at the phase's peak."""
     by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
         phase_peaks = [peak for place, peak in peaks.items() if place.phase == phase]

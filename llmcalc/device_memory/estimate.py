@@ -70,17 +70,17 @@ class Memory:
 
     @property
     def device(self) -> DeviceMemory:
-        """The device memory on the run's accelerator. Raises `Unsupported` for a step without kernels."""
+        """The device memory on the run's accelerator. Raises `Unsupported` for a step without a kernel."""
         return self.on(self.runtime)
 
     @property
     def attention(self) -> AttentionImplementation:
-        """The attention implementation: the one that the settings choose, else the default of the phase."""
+        """The attention implementation: the one in the settings, else the phase's default."""
         return self._attention_and_memory(self.runtime)[0]
 
     @property
     def flash_bytes(self) -> int | None:
-        """`device_bytes` with flash attention.
+        """The `device_bytes` of the same run with flash attention.
 
         None if flash or sdpa runs already, or flash has no kernel, or if the settings choose an implementation.
         """
@@ -112,7 +112,7 @@ class Memory:
         return self._attention_and_memory(runtime)[1]
 
     def _attention_and_memory(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
-        """Returns the attention implementation that runs, and the device memory with it."""
+        """Returns the attention implementation that runs, and the device memory with this implementation."""
         if runtime not in self._by_runtime:
             default = default_attention(self.settings, self.spec)
             try:
@@ -137,12 +137,12 @@ class Memory:
 
     @property
     def _runs_encoders(self) -> bool:
-        """Whether encoders run: on the images and the audio of a prompt, before its pass."""
+        """Whether image or audio encoders run before the prompt's pass."""
         inputs = self.states.inputs
         return inputs is not None and bool(inputs.runs) and self.settings.phase != "decode"
 
     def _encoders(self, attention: AttentionImplementation) -> list[EncoderPeak]:
-        """Returns the peaks of the encoders of images and audio; none without any."""
+        """Returns the peaks of the image and audio encoders; none without images or audio."""
         inputs = self.states.inputs
         if inputs is None or not self._runs_encoders:
             return []
@@ -152,7 +152,7 @@ class Memory:
         return encoder_peaks(self.spec, inputs, activation_format(self.states), choices)
 
     def training(self, runtime: Runtime | None = None) -> Training:
-        """Returns the training configuration of the replay, with the kernels of an accelerator.
+        """Returns the training configuration of the replay, with an accelerator's kernels.
 
         runtime: that of the accelerator; None (default) for that of this memory. Raises `InputError` for another phase
         than training.
@@ -175,7 +175,7 @@ class Memory:
         return lambda layers, workspace: [self._recorded(inference, layers, workspace) for inference in passes]
 
     def _recorded(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
-        """The recorded passes. Ranks of the same model share them where their shortened runs are the same."""
+        """Returns the recorded passes, which ranks of a model share if their shortened runs are equal."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference, layers, workspace)
         key = shortened_rank(self.spec, layers), inference, workspace
@@ -215,7 +215,7 @@ class Memory:
         ]
 
     def tensors(self, attention: AttentionImplementation) -> Term:
-        """The term of the run's tensors, with the weakest status of its evidence."""
+        """The term of the run's tensors, with the weakest status of the tensors' evidence."""
         return with_evidence(TENSORS, self.evidence(attention))
 
     def evidence(self, attention: AttentionImplementation) -> list[Evidence]:
@@ -260,7 +260,7 @@ def is_recurrent(spec: ModelSpec) -> bool:
 
 
 def changes_scores(spec: ModelSpec) -> bool:
-    """Whether attention has sinks, a term added to the scores, or a part that selects keys."""
+    """Whether attention has sinks, an added score term, or a part that selects keys."""
     return any(
         step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
         for step in every_step(spec.shared_program.root.items)

@@ -33,7 +33,7 @@ InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
 
 @dataclass(frozen=True)
 class Inference:
-    """The inference configuration of a replay.
+    """The configuration of an inference replay.
 
     phase: `prefill`, the passes over a prompt; `decode`, one token after `seq` cached ones; or `inference` (default),
         the prefill and then one decoding step. An encoder-only model has a prefill alone, which caches nothing.
@@ -67,7 +67,7 @@ class Inference:
 
 
 class Served(Divided):
-    """Runs a rank's passes as serving frameworks do, where torch has no parallel plan.
+    """Runs a rank's passes as serving frameworks do, for models without a parallel plan in torch.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
     ranks.
@@ -139,7 +139,7 @@ class InferenceRun:
         return run
 
     def _run_config(self, phase: Phase, inference_pass: Pass) -> RunConfig:
-        """Returns the run config of a pass. A last chunk of one token runs as a decoding step."""
+        """Returns the run config of a pass. A last prompt chunk of one token runs as a decoding step."""
         inference = self.inference
         if inference_pass.past and inference_pass.tokens == 1:
             phase = "decode"
@@ -155,7 +155,7 @@ class InferenceRun:
 
     @property
     def chunk(self) -> int:
-        """Tokens per sequence in each prompt pass; the last pass may have fewer."""
+        """Tokens per sequence in each prompt pass; the last pass may have fewer tokens."""
         return self.inference.seq if self.inference.chunk is None or not self.caches else self.inference.chunk
 
     @property
@@ -164,12 +164,12 @@ class InferenceRun:
         return -(-self.inference.seq // self.chunk)
 
     def prompt_pass(self, number: int) -> Pass:
-        """Returns a pass over one chunk of the prompt. number: index of the chunk, from 0."""
+        """Returns the pass over one chunk of the prompt. number: the index of the chunk, from 0."""
         past = number * self.chunk
         return Pass(min(self.chunk, self.inference.seq - past), past)
 
     def set_up(self) -> None:
-        """Allocates the parameters in the order in which the program uses them; in `decode` also the prompt's cache."""
+        """Allocates the parameters in the program's order of use; for phase `decode` also the prompt's cache."""
         self.meter.place = Place("set-up")
         if self.inference.weights:
             self._prepare(self.lowering)
@@ -183,7 +183,7 @@ class InferenceRun:
             self.fill_cache(self.chunks)
 
     def _prepare(self, lowering: Eager) -> None:
-        """Allocates the parameters. Which ones they are depends on no size of the run."""
+        """Allocates the parameters, whose set does not depend on the sizes of the run."""
         inference, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
         key = tuple(self.layers.items()), inference.dtype, inference.choices, inference.mla, inference.include
         lowering.known_parameters = parameters_by_name.get(key)
@@ -192,7 +192,7 @@ class InferenceRun:
         parameters_by_name[key] = lowering.known_parameters
 
     def fill_cache(self, chunks: int) -> None:
-        """Allocates the cache after the first chunks of the prompt, without the other tensors of these passes.
+        """Allocates the cache of the prompt's first chunks, without the other tensors of their passes.
 
         All chunks between the first and the last run as one pass, which leaves the same cache.
 
@@ -221,7 +221,7 @@ class InferenceRun:
             self.decode()
 
     def prefill(self) -> None:
-        """Runs the prompt. If it has more than `MOST_CHUNKS` chunks, only the first and the last ones run.
+        """Runs the passes over the prompt. Of more than `MOST_CHUNKS` chunks, only the first and last ones run.
 
         A chunk needs more memory than the one before it.
         """
@@ -239,7 +239,7 @@ class InferenceRun:
         self.run("decode", Pass(1, self.inference.seq))
 
     def run(self, phase: Literal["prefill", "decode"], inference_pass: Pass, name: str = "") -> None:
-        """Runs one pass. Its token ids and logits are freed at the end.
+        """Runs one pass. Its token ids and logits are freed at its end.
 
         name: name of the pass in places; default the phase.
         """
@@ -304,7 +304,7 @@ def replay_inference(
 
 
 def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
-    """Returns everything that a recorded run of a rank depends on, apart from the run's settings.
+    """Returns everything on which a rank's recorded run depends, apart from the run's settings.
 
     layers: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
     ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.

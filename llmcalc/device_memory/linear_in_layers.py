@@ -1,4 +1,4 @@
-"""Extrapolates the memory of a run with many layers: the bytes at each place are linear in the equal layers.
+"""Extrapolates the memory of a run with many layers: the bytes at each place are linear in the number of equal layers.
 
 A stack repeats a pattern of layer kinds (one kind, or five with a window and one without). A run with 3 repeats and a
 run with 4 repeats give the bytes of any number of repeats: at a given distance from the first or the last layer, every
@@ -19,7 +19,7 @@ LISTED = 1000
 
 
 def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
-    """Returns the result of a run of all layers from runs with few repeats, without the allocator's overhead.
+    """Returns the result for all layers from runs with few repeats, without the allocator's overhead.
 
     The overhead is not linear in the number of layers. Nor is the maximum over several passes of a phase: the runs list
     the passes separately, and the result has the highest one (`highest_pass`).
@@ -51,7 +51,7 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
 
 
 def highest_pass(result: ReplayResult) -> ReplayResult:
-    """Returns the result with only the pass of each phase that has the highest peak, under the phase's name.
+    """Returns the result with only the highest pass of each phase, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
@@ -65,7 +65,7 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
         return result
 
     def under_phase_name(place: Place) -> Place | None:
-        """Returns the place under the phase's name; None if the highest pass has a peak of the same module."""
+        """Returns the place under the phase's name; None if the highest pass has a peak in the same module."""
         name = place.phase.partition(" ")[0]
         highest_place = place._replace(phase=phase_by_name[name])
         return place._replace(phase=name) if highest_place == place or highest_place not in result.peaks else None
@@ -88,14 +88,14 @@ def _copy(peak: Peak) -> Peak:
 
 
 def _extrapolate(peak: Peak, before: Peak, after: Peak, times: int) -> None:
-    """Returns `first` plus `times` times the difference of two peaks."""
+    """Returns `peak` plus `times` times the difference between the peaks `after` and `before`."""
     peak.bytes += times * (after.bytes - before.bytes)
     for kind in peak.by_kind:
         peak.by_kind[kind] += times * (after.by_kind[kind] - before.by_kind[kind])
 
 
 def _place_in_longer_run(place: Place, stack: LayerStack, added: int) -> Place:
-    """Returns the place at the same distance from the first or last layer in a run with `added` more repeats."""
+    """Returns the place at the same distance from the first or last layer, in a run with `added` more repeats."""
     if not stack.contains(place) or place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period:
         return place
     return stack.in_later_repeat(place, added)
@@ -118,7 +118,7 @@ def node_path(place: Place, stacks: list[LayerStack]) -> str:
 
 
 def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
-    """Returns phase, module and peak of every place of the model, in the order in which a pass runs them.
+    """Returns phase, module and peak of every place in the model, in the order in which a pass runs them.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 

@@ -82,7 +82,7 @@ class MemoryUse:
 
     @property
     def trained(self) -> Number:
-        """The number of trained parameters: all parameters, or those of the adapters; 0 in inference."""
+        """The number of trained parameters: all parameters, or only the adapters'; 0 in inference."""
         if self.phase != "training":
             return 0
         if self.adapters is None:
@@ -113,7 +113,7 @@ class MemoryUse:
 
     @property
     def master_weights(self) -> Number:
-        """Bytes of the fp32 master copy of all parameters; 0 without one."""
+        """Bytes of the fp32 master copy of all parameters; 0 without a master copy."""
         return bytes_of(self.count.total, "float32") if self.has_master else 0
 
     @property
@@ -134,7 +134,7 @@ class MemoryUse:
 
     @property
     def full_context(self) -> Number:
-        """The model's context length in tokens; None if it states none."""
+        """The model's context length in tokens; None if the spec states no limit."""
         return longest_sequence(self.count.spec)
 
     def _cache(self, workload: Workload) -> Number:
@@ -146,7 +146,7 @@ class MemoryUse:
 
     @property
     def parts(self) -> dict[str, Number]:
-        """Bytes by kind of memory. The entries are disjoint and add up to `total_bytes`."""
+        """Bytes by kind of memory. The kinds are disjoint and add up to `total_bytes`."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -164,7 +164,7 @@ class MemoryUse:
 
     @property
     def not_counted(self) -> list[str]:
-        """Notes on memory that no entry includes: optional parts of the model, and scales of narrow weights."""
+        """Notes on memory that no kind includes: optional parts of the model, and scales of narrow weights."""
         notes = [
             f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
             for option, size in self.count.left_out.items()
@@ -234,7 +234,7 @@ def _inference(
 
 
 def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
-    """Returns the quantization scheme of `quantize`, else the config's; None if only `dtype` is set."""
+    """Returns the quantization scheme of `quantize`, else the config's scheme; None if only `dtype` is set."""
     if settings.quantize is not None:
         return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)
     table = config.config if isinstance(config, Checkpoint) else config
@@ -242,7 +242,7 @@ def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -
 
 
 def _unconverted_format(settings: Settings, published: str) -> str:
-    """Returns the format of unconverted tensors: by default the published one, or bf16 if that is below 16 bits."""
+    """Returns the number format of unconverted tensors: the published one, or bf16 if that is below 16 bits."""
     if settings.dtype is None:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(settings.dtype)] < 16:
@@ -289,7 +289,7 @@ def _training_formats(settings: Settings) -> tuple[str, bool]:
 
 
 def _checked_optimizer(settings: Settings) -> Optimizer:
-    """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not have."""
+    """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
     record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
     if settings.momentum is not None and not record.has_momentum:
         with_momentum = " or ".join(other.name for other in optimizers() if other.has_momentum)
@@ -308,7 +308,7 @@ def _optimizer_state(
     adapters: LowRank | None,
     adapter_dtype: str,
 ) -> OptimizerState:
-    """Returns the optimizer states: of the adapters and the copies of modules, or else of all parameters."""
+    """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
     momentum = bool(settings.momentum)
     if adapters is None:
         states = _float_format(settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights)
@@ -321,7 +321,7 @@ def _optimizer_state(
 
 
 def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None, str]:
-    """Returns the adapters and their number format; None and an empty name without adapters."""
+    """Returns the adapters and their number format; None and an empty text without adapters."""
     if settings.lora_rank is None:
         return None, ""
     targets = DEFAULT_TARGETS if settings.lora_targets is None else settings.lora_targets
@@ -339,7 +339,7 @@ def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None
 
 
 def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
-    """Returns the name of the training precision that results from the settings."""
+    """Returns the name of the training precision that the settings result in."""
     if settings.precision in NARROW_PRODUCTS and has_master and weights == "bfloat16":
         return str(settings.precision)
     if DTYPE_BITS[weights] >= 32:
@@ -348,7 +348,7 @@ def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
 
 
 def _float_format(name: str | None, option: str, default: str) -> str:
-    """Returns the full name of a floating-point format; raises `InputError` for an integer format."""
+    """Returns the full name of a floating-point format. Raises `InputError` for an integer format."""
     number_format = dtype(name or default)
     if number_format.startswith("int"):
         raise InputError(f"{option} {name}: integers take no gradient; expected a floating-point format such as bf16")

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def is_older(version: str, other: tuple[int, ...]) -> bool:
-    """Whether a version, such as `2.0.1`, is older than another; an empty text is the newest version."""
+    """Whether version `version` (such as `2.0.1`) is older than `other`; an empty text is the newest version."""
     return bool(version) and tuple(map(int, version.split("."))) < other

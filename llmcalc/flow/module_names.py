@@ -1,4 +1,4 @@
-"""The names that published models give the modules of a spec's tree.
+"""The names that published models give to the modules of a spec's tree.
 
 `USUAL` has the names of most classes of `transformers`; a family's record has those of its own classes. `EARLIER` has
 names in checkpoints that an earlier version or another library wrote. Names are known without building a class; the
@@ -66,7 +66,7 @@ WRAPPED = ("", "model.", "model.language_model.", "language_model.model.")
 
 
 class ModuleNames:
-    """The names that published models may give each module of a spec's tree.
+    """The names that published models may give to each module of a spec's tree.
 
     A call with the path of a node returns its names, most usual first; numbers of layers are those of the path, and of
     several experts the first stands for all.
@@ -80,7 +80,7 @@ class ModuleNames:
         earlier: Mapping[str, str] | None = None,
         prefixes: Sequence[str] = WRAPPED,
     ) -> None:
-        """Builds the names of a spec's tree. kind: the kind of the spec.
+        """Builds the names for the modules of a spec's tree. kind: the kind of the spec.
 
         names: the modules of its family's record.
         earlier: the names of earlier checkpoints in that record.
@@ -124,7 +124,7 @@ class ModuleNames:
         return tuple(name for name in joined if name) or (path,)
 
     def _layer(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-        """Returns the published names of a layer, and path → names of its parts, by the last kind that has it."""
+        """Returns the published names of a layer, and path → names of its parts, by the last kind with the layer."""
         for layers in reversed(self._layers.get(stack, [])):
             if index in layers.indices:
                 return layers.names(index), layers.parts
@@ -198,7 +198,7 @@ class ModuleNames:
             yield from self._nodes(child, f"{path}.{child.name}", child_prefixes, outer, child_keys[child.name])
 
     def _table_entry(self, keys: tuple[str, ...]) -> str | None:
-        """Returns the table entry for a node: the family's first, by its longest path; None if no table has one."""
+        """Returns the table entry of a node: the family's first, by its longest path; None without an entry."""
         return next((names[key] for names in (self._own, self._names) for key in keys if key in names), None)
 
     def _words(self, keys: tuple[str, ...]) -> Iterator[str]:
@@ -230,7 +230,7 @@ class _Layers(NamedTuple):
 
 
 def _in_layer(layer: str, name: str) -> str:
-    """Returns the name of a module of a layer; empty if it is of another of the lists that hold the layer's modules."""
+    """Returns the name of a module of a layer; empty if the module belongs to another list of layers."""
     if name.startswith("&"):
         module_list, _, name = name[1:].partition(".")
         if module_list not in layer.split("."):
@@ -263,7 +263,7 @@ def _parts(layer: Node) -> Iterator[Node]:
 
 @frozen(slots=True)
 class Checkpoint:
-    """A published checkpoint: its config, and the names that its classes give the modules of its model.
+    """A published checkpoint: its config, and the names of the modules in its classes.
 
     config: its parsed `config.json`.
     modules: nodes of the tree whose modules have other names than `USUAL` has, as a family's record has them.
@@ -282,7 +282,7 @@ class Checkpoint:
 
 
 def _options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
-    """Parses a table entry into its alternatives; each is a list of joined modules, without the subtracted ones.
+    """Parses a table entry into its alternatives; each alternative is a list of joined modules.
 
     parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
     alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
@@ -303,14 +303,14 @@ def _options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
 
 
 def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns the modules of an alternative that can have parts: of joined modules, those that are not a part."""
+    """Returns the modules of an alternative that can have parts, without joined modules that are parts themselves."""
     if len(option) == 1:
         return option
     return [word for word in option if f".{word.removeprefix('.')}" not in part_names] or option
 
 
 def _paths_below(words: list[str], parents: tuple[str, ...], outer: tuple[str, ...]) -> Iterator[str]:
-    """Yields the paths of modules below their parents; a name with a leading dot is below `outer` instead."""
+    """Yields the paths of modules below their parents. A name with a leading dot is below `outer`."""
     for word in words:
         for prefix in outer if word.startswith(".") else parents:
             yield prefix + word.removeprefix(".")
@@ -321,7 +321,7 @@ def _alternatives(text: str) -> list[str]:
 
 
 def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds the names in earlier checkpoints and those of single experts to the names of the node at `path`.
+    """Adds the names in earlier checkpoints, and the names of single experts, to the names of the node at `path`.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
@@ -344,6 +344,6 @@ def _without_numbers(path: str) -> str:
 
 
 def _fill_stars(name: str, numbers: Sequence[str]) -> str:
-    """Replaces the stars of a name by these numbers, in order; further stars become 0."""
+    """Replaces the stars of a name by these numbers, in order; any more stars become 0."""
     remaining = iter(numbers)
     return re.sub(r"\*", lambda _: next(remaining, "0"), name)

@@ -56,7 +56,7 @@ class Step:
 
 
 class Scope:
-    """A module: its steps, inner scopes and alternatives, in order of execution.
+    """A module of a program: its steps, inner scopes and alternatives, in order of execution.
 
     about: fields of its node.
     takes, gives: for a scope with a repeat, the input of its first run and the output of its last; each run's output is
@@ -101,7 +101,7 @@ class Scope:
         self.after: Value | None = None
 
     def node(self) -> Node:
-        """Returns the node of this scope, with the nodes of everything in it."""
+        """Returns the node of this scope, including the nodes of all scopes in it."""
         op, forms, children = _nodes(self.items)
         return Node(self.name, op, tuple(children), forms=forms, **self.about)
 
@@ -132,7 +132,7 @@ class Scope:
 
 
 class Alternatives:
-    """Several ways to compute one value: name of the form → branch. The first is the default.
+    """Several ways to compute one value: name of the form → branch. The first branch is the default.
 
     All branches have the same nodes with the same parameters.
     """
@@ -147,7 +147,7 @@ Item: TypeAlias = Step | Scope | Alternatives
 
 
 def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the op of a scope, its forms, and its child nodes."""
+    """Returns the op of a scope, the ops of its other forms, and its child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
@@ -169,7 +169,7 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
 
 
 def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the nodes of the first form, each with the differing ops of other forms."""
+    """Returns the nodes of the first form, each with the ops of other forms that differ."""
     (_, first), *others = alternatives.branches.items()
     other_nodes = [(name, _nodes(branch.items)) for name, branch in others]
     op, forms, children = _nodes(first.items)

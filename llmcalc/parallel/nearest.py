@@ -1,4 +1,4 @@
-"""Finds the possible layouts that are nearest to an impossible one."""
+"""Finds the possible layouts that are nearest to an impossible layout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GIVEN, UNEVEN = 2.0, 0.5
 def suggest_nearest_layouts(
     spec: ModelSpec, request: LayoutRequest, seq: int | None = None, maximum: int = 3
 ) -> Iterator[None]:
-    """Adds the nearest possible layouts to the error of an impossible one.
+    """Adds the nearest possible layouts to the error about an impossible layout.
 
     seq: tokens of a sequence; None (default) if unknown.
     most: largest number of layouts in the error.
@@ -50,13 +50,13 @@ def suggest_nearest_layouts(
 
 
 def nearest_layouts_text(spec: ModelSpec, request: LayoutRequest, seq: int | None = None, maximum: int = 3) -> str:
-    """Returns a text such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if there is no such layout."""
+    """Returns a text such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible."""
     suggestions = [_options(layout) for layout in islice(nearest_layouts(spec, request, seq), maximum)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
 
 
 def _options(layout: Layout) -> str:
-    """Returns the options of a layout, without a schedule implied by --vpp."""
+    """Returns the options of a layout, without a schedule that --vpp implies."""
     return layout.options().replace(" --schedule interleaved", "") or "one device"
 
 
@@ -116,7 +116,7 @@ def _candidates(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterato
 
 
 def _nearest_sizes(size: int, possible: Iterable[int], *extra_sizes: int) -> list[int]:
-    """Returns the `FEW` possible sizes nearest to a size, and some additional ones."""
+    """Returns the `FEW` possible sizes nearest to a size, and `extra_sizes`."""
     return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *extra_sizes})
 
 
@@ -141,7 +141,7 @@ def _replicas(request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) 
 
 
 def _layout(request: LayoutRequest, layers: int, target: dict[str, int], sizes: dict[str, Any]) -> Layout | None:
-    """Returns the layout with these sizes and the given options; None if it is impossible."""
+    """Returns the layout with these sizes and the requested options; None if it is impossible."""
     pp, vpp = sizes["pp"], sizes["vpp"]
     stage_count = pp * vpp
     pp_layout = request.pp_layout

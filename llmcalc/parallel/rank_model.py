@@ -1,4 +1,4 @@
-"""A model with the sizes of one rank: whatever is counted from a model can be counted from a rank.
+"""A model with the sizes of one rank: whatever can be counted for a model can be counted for the rank.
 
 Its tree is that of the rank's program. For two kinds of products the ranks divide the tokens, which sizes alone do not
 show: products of experts, whose rows come from all ranks of a group; and products that sequence parallelism leaves
@@ -29,7 +29,7 @@ from .rank_program import RankAxes, RankFlow, flat_axes, shared_rank_program
 
 
 class RankModel(ModelSpec):
-    """A model whose program is that of one rank. Its fields are those of the full model."""
+    """A model whose program is one rank's program. Its fields are the full model's fields."""
 
     _layout: Layout = PrivateAttr(default=ONE_DEVICE)
     _rank: int = PrivateAttr(default=0)
@@ -115,7 +115,7 @@ class RankModel(ModelSpec):
         return parameters_by_component
 
     def _is_copied(self, place: Place, size: Number, undivided_size: Number) -> bool:
-        """Whether the tensor-parallel ranks have the same tensor. size, whole: elements on this rank, and undivided."""
+        """Whether the tensor-parallel ranks have equal tensors. size, undivided_size: elements here, and undivided."""
         op, tp = place.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return bool(op.ranks * op.parts < tp)
@@ -127,7 +127,7 @@ class RankModel(ModelSpec):
 
 
 class RankShare(NamedTuple):
-    """A rank's model, and the reason for choosing this rank.
+    """A rank's model, and the reason why this rank is counted.
 
     reason: the reason in words; empty if the user named the rank.
     """
@@ -144,7 +144,7 @@ class RankShare(NamedTuple):
         return self.model.rank
 
     def run_config(self, run: RunConfig) -> RunConfig:
-        """The run with this rank's part of each sequence.
+        """Returns the run with this rank's part of each sequence.
 
         Raises `InputError` for a length that the ranks do not divide, and for phases without context parallelism.
         """
@@ -175,7 +175,7 @@ def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
 
 
 def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], Number]) -> RankModel:
-    """Returns the model of the rank with the highest cost; the first of equal ones.
+    """Returns the model of the rank with the highest cost; among equals the first rank.
 
     Compared are the first ranks of all stages: no other rank of a stage has a higher cost.
     """
@@ -200,7 +200,7 @@ def _layers(spec: ModelSpec) -> Iterator[Any]:
 
 
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
-    """Returns the rank's tree, with ops on its part of the tokens. whole: the undivided tree."""
+    """Returns the rank's tree, whose ops process its part of the tokens. undivided_node: of the undivided tree."""
     pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)

@@ -54,7 +54,7 @@ NEAR_ROWS = frozenset({"vocab"})
 
 @frozen(slots=True)
 class Shard(Axis):
-    """One rank's part of an axis. full_size: length before sharding. degree: number of ranks that divide it."""
+    """One rank's part of an axis. full_size: the length before sharding. degree: the number of ranks that divide it."""
 
     full_size: Number = None
     degree: int = 1
@@ -135,7 +135,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _with_rank_axes(verb: Verb) -> Verb:
-    """Returns the verb with the rank's part of every axis among its arguments."""
+    """Returns the verb, called with the rank's part of every axis among its arguments."""
 
     @wraps(verb)
     def rank_verb(self: RankFlow, *args: Any, **options: Any) -> Any:
@@ -179,7 +179,7 @@ class RankFlow(Flow):
         return all(axis.size * axis.degree == axis.full_size for axis in rows)
 
     def rank_part(self, argument: Any) -> Any:
-        """Returns the rank's part of an axis, shape or weight; other arguments unchanged."""
+        """Returns the rank's part of an axis, a shape or a weight; other arguments are returned unchanged."""
         if isinstance(argument, Axis):
             return self.rank_axes.axis(argument)
         if isinstance(argument, Beside):
@@ -229,7 +229,7 @@ class RankFlow(Flow):
             raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
     def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
-        """Creates the error for a step that is not modelled. reason: the verb phrase that follows its path."""
+        """Creates the error for a step that is not modelled. reason: the verb phrase that follows the step's path."""
         step_path = ".".join(path_part for path_part in (*self.path, name or verb) if path_part)
         return InputError(
             f"--tp {self.rank_axes.layout.tp}: {step_path} {reason}, which is not modelled; expected --tp 1"
@@ -275,7 +275,7 @@ class RankFlow(Flow):
         return rows_of_table, weight
 
     def _stage_copy(self, weight: Weight) -> Weight:
-        """Returns this stage's copy of a table of the first stage; other weights unchanged."""
+        """Returns this stage's copy of a table in the first stage; other weights are returned unchanged."""
         self.rank_part(weight)
         if self.stage is None or self.stage.first or id(weight) not in self.tables:
             return weight
@@ -310,7 +310,7 @@ class RankFlow(Flow):
         return self.exit
 
     def cut(self) -> None:
-        """Removes the program items of other stages.
+        """Removes the items of other stages from the program.
 
         The first stage has the embedding and the encoders of images and audio. The last stage has the items after the
         layers. Raises `InputError` if the stage reads a value that only another stage computes.
@@ -404,7 +404,7 @@ MAX_SHARED_PROGRAMS = 512
 def shared_rank_program(
     spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None
 ) -> RankFlow:
-    """The program of one rank, recorded once for all layouts that divide the model's sizes alike.
+    """Returns the program of one rank, recorded once for all layouts that divide the model's sizes equally.
 
     It is for callers that only read it. Its layout has the groups that divide sizes; replicas are left out.
     Arguments and errors are those of `rank_program`.
@@ -435,7 +435,7 @@ _stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
 
 
 def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
-    """Returns a stage with the same kinds of layers, the same for all such stages of a model.
+    """Returns a stage with the same kinds of layers, which is the same for all such stages of a model.
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """

@@ -31,7 +31,7 @@ Kind: TypeAlias = Literal["F", "B", "I", "W"]
 
 
 class Action(NamedTuple):
-    """A pass of one micro-batch through one of a rank's chunks.
+    """One pass of a micro-batch through one of a rank's chunks.
 
     kind: the kind of pass.
     chunk: the index of the chunk on its rank.
@@ -52,7 +52,7 @@ Order: TypeAlias = tuple[Action, ...]
 
 
 class InFlight(NamedTuple):
-    """The micro-batches in flight on a rank, per chunk.
+    """The numbers of micro-batches in flight on a rank, per chunk.
 
     awaiting_backward: per chunk, the micro-batches whose backward pass has not run.
     weights: per chunk, the micro-batches of which only the backward pass of the weights is left.
@@ -63,7 +63,7 @@ class InFlight(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Number of micro-batches in flight, over all chunks."""
+        """The number of micro-batches in flight, over all chunks."""
         return sum(self.awaiting_backward) + sum(self.weights)
 
 
@@ -87,7 +87,7 @@ class Pipeline:
 
     @property
     def stages(self) -> int:
-        """Number of stages that a micro-batch passes."""
+        """The number of stages that a micro-batch passes."""
         return self.ranks if self.two_way else self.ranks * self.chunks
 
     def stage(self, rank: int, chunk: int) -> int:
@@ -97,17 +97,17 @@ class Pipeline:
         return chunk * self.ranks + rank
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
-        """Returns the rank that runs a stage of a micro-batch."""
+        """Returns the rank that runs a stage for a micro-batch."""
         if self.two_way:
             return stage if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage
         return stage % self.ranks
 
     def copies(self) -> Fraction:
-        """Number of copies of the model over all ranks: two in DualPipe, where two ranks have each stage."""
+        """The number of copies of the model over all ranks: two in DualPipe, where two ranks have each stage."""
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
-        """Yields every action of a rank with the micro-batches in flight while it runs, its own included."""
+        """Yields every action of a rank with the micro-batches in flight while it runs, including its own."""
         awaiting_backward, weights = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
             kind, chunk = action[:2]
@@ -123,7 +123,7 @@ class Pipeline:
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
     ) -> tuple[int, InFlight]:
-        """Returns the largest weighted number of micro-batches in flight on a rank, and those micro-batches.
+        """Returns the largest weighted number of micro-batches in flight on a rank, and these micro-batches.
 
         whole: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
         weights: per chunk, the weight when only the backward pass of the weights is left; `whole` by default.
@@ -154,7 +154,7 @@ _STEPS = {"F": 1, "B": -1, "I": 0, "W": -1}
 
 
 def effective_schedule(layout: Layout) -> Schedule:
-    """Returns the schedule of a layout: 1F1B with several chunks per rank is the interleaved schedule."""
+    """Returns the schedule of a layout: 1F1B with several chunks per rank is called the interleaved schedule."""
     return "interleaved" if layout.schedule == "1f1b" and layout.vpp > 1 else layout.schedule
 
 
@@ -195,7 +195,7 @@ def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
 
 
 def torch_group(ranks: int, micro_batches: int) -> int:
-    """Returns the group size with which `pipeline` gives the order of torch's ScheduleInterleaved1F1B.
+    """Returns the group size with which `pipeline` reproduces the order of torch's ScheduleInterleaved1F1B.
 
     torch makes as many groups as fit and asks that they are equal, so it also takes 10 micro-batches on 4 ranks.
     """
@@ -232,7 +232,7 @@ def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> lis
 
 
 def _check_interleaved(ranks: int, micro_batches: int, group: int) -> None:
-    """Raises `InputError` where Megatron-LM does: a group smaller than the pipeline would leave ranks waiting."""
+    """Raises `InputError` for a group smaller than the pipeline, which would leave ranks waiting (as Megatron-LM)."""
     if group < ranks:
         raise InputError(
             f"--microbatch-group-size-per-virtual-pipeline-stage: {group}; expected at least as many as --pp {ranks}"
@@ -262,7 +262,7 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
 
 
 def _check_dualpipe(ranks: int, micro_batches: int) -> None:
-    """Raises `InputError` where `DualPipe.step` does."""
+    """Raises `InputError` for numbers that `DualPipe.step` does not support."""
     if micro_batches < 2 * ranks or micro_batches % 2:
         raise InputError(
             f"--num-microbatches: {micro_batches}; --schedule dualpipe takes an even number of at least twice --pp; "
@@ -271,7 +271,7 @@ def _check_dualpipe(ranks: int, micro_batches: int) -> None:
 
 
 def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
-    """Returns the eight steps of `DualPipe.step`. In direction 0 the rank is nearer to the entrance."""
+    """Returns the actions of `DualPipe.step`'s eight phases. In direction 0 the rank is nearer to the entrance."""
     half_ranks, distance_to_end, half_microbatches = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
     distance_to_middle, is_middle = half_ranks - 1 - distance_to_end, distance_to_end == half_ranks - 1
     order: list[Action] = []
@@ -323,7 +323,7 @@ def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
 
 
 class Costs(NamedTuple):
-    """Durations of the passes through one chunk, in any unit; equal for all chunks.
+    """The durations of the passes through one chunk, in any unit; equal for all chunks.
 
     forward, backward_inputs, backward_weights: 1 by default, so a whole backward pass takes 2.
     send: duration of a message between ranks, 0 by default.
@@ -395,7 +395,7 @@ class Timetable:
 
     @property
     def sends(self) -> int:
-        """Number of messages between ranks: outputs, and gradients of outputs."""
+        """The number of messages between ranks: outputs, and gradients of outputs."""
         return sum(self.outputs_sent) + sum(self.gradients_sent)
 
 
@@ -419,7 +419,7 @@ StagePass: TypeAlias = tuple[Kind, int]
 
 
 class _Run:
-    """The state of a step during the simulation.
+    """The state of a step's simulation.
 
     micro_batches: micro-batches of the step.
     last_stage: the index of the last stage's first pass.

@@ -1,4 +1,4 @@
-"""Searches all layouts of a number of devices, and collects the reasons why others are impossible."""
+"""Searches the layouts of a number of devices, and collects the reasons why others are impossible."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Search:
     errors: dict[str, InputError] = field(default_factory=dict)
 
     def refuse(self, error: InputError) -> None:
-        """Counts a refused layout under the error's text before the semicolon."""
+        """Counts a refused layout under its reason: the error's text before the semicolon."""
         reason = str(error).partition(";")[0]
         self.refused[reason] += 1
         self.errors[reason] = error
@@ -121,12 +121,12 @@ def _sizes(fixed: int | None, multiple: int, maximum: int | None = None) -> list
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns the number that must divide the sequence length: each context-parallel rank has two parts."""
+    """Returns the number of which sequence lengths are multiples: each context-parallel rank has two parts."""
     return 2 * cp if cp > 1 else 1
 
 
 def _check_request(rules: LayoutRules, request: LayoutRequest) -> None:
-    """Raises `InputError` for options that no layout of a search can have.
+    """Raises `InputError` for options that no layout of a search can satisfy.
 
     These are --pp-layout, groups that the framework's rules exclude, and chunks that contradict other options.
     """
@@ -152,7 +152,7 @@ def _check_request(rules: LayoutRules, request: LayoutRequest) -> None:
 
 
 def _matches_request(request: LayoutRequest, sizes: dict[str, int]) -> bool:
-    """Whether these sizes of groups agree with the given options."""
+    """Whether these group sizes agree with the requested options."""
     if request.fsdp is not None and sizes["dp"] != request.fsdp * (request.hsdp_replicas or 1):
         return False
     if request.schedule is not None and (request.schedule == "interleaved") != (sizes["vpp"] > 1):
@@ -177,7 +177,7 @@ FIXED_OPTIONS = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshar
 def _layout(
     rules: LayoutRules, sizes: dict[str, int], has_experts: bool, layers: int, request: LayoutRequest
 ) -> Layout | None:
-    """Returns the layout of these group sizes; None if a stage would have no layer."""
+    """Returns the layout of these group sizes; None if a stage would have no layers."""
     stage_count = sizes["pp"] * sizes["vpp"]
     if stage_count > layers:
         return None
@@ -216,7 +216,7 @@ def _try(
     micro_batch: int,
     rules: LayoutRules,
 ) -> None:
-    """Adds a layout to the possible or the refused ones."""
+    """Adds a layout to the possible or to the refused layouts."""
     if layout is None:
         result.refused[LAYERS] += 1
         return
@@ -231,7 +231,7 @@ def _try(
 
 
 def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:
-    """Returns the layers of `count` stages, as even as possible; middle stages get the remaining layers."""
+    """Returns the number of layers per stage, as even as possible; middle stages get the remaining layers."""
     per_stage, remainder = divmod(layers, count)
     start = (count - remainder) // 2
     return tuple(per_stage + (start <= i < start + remainder) for i in range(count))

@@ -1,4 +1,4 @@
-"""One pass of inference: a prompt, whole or in chunks, and one token of each sequence of a batch."""
+"""The seconds of an inference pass: a prompt, whole or in chunks, or one decoded token per sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .work import RankPass, rank_work
 
 @dataclass(frozen=True)
 class InferencePass:
-    """The seconds of a pass.
+    """The estimated seconds of an inference pass.
 
     seconds: of the pass.
     parts: kernels and messages, the host's work of a step, hops between pipeline stages, and what a server adds to a
@@ -33,7 +33,7 @@ class InferencePass:
 def forward_pass(
     spec: ModelSpec, device: Device, stack: Stack, rank_pass: RankPass, formats: Formats, pp: Number = 1
 ) -> InferencePass:
-    """One forward pass. pp: pipeline stages that it goes through, one after the other.
+    """Returns the seconds of one forward pass. pp: the pipeline stages that the pass goes through in turn.
 
     Without a captured graph, kernels cannot run faster than the host launches them.
     """
@@ -56,7 +56,7 @@ def decode(
     layout: Layout = ONE_DEVICE,
     formats: Formats = SIXTEEN_BITS,
 ) -> InferencePass:
-    """One token of each of `batch` sequences, after `context` tokens of each."""
+    """Returns the seconds of decoding one token of each of `batch` sequences, after `context` tokens each."""
     return forward_pass(spec, device, stack, rank_pass(stack, layout, batch, 1, context, "decode"), formats, layout.pp)
 
 
@@ -72,7 +72,7 @@ def prefill(
     formats: Formats = SIXTEEN_BITS,
     server: bool = False,
 ) -> InferencePass:
-    """The prompts of `batch` sequences.
+    """Returns the seconds of the prompts of `batch` sequences.
 
     seq, context: new tokens, and tokens that are cached.
     chunk: tokens of each sequence in one pass; None (default) for all of them.
@@ -92,7 +92,7 @@ MAX_CHUNKS = 256
 
 
 def _chunks(seq: int, context: int, chunk: int | None) -> Iterator[tuple[int, int]]:
-    """Yields the new and the earlier tokens of each chunk."""
+    """Yields the numbers of new and of earlier tokens for each chunk."""
     size = seq if chunk is None else chunk
     if size < 1 or -(-seq // size) > MAX_CHUNKS:
         raise InputError(f"--chunk {size}: expected at least {-(-seq // MAX_CHUNKS)} of {seq} tokens")
@@ -109,7 +109,7 @@ def rank_pass(
     phase: str,
     include: frozenset[str] = frozenset(),
 ) -> RankPass:
-    """The pass of one rank. Expert ranks have whole experts unless the layout says otherwise.
+    """Returns the pass of one rank. Expert-parallel ranks have whole experts, unless the layout divides them.
 
     include: optional parts of the model that run; default none.
     """

@@ -1,4 +1,4 @@
-"""A training step: the priced micro-batch of a rank, its pipeline, the messages of data parallelism, and the update.
+"""The time of a training step: a rank's micro-batch, the pipeline, data-parallel messages, and the update.
 
 m · slowest + (p − 1)/v · mean stands for 1F1B and interleaved schedules: equal stages take exactly as long as the
 orders of `parallel/schedules.py`, unequal ones up to 9 % more. Which layers a stage has is exact.
@@ -84,7 +84,7 @@ class StepPlan:
         include: frozenset[str] = frozenset(),
         adapters: Adapters | None = None,
     ) -> StepPlan:
-        """The plan of a layout."""
+        """Returns the step plan of a layout."""
         names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
             **{name: getattr(layout, name) for name in names},
@@ -102,7 +102,7 @@ class StepPlan:
         )
 
     def rank_pass(self, stack: Stack) -> RankPass:
-        """The pass of a micro-batch on one rank."""
+        """Returns the pass of one micro-batch on one rank."""
         return RankPass(
             self.micro_batch,
             self.seq,
@@ -126,19 +126,19 @@ class StepPlan:
 
     @property
     def tokens(self) -> Number:
-        """Tokens of a micro-batch on one rank."""
+        """The number of a micro-batch's tokens on one rank."""
         return share(self.micro_batch * self.seq, self.cp)
 
     @property
     def expert_replicas(self) -> Number:
-        """Ranks with the same shard of the same experts."""
+        """The number of ranks with the same shard of the same experts."""
         expert_tp = self.tp if self.etp is None else self.etp
         return maximum(1, self.dp * self.cp * self.tp / (self.ep * expert_tp))
 
 
 @dataclass(frozen=True)
 class Step:
-    """The seconds of a training step.
+    """The estimated seconds of a training step, by part.
 
     seconds: of the step.
     parts: work of the slowest stage, pipeline bubble, data parallelism and update, which add up to it.
@@ -154,7 +154,7 @@ class Step:
 
 
 class LayerCosts(NamedTuple):
-    """Seconds and parameters of a micro-batch by kind of layer, without recomputation of layers.
+    """Seconds and parameters of a micro-batch by kind of layer, without recomputed layers.
 
     both, forward: seconds of both passes and of the forward pass, per kind.
     start, head: seconds of what runs before the first and after the last layer.
@@ -174,7 +174,7 @@ class LayerCosts(NamedTuple):
     adapters: list[Number]
 
     def at(self, index: Any) -> LayerCosts:
-        """The same costs at some positions of their arrays."""
+        """Returns the same costs at the given positions of their arrays."""
 
         def pick(value: Number) -> Number:
             return value[index] if getattr(value, "ndim", 0) else value
@@ -193,7 +193,7 @@ class LayerCosts(NamedTuple):
 
 
 def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> LayerCosts:
-    """Sums a priced micro-batch by kind of layer."""
+    """Sums the seconds of a timed micro-batch by kind of layer."""
     work = priced.work
     layers = range(len(work.layer_kinds))
     wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
@@ -221,7 +221,7 @@ def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> L
 
 
 def host_wait(priced: Priced, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
-    """Seconds in which a device waits for the host, which launches the kernels of one direction of a layer.
+    """Returns the seconds in which a device waits for the host to launch the kernels of one direction of a layer.
 
     kernels: seconds of the kernels and messages of that direction.
     """
@@ -232,7 +232,10 @@ def host_wait(priced: Priced, stack: Stack, layer: int, backward: bool, kernels:
 def rank_layers(
     kinds: tuple[LayerKind, ...], pp: int, vpp: int, sizes: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], ...]:
-    """Number of layers of each kind on each rank of a pipeline. sizes: layers of each stage; None for even stages."""
+    """Returns the number of layers of each kind on each pipeline rank.
+
+    sizes: layers per stage; None for even stages.
+    """
     counts = tuple(len(kind.indices) for kind in kinds)
     if pp == 1:
         return (counts,)
@@ -245,7 +248,7 @@ def rank_layers(
 
 
 class PipelineRanks(NamedTuple):
-    """The ranks of a pipeline.
+    """The layers and seconds of each rank of a pipeline.
 
     slowest, mean: seconds of a micro-batch on the slowest rank, and on average.
     dense, experts: parameters of the rank that has most of each.
@@ -289,14 +292,14 @@ def _largest(values: Sequence[Number]) -> Number:
 
 @cache
 def idle_passes(schedule: Schedule, pp: int) -> float:
-    """Idle time of a rank in schedules of their own, in micro-batches through a rank (forward and backward)."""
+    """Returns a rank's idle time in special schedules, in micro-batches (forward and backward pass)."""
     batches = 4 * pp
     times = timetable(pipeline(Layout(pp=pp, schedule=schedule), batches))
     return float(times.time) / 3 - batches
 
 
 def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan) -> Step:
-    """The seconds of a training step (of scalars).
+    """Estimates the seconds of a training step (scalars only).
 
     Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
     modelled.
@@ -306,7 +309,7 @@ def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan)
 
 
 def step_of(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, priced: Priced, costs: LayerCosts) -> Step:
-    """The step of a micro-batch that has been priced."""
+    """Returns the step of a micro-batch whose kernels are timed already."""
     ranks = pipeline_ranks(costs, plan.pp, plan.vpp, plan.recompute, plan.stage_sizes)
     return _assemble(spec, device, stack, plan, ranks, priced)
 
@@ -314,7 +317,7 @@ def step_of(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, price
 def _assemble(
     spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, priced: Priced
 ) -> Step:
-    """Adds bubble, data parallelism and update to the work of a pipeline's ranks."""
+    """Adds bubble, data parallelism and update to the seconds of a pipeline's ranks."""
     token_ranks = plan.tp if plan.sequence_parallel else 1
     hop = device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / token_ranks, plan.devices)
     if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
@@ -335,7 +338,7 @@ def _assemble(
 
 
 class ReplicaMessages(NamedTuple):
-    """Seconds of the messages of replicas in a step.
+    """The seconds of data-parallel messages in a step.
 
     gathers: of weights. reductions: of gradients.
     """
@@ -345,7 +348,7 @@ class ReplicaMessages(NamedTuple):
 
 
 def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks) -> tuple[Number, Number]:
-    """Seconds of gradients and gathered weights that the work does not hide, and parameters that a rank updates.
+    """Returns seconds of gradients and gathered weights that the work does not hide, and parameters a rank updates.
 
     ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients. All else is sent
     once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
@@ -371,7 +374,7 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
 
 
 def _exposed(sent: Number, beside: Number, share: float) -> Number:
-    """Seconds of messages that products do not hide.
+    """Returns the seconds of messages that products do not hide.
 
     beside: seconds of the products that run at the same time. share: of the messages that can run beside them.
     """
@@ -381,7 +384,7 @@ def _exposed(sent: Number, beside: Number, share: float) -> Number:
 def _group_messages(
     plan: StepPlan, device: Device, stack: Stack, ranks: Number, parameters: Number, trained: Number, layers: Number
 ) -> tuple[ReplicaMessages, Number]:
-    """The messages of weights that the same ranks have, and over how many ranks states are sharded.
+    """Returns the messages of weights that a group replicates, and the ranks over which states are sharded.
 
     parameters, trained: weights of a rank, and those of them or of their adapters that are trained.
     """
@@ -411,7 +414,7 @@ def _group_messages(
 
 
 class StepPrices:
-    """Steps of one model under one stack, each combination of tp, ep, cp and micro-batch priced once."""
+    """Steps of one model under one time stack; each combination of tp, ep, cp and micro-batch is timed once."""
 
     def __init__(self, spec: ModelSpec, device: Device, stack: Stack) -> None:
         self.spec: ModelSpec = spec
@@ -420,7 +423,7 @@ class StepPrices:
         self._priced: dict[tuple[Any, ...], tuple[Priced, LayerCosts]] = {}
 
     def step(self, plan: StepPlan) -> Step:
-        """The step of a plan, as `training_step`."""
+        """Returns the step of a plan, as `training_step` does."""
         key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core
         if key not in self._priced:
             work = rank_work(self.spec, key[0])
@@ -434,7 +437,7 @@ COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "repli
 
 
 def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, columns: Mapping[str, Any]) -> Any:
-    """Seconds of many layouts as an array (needs NumPy).
+    """Returns the seconds of many layouts as an array (needs NumPy).
 
     plan: what all layouts have in common. columns: name → array, of `tp` and any of `COLUMNS`.
     """
@@ -455,7 +458,7 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
 
 
 def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
-    """The ranks of many pipelines, each different pipeline summed once."""
+    """Returns the ranks of many pipelines; each distinct pipeline is summed once."""
     import numpy
 
     pp, vpp = (numpy.broadcast_to(value, count) for value in (plan.pp, plan.vpp))
@@ -470,7 +473,7 @@ def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
 
 
 def _distinct(columns: Sequence[Any]) -> tuple[Any, Any]:
-    """The distinct combinations of some columns, a row for each column, and the combination of each position."""
+    """Returns the distinct combinations of several columns, and the combination at each position."""
     import numpy
 
     return numpy.unique(numpy.stack(list(columns)), axis=1, return_inverse=True)

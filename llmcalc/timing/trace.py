@@ -1,4 +1,4 @@
-"""A replica that serves the requests of a trace: continuous batching, simulated from event to event.
+"""Simulates a replica that serves the requests of a trace with continuous batching, event by event.
 
 A step computes a token of every decoding sequence and, up to `Replica.step_tokens`, tokens of prompts in the order of
 their arrival (Orca, OSDI 2022; chunks of prompts: Sarathi, arXiv:2308.16369). A request starts when the cache has room
@@ -27,7 +27,7 @@ MOST_PROMPT_SIZES = 2**20
 
 @dataclass(frozen=True)
 class TracedRequest:
-    """A request. arrival: seconds. input, output: tokens of its prompt and of its answer."""
+    """A request of a trace. arrival: seconds. input, output: tokens of the prompt and of the answer."""
 
     arrival: float
     input: int
@@ -36,7 +36,7 @@ class TracedRequest:
 
 @dataclass(frozen=True)
 class ServedRequest:
-    """Times of a request in seconds.
+    """The times of a served request in seconds.
 
     ttft: from its arrival to its first token. tpot: of each further token; None for an answer of one token.
     end: when its last token is there.
@@ -52,7 +52,7 @@ Seconds: TypeAlias = Callable[[float, float], float]
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds of the steps of a replica.
+    """Tables of the seconds of a replica's steps.
 
     token: (sequences, mean tokens in their caches) → of a step that decodes.
     added_decoding: the same → of what decoding adds to a step with prompts.
@@ -68,7 +68,7 @@ class StepSeconds:
 
     @classmethod
     def of(cls, replica: Replica, sequences: int, longest: int, mean_input: int) -> StepSeconds:
-        """Tabulates the seconds of steps.
+        """Tabulates the seconds of a replica's steps.
 
         sequences: most sequences of a batch. longest: most tokens of a sequence. mean_input: tokens of a usual prompt.
         """
@@ -97,7 +97,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _between(sizes: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]) -> Seconds:
-    """The seconds between the sizes and the contexts of a table, in proportion."""
+    """Returns seconds interpolated between the sizes and contexts of a table."""
 
     def seconds(size: float, context: float) -> float:
         row, down = _place(sizes, size)
@@ -110,7 +110,7 @@ def _between(sizes: Sequence[int], contexts: Sequence[int], table: Sequence[Sequ
 
 
 def _place(values: Sequence[int], value: float) -> tuple[int, float]:
-    """The index of the value before, and the share of the way to the next one; at the ends the line goes on."""
+    """Returns the index of the lower value, and the fraction of the way to the next; extrapolates at the ends."""
     if len(values) == 1:
         return 0, 0.0
     index = min(max(0, bisect_right(values, value) - 1), len(values) - 2)
@@ -119,7 +119,7 @@ def _place(values: Sequence[int], value: float) -> tuple[int, float]:
 
 @dataclass
 class Batch:
-    """One batch of a replica, step by step.
+    """The requests of one batch of a replica, step by step.
 
     steps: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
     step_tokens: most tokens of a step. mixed: whether a step with prompts decodes too.
@@ -134,7 +134,7 @@ class Batch:
     scale: float = 1.0
 
     def serve(self, requests: Sequence[TracedRequest], cached_share: float = 0.0) -> list[ServedRequest]:
-        """Serves requests, which are in the order of their arrival, and returns their times in this order.
+        """Serves requests, sorted by arrival, and returns their times in the same order.
 
         cached_share: of each prompt, that an earlier request left in the cache; default none.
         """
@@ -192,11 +192,11 @@ class Batch:
         ]
 
     def _further_steps(self, request: TracedRequest) -> int:
-        """Decoding steps of a request after its first token."""
+        """Returns the number of decoding steps of a request after its first token."""
         return math.ceil((request.output - 1) / self.steps.tokens)
 
     def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
-        """Takes tokens of prompts for a step: the prompts that it ends, its tokens, and their mean tokens in the cache.
+        """Assigns prompt tokens to a step. Returns the prompts that it completes, its tokens, and their mean context.
 
         decoding: sequences that decode in the step.
         """
@@ -222,7 +222,7 @@ class Batch:
         context: float,
         reserved: int,
     ) -> int:
-        """Steps until the next sequence ends, or the next request arrives that can start."""
+        """Returns the number of steps until the next sequence ends, or until the next request arrives and can start."""
         if coming == len(requests):
             return most
         request = requests[coming]
@@ -242,7 +242,7 @@ def serve_trace(
     cached_share: float = 0.0,
     scale: float = 1.0,
 ) -> list[ServedRequest]:
-    """Serves the requests of a trace on equal replicas, to whose batches they go in turn.
+    """Serves the requests of a trace on equal replicas, to whose batches they are assigned in turn.
 
     steps: seconds of the replica's steps. requests: in the order of their arrival.
     sequences, cache_tokens: of one replica. cached_share: as of `Batch.serve`. scale: factor of all seconds of steps.

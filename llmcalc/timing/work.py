@@ -1,4 +1,4 @@
-"""The work of one pass of one rank: matrix products with their sizes, bytes that are moved, and messages.
+"""The work of a rank's pass: matrix products with their sizes, bytes of memory traffic, and messages.
 
 This is the walk that places values and finds messages (`parallel/placements.py`); at every step it also records what
 the step computes and moves. There is no constant in it and no device: FLOPs equal those of `llmcalc flops`, parameters
@@ -70,7 +70,7 @@ MEASURED_RANKS = 2
 
 @dataclass(slots=True)
 class Kernel:
-    """A kernel, or a product that runs beside another one.
+    """A kernel, or a product that runs together with another kernel.
 
     path: the path of its node in the model.
     kind: what it does.
@@ -117,21 +117,21 @@ class Kernel:
 
 
 class Adapters(NamedTuple):
-    """Low-rank adapters of frozen weights. rank: their inner width. targets: names of the linear layers with one."""
+    """Low-rank adapters of frozen weights. rank: their inner width. targets: names of the adapted linear layers."""
 
     rank: int
     targets: frozenset[str]
 
 
 class LayerMessage(NamedTuple):
-    """A collective or a point-to-point message of one layer. layer: as of `Kernel`. collective: the message."""
+    """A collective or point-to-point message of one layer. layer: as in `Kernel`. collective: the message."""
 
     layer: int
     collective: Collective
 
 
 class LayerKind(NamedTuple):
-    """Equal layers of the model. label: the label of their node. indices: their indices among all layers."""
+    """Equal layers of the model. label: their node's label. indices: their indices among all layers."""
 
     label: str
     indices: tuple[int, ...]
@@ -139,7 +139,7 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPass:
-    """One pass of one rank.
+    """One pass of one rank: the run's sizes and the layout's groups.
 
     batch, seq, context: sequences, new tokens and cached tokens of each whole sequence.
     phase: training, prefill or decode.
@@ -176,7 +176,7 @@ class RankPass:
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that divide one expert."""
+        """The number of ranks that divide each expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
@@ -185,14 +185,14 @@ class RankPass:
         return self.sequence_parallel and self.tp > 1
 
     def run_config(self, parts: Number = 1) -> RunConfig:
-        """The run as ops see it, with one of `parts` equal parts of each sequence."""
+        """Returns the run config of one of `parts` equal parts of each sequence."""
         workload = Workload(self.batch, share(self.seq, parts), self.context, phase=self.phase)
         return RunConfig(workload, Counting(self.pairs), Execution(self.attention))
 
 
 @dataclass
 class RankWork:
-    """The work of one pass of a rank that has all layers.
+    """The work of one pass on a rank that has all layers.
 
     rank_pass: the pass.
     kernels, messages: in the order in which the pass runs them.
@@ -211,12 +211,12 @@ class RankWork:
     adapters: dict[int, Number] = field(default_factory=dict)
 
     def count(self, layer: int) -> int:
-        """Number of layers of a kind; 1 for what is before and after all layers."""
+        """Returns the number of layers of a kind; 1 for work before or after all layers."""
         return len(self.layer_kinds[layer].indices) if layer >= 0 else 1
 
     @property
     def tokens(self) -> Number:
-        """Tokens that the rank's part of each sequence has, over all sequences."""
+        """The number of tokens in the rank's part of each sequence, over all sequences."""
         return self.rank_pass.run_config(self.rank_pass.cp).rows(TOKENS)
 
     @property
@@ -231,7 +231,7 @@ class RankWork:
 
     @property
     def parameters(self) -> Number:
-        """Parameters of a rank that has all layers."""
+        """The number of parameters on a rank that has all layers."""
         return sum(
             (share(number, self.rank_pass.ep) if routed else number) * self.count(layer)
             for (layer, routed), number in self.params.items()
@@ -239,12 +239,12 @@ class RankWork:
 
     @property
     def cache_elements(self) -> Number:
-        """Elements that all layers cache."""
+        """The number of elements that all layers cache."""
         return sum(number * self.count(layer) for layer, number in self.cache.items())
 
 
 def share(number: Number, ranks: Number) -> Number:
-    """The part of a number that one of `ranks` ranks has: an integer where they divide it."""
+    """Returns the part of a number on one of `ranks` ranks: an integer if they divide it."""
     if isinstance(number, int) and isinstance(ranks, int) and number % ranks == 0:
         return number // ranks
     return number / ranks
@@ -252,13 +252,13 @@ def share(number: Number, ranks: Number) -> Number:
 
 @dataclass
 class WorkRecorder(Placements):
-    """Records the kernels and messages of a rank's program. rank_pass: the pass. work: what it has recorded."""
+    """Records the kernels and messages of a rank's program. rank_pass: the pass. work: the recorded work."""
 
     rank_pass: RankPass = field(default_factory=RankPass)
     work: RankWork = field(init=False)
 
     def record(self, program: RankFlow) -> RankWork:
-        """Runs through the program, and returns its work."""
+        """Runs through the program and returns its work."""
         self.work = RankWork(self.rank_pass)
         self.full_run: RunConfig = self.rank_pass.run_config()
         self.layer: int = BEFORE
@@ -298,7 +298,7 @@ class WorkRecorder(Placements):
         self.readers[storage] = self.readers.get(storage, 0) + 1
 
     def _storage(self, value: Value) -> Value:
-        """The value whose memory a value is, through views and identities."""
+        """Returns the value that owns a value's memory, through views and identities."""
         while id(value.storage) in self.aliases:
             value = self.aliases[id(value.storage)]
         return value.storage
@@ -306,7 +306,7 @@ class WorkRecorder(Placements):
     # --- the walk ----------------------------------------------------------------------------------------------------
 
     def _chosen_items(self, items: Iterable[Item]) -> Iterator[Step | Scope]:
-        """The items, with the branch of alternatives that runs in their place."""
+        """Returns the items, with alternatives replaced by the branch that runs."""
         for item in items:
             if not isinstance(item, Alternatives):
                 yield item
@@ -318,14 +318,14 @@ class WorkRecorder(Placements):
             yield from self._chosen_items(chosen.items)
 
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
-        """A scope and every scope below it, in the branches that run."""
+        """Yields a scope and every scope in it, in the branches that run."""
         yield scope
         for item in self._chosen_items(scope.items):
             if isinstance(item, Scope):
                 yield from self._running_scopes(item)
 
     def _running_steps(self, items: Iterable[Item]) -> Iterator[Step]:
-        """Every step that runs, in order; records which values are identities of others."""
+        """Yields every step that runs, in order; records which values are identities of others."""
         for item in self._chosen_items(items):
             if item.about.get("role") in NEVER_RUN or item.about.get("optional", "") not in ("", *self.include):
                 continue
@@ -420,7 +420,7 @@ class WorkRecorder(Placements):
         self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message)))
 
     def _with_group_size(self, message: Collective) -> Collective:
-        """The message in the pass's own group of experts or of a sequence, of which the walk had `MEASURED_RANKS`."""
+        """Returns the message in the pass's own expert or sequence group, instead of `MEASURED_RANKS` ranks."""
         if message.group == "ep":
             return message._replace(ranks=self.rank_pass.ep)
         if message.group != "cp":
@@ -435,11 +435,11 @@ class WorkRecorder(Placements):
     # --- sizes -------------------------------------------------------------------------------------------------------
 
     def _times(self) -> Number:
-        """How often the current step runs in one layer of its kind."""
+        """Returns how often the current step runs in one layer of its kind."""
         return exact_div(self.repeats, self.layers)
 
     def _rows(self, value: Value) -> Number:
-        """Rows of a value on this rank."""
+        """Returns the number of a value's rows on this rank."""
         if value.rows is ONCE:
             return 1
         rows = self.run_config.rows(value.rows)
@@ -486,7 +486,7 @@ class WorkRecorder(Placements):
             self._add_adapter(self.rank_pass.adapters.rank, rows, x.width, y.width)
 
     def _add_adapter(self, rank: int, rows: Number, width: Number, outputs: Number) -> None:
-        """Adds the two products of an adapter, x·Aᵀ·Bᵀ, whose sum with the layer's output is part of the second."""
+        """Adds an adapter's two products, x·Aᵀ·Bᵀ; the second includes the sum with the layer's output."""
         for n, k in ((rank, width), (outputs, rank)):
             flops = 2 * rows * n * k
             self._add_kernel("product", "adapter", m=rows, n=n, k=k, weight_elements=n * k, flops=(flops, 2 * flops))
@@ -615,7 +615,7 @@ class WorkRecorder(Placements):
 
 
 def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
-    """The work of one rank that has all layers. Raises `InputError` for sizes that the layout does not divide."""
+    """Returns the work of a rank that has all layers. Raises `InputError` for sizes that the layout does not divide."""
     tp, etp, divides_tokens = rank_pass.tp, rank_pass.expert_tp, rank_pass.divides_tokens
     program_layout = Layout(tp=tp, etp=etp, dp=etp, sequence_parallel=divides_tokens)
     placed = Layout(

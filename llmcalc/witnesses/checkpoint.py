@@ -30,7 +30,7 @@ NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A tensor that a checkpoint of the model has to have.
+    """A tensor that a checkpoint of the model must have.
 
     node: the path of its module.
     shape: its shape.
@@ -44,7 +44,7 @@ class Expected:
 
 @dataclass
 class Match:
-    """The result of matching a checkpoint against a spec.
+    """The result of matching a checkpoint with a spec.
 
     matched: the number of matched expected tensors.
     missing: expected tensors that the checkpoint lacks.
@@ -81,12 +81,12 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
 
 
 def _without_unit_axes(shape: Shape) -> Shape:
-    """Removes axes of length 1, which only some classes have."""
+    """Removes axes of length 1, which only some classes' tensors have."""
     return tuple(size for size in shape if size != 1) or (1,)
 
 
 def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
-    """Matches every tensor of the spec and of the checkpoint."""
+    """Matches the tensors of the spec with the tensors of the checkpoint."""
     result, expected_by_group, stored_by_group = Match(), defaultdict(list), defaultdict(list)
     for expected in expected_tensors(spec):
         expected_by_group[_group(expected.node, spec)].append(expected)
@@ -103,7 +103,7 @@ def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
 
 
 def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
-    """Returns the stack and layer of a name: (stack, number); ("", −1) outside of layers."""
+    """Returns the (stack, layer number) of a tensor's name; ("", −1) outside of layers."""
     layer_number = NUMBER.search(name)
     if layer_number is None:
         return "", -1
@@ -174,7 +174,7 @@ def _transposed_shape(shape: Shape) -> Shape:
 
 
 def _match_expert_stacks(unmatched: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
-    """Matches a stack of n matrices or vectors with n stored ones, grouped by the last word of their names."""
+    """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of their names."""
     stacks = [stack for stack in unmatched if len(stack.shape) > 1]
     shapes = {shape for stack in stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
@@ -224,7 +224,7 @@ def _match_fused(unmatched: list[Expected], remaining: Unmatched, result: Match)
 
 
 def _fused_shapes(unmatched: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
-    """Returns shape → the first tensors of one parent whose concatenation, or its transpose, has it."""
+    """Returns shape → first tensors of one parent whose concatenation, or its transpose, has that shape."""
     shapes: dict[Shape, tuple[Expected, ...]] = {}
     for group in _groups(unmatched, axes):
         for axis in range(max(0, axes - 2), axes):
@@ -253,7 +253,7 @@ def _groups(unmatched: list[Expected], axes: int) -> Iterator[tuple[Expected, ..
 
 
 def _word(name: str) -> str:
-    """Returns the last word without numbers and `weight`: `experts.3.w1.weight` → `w1`; `bias` keeps its parent."""
+    """Returns the last word, without numbers and `weight`: `experts.3.w1.weight` → `w1`; `bias` keeps its parent."""
     name_parts = [name_part for name_part in name.split(".") if not name_part.isdigit()]
     last_part = name_parts[-1] if name_parts else ""
     return (
@@ -268,7 +268,7 @@ def _same_name(node: str, name: str) -> bool:
 
 
 def _match_across_layers(result: Match) -> None:
-    """Matches tensors that are in a layer in the file but outside of layers in the spec, or the reverse.
+    """Matches tensors that are inside a layer in the file but outside of layers in the spec, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
     missing_words = {

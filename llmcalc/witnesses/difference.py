@@ -1,4 +1,4 @@
-"""Explains a difference between two parameter counts by a size of the spec, or a multiple or product of sizes."""
+"""Explains a difference between parameter counts by a size of the spec, a multiple of it, or a product of sizes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ WITHIN = {"requested_bytes": 0.001, "allocated_bytes": 0.01, "reserved_bytes": 0
 
 
 class Reading(NamedTuple):
-    """The allocator's statistics. allocated: bytes of blocks now. The others: peaks since the last restart."""
+    """The allocator's statistics in bytes. allocated: blocks now. The other fields: peaks since the last restart."""
 
     allocated: int
     peak_requested: int
@@ -53,7 +53,7 @@ class Reading(NamedTuple):
 
 
 class Statistics(Protocol):
-    """The statistics of a device's allocator. device: torch's name of the device."""
+    """The interface of a device's allocator statistics. device: torch's name of the device."""
 
     device: str
 
@@ -64,10 +64,10 @@ class Statistics(Protocol):
         """Resets the peaks."""
 
     def read(self) -> Reading:
-        """Returns the statistics after all kernels have run."""
+        """Returns the statistics after all kernels have finished."""
 
     def outside_bytes(self) -> int:
-        """Returns used bytes of the device outside of the allocator."""
+        """Returns the device's used bytes outside of the allocator."""
 
 
 class Cuda:
@@ -170,7 +170,7 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
 
 
 def closed_form(device: DeviceMemory) -> dict[str, int]:
-    """Returns quantity → bytes of `llmcalc memory`. Workspaces are requested from the allocator like tensors."""
+    """Returns quantity → bytes as `llmcalc memory` computes them. Workspaces count as requested, like tensors."""
     workspaces = sum(term.bytes for term in device.terms if term.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device.exact_bytes + workspaces,
@@ -226,7 +226,7 @@ def compare_on_gpu(
 
 
 def free_bytes(statistics: Statistics) -> int | None:
-    """Returns the free memory of the GPU with an empty allocator; None for other devices."""
+    """Returns the GPU's free bytes with an empty allocator; None for other devices."""
     if statistics.device != "cuda":
         return None
     statistics.begin()
@@ -238,12 +238,12 @@ VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLO
 
 
 def environment() -> dict[str, str]:
-    """Returns the variables of `VARIABLES` that are set."""
+    """Returns the environment variables of `VARIABLES` that are set."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def device_facts() -> dict[str, Any]:
-    """Returns torch's GPU, its driver, torch's version and today's date."""
+    """Returns torch's GPU, the GPU's driver, torch's version and today's date."""
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": torch.cuda.get_device_name(0),
@@ -257,7 +257,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def runtime_of_facts(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Runtime:
-    """Returns the runtime of a measured GPU. facts, variables: see `device_facts` and `environment`."""
+    """Returns the runtime of a measured GPU. facts, variables: as `device_facts` and `environment` return them."""
     major = int(facts["compute_capability"].partition(".")[0])
     config = variables.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (LARGE_WORKSPACE if major in LARGE else WORKSPACE) if config is None else workspace_bytes(config)

@@ -1,4 +1,4 @@
-"""Compares the nodes of a tree with the modules of a class, individually or as a sum of fused modules."""
+"""Compares nodes of a tree with the modules of a class, one by one or as the sum of fused modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def compare_modules(
     witness: str,
     run_config: RunConfig | None = None,
 ) -> Iterator[Check]:
-    """Yields a check for every node that was found, and one check for all nodes of the same modules.
+    """Yields a check for every node whose module was found, and one joint check for all nodes of the same modules.
 
     closed_form: the count of one repeat of a node. measured: path in the class → measured number.
     """
@@ -30,7 +30,7 @@ def compare_modules(
 
 
 def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
-    """Returns the kind of comparison of each leaf with parameters.
+    """Returns for each leaf with parameters how it was compared.
 
     params: the parameters of one op in the class. include: the optional parts that the class has.
     """
@@ -48,7 +48,7 @@ def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include:
 def _group_by_modules(
     tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
-    """Groups the places that were found by the modules of the class; a share of a module is a group of its own.
+    """Groups places with found modules by the class's modules; a share of a module is a separate group.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Adds the values of each module's submodules; the empty path is the whole module."""
+    """Adds the values of each module's submodules; the empty path means the whole module."""
     totals = {"": 0}
     for path, value in values:
         totals[""] += value
@@ -31,12 +31,12 @@ def parameters(module: nn.Module) -> dict[str, int]:
     return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
-def tensors(module: nn.Module, first: Sequence[str] = ()) -> dict[str, int]:
-    """Returns parameters by module and parameter path; a shared one is counted in the first module of `first`."""
-    rank = {path: i for i, path in reversed([*enumerate(first)])}
+def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
+    """Returns parameters by path; a shared parameter counts in the first of `listed_modules` that has it."""
+    rank = {path: i for i, path in reversed([*enumerate(listed_modules)])}
 
     def place(name: str) -> int:
-        """Returns the index in `first` of the innermost listed module."""
+        """Returns the index in `listed_modules` of the innermost listed module of a name."""
         while name and name not in rank:
             name = name.rpartition(".")[0]
         return rank.get(name, len(rank))
@@ -62,7 +62,7 @@ def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
 
 
 def with_repeats(measured: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
-    """Adds the measurements of skipped modules, copied from identical ones that ran (`repeats`: path → path)."""
+    """Adds the measurements of skipped modules, copied from equal modules that ran (`repeats`: path → path)."""
     completed = dict(measured)
     for path, measured_path in repeats.items():
         for name, value in measured.items():
@@ -76,7 +76,7 @@ def with_repeats(measured: dict[str, int], repeats: dict[str, str]) -> dict[str,
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
-    """Returns the paths of all modules; the root's is empty."""
+    """Returns the paths of all modules; the root's path is empty."""
     return frozenset(name for name, _ in module.named_modules(remove_duplicate=False))
 
 
@@ -86,7 +86,7 @@ def tensor_names(module: nn.Module) -> frozenset[str]:
 
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
-    """Returns the counter's result by module path; an empty dict if it counted no matrix multiplication."""
+    """Returns the counter's result by module path; an empty dict if the counter found no matrix multiplication."""
     out: dict[str, int] = {}
     for name, by_op in counter.get_flop_counts().items():
         total = sum(by_op.values())
@@ -189,7 +189,7 @@ class BackwardOwners:
 
 
 def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
-    """Returns bytes of storage of the cache, by module path."""
+    """Returns the bytes of the cache's storages by module path."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
     sizes = (
         (names[id(submodule)], sum(tensor.untyped_storage().nbytes() for tensor in tensors))

@@ -22,7 +22,7 @@ from ..sources.huggingface.towers.names import TOWER_MODULES
 
 @dataclass(frozen=True, slots=True)
 class NodeModules:
-    """The modules of a class that correspond to a node.
+    """The modules of a class that correspond to one node.
 
     modules: the paths of modules or tensors that together correspond to it.
     less: the paths that are subtracted, none by default.
@@ -49,7 +49,7 @@ TOWERS = "towers."
 def places(
     tree: Node, paths: frozenset[str], kind: str, base: str, names: Modules, context: Modules | None = None
 ) -> ModulesByNode:
-    """Finds the modules of the class for the nodes of the tree.
+    """Finds the class's modules for the nodes of the tree.
 
     known: the paths of the class's modules and tensors.
     kind: the kind of the spec.
@@ -84,7 +84,7 @@ class _Search:
             yield from self._stack("", other_nodes, self._side(kind, roots))
 
     def towers(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
-        """The modules of towers: below the model without a head, below its encoder, or in the whole model.
+        """Finds the modules of towers: below the model without a head, below its encoder, or in the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
@@ -97,7 +97,7 @@ class _Search:
                     yield from self._stack(path, tower.children, (*tower_modules.modules, *roots))
 
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the modules to search for an encoder's or decoder's nodes."""
+        """Returns the modules in which an encoder's or decoder's nodes are searched."""
         side_modules = self._first_existing(self.names.get(name, name), roots)
         return roots if side_modules is None else (*side_modules.modules, *roots)
 
@@ -123,7 +123,7 @@ class _Search:
                         )
 
     def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-        """Returns index of a layer → its modules, in the list whose length is the number of layers with parameters.
+        """Returns layer index → modules, from the list whose length is the number of layers with parameters.
 
         A layer that uses another layer's parameters is not counted, and is not matched to its module.
         """
@@ -136,14 +136,14 @@ class _Search:
         return {}
 
     def _listed(self, root: str, lists: str) -> list[str]:
-        """The modules of a list, or of several that follow one another."""
+        """Returns the modules of a list, or of several consecutive lists."""
         patterns = [part if "*" in part else f"{part}.*" for part in lists.split(" + ")]
         return [module for part in patterns for module in self._matching(_join_path(root, part))]
 
     def _node(
         self, path: str, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
-        """Finds a node and the nodes below it.
+        """Finds the modules of a node and of all nodes below it.
 
         parents: the modules of its parent.
         outer: the modules of its layer, or of the stack outside of layers.
@@ -177,7 +177,7 @@ class _Search:
         return self._first_existing(node.name, parents)
 
     def _members(self, path: str, indices: Sequence[int], whole_path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Finds the repeats of a node: each is the member of a module list with its index."""
+        """Finds the repeats of a node: each repeat is the member of a module list with its index."""
         members = self._matching(f"{whole_path}.*")
         containing_members = [member for member in members if any(path.startswith(f"{member}.") for path in self.known)]
         members = containing_members or members  # Zamba 2's lists have placeholders
@@ -216,7 +216,7 @@ class _Search:
         return []
 
     def _matching(self, path: str) -> list[str]:
-        """Returns the path if the class has it, else all paths that match its stars."""
+        """Returns the path if the class has it, else all paths that match the path's stars."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
@@ -229,7 +229,7 @@ def _join_path(parent: str, name: str) -> str:
 
 
 def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]) -> ModulesByNode:
-    """Returns the nodes whose modules were each called exactly once.
+    """Returns the nodes whose modules were all called exactly once.
 
     A module that was not called (a convolution whose weights are used by name) is counted in its parent. A module that
     was called repeatedly belongs to several nodes (a layer with shared parameters). calls: path of a module → number of
@@ -244,7 +244,7 @@ def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tenso
 
 
 def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
-    """Returns parameters by path, without those in a layer that belong to the stack (T5's table of positions)."""
+    """Returns parameters by path, without a layer's parameters that belong to the stack (T5's table of positions)."""
     remaining_params = dict(params)
     layers = tuple(
         f"{s.modules[0]}." for path, s in modules_of_nodes.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)

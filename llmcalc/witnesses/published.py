@@ -1,4 +1,4 @@
-"""The publisher's exact parameter count as a witness."""
+"""The publisher's exact parameter count as a witness for the total."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WITNESS = "published"
 
 
 def verify_published(preset: Preset) -> Verdict:
-    """Compares the total with the published count, less the difference that the preset states and explains.
+    """Compares the total with the published count, minus the difference that the preset explains.
 
     Raises `InputError` if no exact count was published, because a rounded figure proves nothing.
     """

@@ -1,4 +1,4 @@
-"""The first witness: llmcalc's own PyTorch model, built from the spec alone and run.
+"""The reference as a witness: llmcalc's own PyTorch model, built from the spec alone and run.
 
 On `meta`, whole models of any size are built and run without data; on `cpu` and `cuda` they really compute. On meta,
 identical layers behave identically: one layer of each kind is run, and its FLOPs and cache are used for its repeats,
@@ -53,7 +53,7 @@ def require_torch(feature: str = "verify") -> None:
 
 
 def default_seq(spec: ModelSpec) -> int:
-    """Returns a token count that fills every window, chunk and selection, within the learned positions."""
+    """Returns a number of tokens that fills every window, chunk and selection, within the learned positions."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size)
         for _, stack in spec.stacks()
@@ -67,7 +67,7 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """Returns the most tokens that fit the learned positions with one more for decoding; None without them.
+    """Returns the most tokens within the learned positions that leave a position for decoding; None without them.
 
     Raises `InputError` if none fit.
     """
@@ -81,7 +81,7 @@ def longest_pass(spec: ModelSpec) -> int | None:
 
 
 def busy_seq(spec: ModelSpec, seq: int) -> int:
-    """Returns a token count that keeps a GPU busy, at least `seq`, within the learned positions."""
+    """Returns a number of tokens that keeps a GPU busy: at least `seq`, within the learned positions."""
     longest = longest_pass(spec)
     tokens = max(seq, BUSY_SEQ)
     return tokens if longest is None else min(tokens, longest)
@@ -129,7 +129,7 @@ def verify_reference(
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
-    """Measures time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
+    """Measures seconds, FLOP/s and bytes of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
     ids = _ids(spec, batch, tokens, device)
     source = ids if spec.kind == "encoder-decoder" else None
@@ -138,7 +138,7 @@ def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: in
 
 
 def precision(device: Device) -> str:
-    """Returns the dtype of weights and cache on a device."""
+    """Returns the number format of weights and cache on a device."""
     return "float32" if device == "cpu" else "bfloat16"
 
 

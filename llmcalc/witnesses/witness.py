@@ -1,4 +1,4 @@
-"""The class of `transformers` for a config, and the config fields that it is built from.
+"""The class of `transformers` for a config, and the config fields from which it is built.
 
 transformers: models/auto/modeling_auto, modeling_rope_utils.
 """
@@ -25,7 +25,7 @@ values on meta.
 
 
 def witness_of(model_type: str) -> str:
-    """Returns the model type whose `transformers` class implements this one.
+    """Returns the model type whose `transformers` class computes this model type.
 
     It is the model type itself, or for a family without a class its `like`.
     """
@@ -35,7 +35,7 @@ def witness_of(model_type: str) -> str:
 
 
 def family_of_class(model_type: str) -> Family | None:
-    """Returns the family whose class implements this model type; None if it is not supported."""
+    """Returns the family whose class computes this model type; None if the family is not supported."""
     kind = witness_of(model_type)
     return family_of(kind) if kind in model_types() else None
 
@@ -62,7 +62,7 @@ def _names_by_lower_case() -> dict[str, list[str]]:
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """Returns the class that `architectures` names, in any case.
+    """Returns the name of the class in `architectures`, compared without case.
 
     Hubs have `MPTForCausalLM`, the library `MptForCausalLM`.
 
@@ -94,7 +94,7 @@ def class_of(config: Mapping[str, Any]) -> str:
 
 
 def class_object_of(config: Mapping[str, Any]) -> Any:
-    """The class that `class_of` names, or one that its file in the library has without listing it, as Kosmos-2's."""
+    """Returns the class that `class_of` names, or a class that only its file in the library has (Kosmos-2)."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

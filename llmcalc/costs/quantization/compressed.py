@@ -84,7 +84,7 @@ def _group(c: Fields, overall: Any) -> tuple[Group, str]:
 
 
 def _static(inputs: Fields | None) -> Static:
-    """The stored scales of activations: none if they are dynamic, one if only the scales of groups are dynamic."""
+    """Returns the stored scales of activations: none if they are dynamic, one if only group scales are dynamic."""
     if inputs is None:
         return Static()
     inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)

@@ -70,7 +70,7 @@ def _excluded_modules(c: Fields, *names: str) -> ModuleList:
 
 
 def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
-    """Returns the scheme as `transformers` applies it: every `nn.Linear` except those in the config's list.
+    """Returns the scheme that `transformers` applies: every `nn.Linear` except the modules in the config's list.
 
     names: config fields that may hold the list. The output head is unconverted if there is no list or the list names
     it.
@@ -228,7 +228,7 @@ def _gptq(c: Fields) -> Scheme:
 
 
 def _dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
-    """Reads GPTQModel's `dynamic`: regular expression → fields that replace the config's, or after `-:` no conversion.
+    """Reads GPTQModel's `dynamic`: regular expression → fields that replace the config's; `-:` means not converted.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
     """

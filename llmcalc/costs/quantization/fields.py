@@ -51,7 +51,7 @@ class Fields:
         self.one_of(name, self.get(name, absent), *allowed)
 
     def texts(self, *names: str) -> list[str]:
-        """Returns the list of strings in the first of the fields that is present; empty if none is."""
+        """Returns the list of strings in the first field that is present; empty if none is."""
         for name in names:
             value = self.get(name)
             if value is None:
@@ -64,7 +64,7 @@ class Fields:
         return []
 
     def union(self, *names: str) -> list[str]:
-        """Returns the strings of all of the fields that are lists, without repetitions."""
+        """Returns the strings of all fields that are lists, without repetitions."""
         return list(dict.fromkeys(text for name in names for text in self.texts(name)))
 
     def group(self, name: str, absent: int | None = None) -> int | None:
@@ -89,7 +89,7 @@ class Fields:
         return value[0], value[1]
 
     def table(self, name: str) -> Fields | None:
-        """Returns a table inside this one; None if it is missing."""
+        """Returns a nested table; None if it is missing."""
         value = self.get(name)
         if value is None:
             return None

@@ -36,11 +36,11 @@ class LinearFormat:
     """The storage format of a linear layer."""
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        """Bytes of the layer's tensors. plain_bytes: bytes per element of the model's own number format."""
+        """Bytes of the layer's tensors, by part. plain_bytes: bytes per element of the model's own number format."""
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        """Returns why a matrix of this shape cannot be stored; empty if it can."""
+        """Returns why the format cannot store a matrix of this shape; empty if it can."""
         return ""
 
     def describe(self) -> str:
@@ -48,7 +48,7 @@ class LinearFormat:
 
 
 def _divides(dimension: str, size: Number, divisor: int, field: str = "") -> str:
-    """What is wrong with a size that is no multiple; empty if it is one. field: the config's name of the divisor."""
+    """Returns what is wrong with a size that is no multiple of a divisor; empty if it is. field: the divisor's name."""
     if not isinstance(size, int) or size % divisor == 0:
         return ""
     return f"{size:,} {dimension} are not a multiple of {f'{field} ' if field else ''}{divisor}"
@@ -64,7 +64,7 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class FP8(LinearFormat):
-    """FP8: one byte per weight.
+    """The FP8 format: one byte per weight.
 
     over: the weights that share a scale: a block (rows, columns), a `row` or the `tensor`.
     scale_bytes: bytes per scale; None for the model's number format.
@@ -98,7 +98,7 @@ class FP8(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class FP4(LinearFormat):
-    """FP4: half a byte per weight.
+    """The FP4 format: half a byte per weight.
 
     block: weights of a row that share a scale.
     tensor_scales: number of fp32 scales of the whole tensor.
@@ -130,7 +130,7 @@ class FP4(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class AWQ(LinearFormat):
-    """AWQ. group: columns that share a scale and a zero point; None for a whole row."""
+    """The AWQ format. group: columns that share a scale and a zero point; None for a whole row."""
 
     group: int | None
     bits: int = 4
@@ -149,7 +149,7 @@ class AWQ(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class GPTQ(LinearFormat):
-    """GPTQ. Zero points are also stored for symmetric weights.
+    """The GPTQ format. Zero points are stored for symmetric weights, too.
 
     group: as in `AWQ`. indexed: whether the group of each column is stored, true by default.
     """
@@ -175,7 +175,7 @@ class GPTQ(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class AWQInt4(LinearFormat):
-    """AWQ of ModelOpt: two rows of 4-bit codes per byte, fp32 scales and no zero points.
+    """The AWQ format of ModelOpt: two rows of 4-bit codes per byte, fp32 scales and no zero points.
 
     group: columns that share a scale. static: number of further fp32 scales, of the tensor and of its input.
     """
@@ -199,7 +199,7 @@ BNB_BLOCK, BNB_NESTED = 64, 256
 
 @dataclass(frozen=True, slots=True)
 class Bnb4(LinearFormat):
-    """nf4 or fp4 of bitsandbytes. double: whether the scales are quantised too (double quantisation)."""
+    """The nf4 or fp4 format of bitsandbytes. double: whether the scales are also quantized (double quantization)."""
 
     double: bool = False
 
@@ -218,7 +218,7 @@ class Bnb4(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class Bnb8(LinearFormat):
-    """LLM.int8() of bitsandbytes."""
+    """The LLM.int8() format of bitsandbytes."""
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         return Parts(weights=n_out * n_in, scales=n_out * FP32, other=1)
@@ -229,7 +229,7 @@ class Bnb8(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class PackedInt(LinearFormat):
-    """`pack-quantized` of compressed-tensors.
+    """The `pack-quantized` format of compressed-tensors: several codes per int32.
 
     group: columns that share a scale; None for a whole row.
     indexed: whether a group index per column is stored.
@@ -259,7 +259,7 @@ class PackedInt(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class WholeInt(LinearFormat):
-    """`int-quantized` of compressed-tensors and EETQ: one byte per weight.
+    """The `int-quantized` format of compressed-tensors, and EETQ's: one byte per weight.
 
     over: the weights that share a scale: a number of columns, a `row` or the `tensor`.
     scale_bytes: bytes per scale; None for the model's number format.
@@ -289,7 +289,7 @@ class WholeInt(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class HQQ(LinearFormat):
-    """HQQ: codes in bytes, ten codes of 3 bits in an int32; a scale and a zero point per group, in the model's format.
+    """The HQQ format: codes in bytes, or ten 3-bit codes per int32; a scale and a zero point per group.
 
     group: weights that share a scale.
     """
@@ -326,7 +326,7 @@ class Grouped(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class Metal(LinearFormat):
-    """Affine codes of `transformers`' MetalLinear: uint32 words, and an fp32 scale and shift per group of columns."""
+    """The affine format of `transformers`' MetalLinear: uint32 codes, an fp32 scale and shift per group of columns."""
 
     bits: int
     group: int
@@ -344,7 +344,7 @@ class Metal(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class Higgs(LinearFormat):
-    """HIGGS (Malinovskii 2024, arXiv:2411.17525): codes of a grid, scales of groups, and two tables per layer."""
+    """The HIGGS format (Malinovskii 2024, arXiv:2411.17525): grid codes, group scales, and two tables per layer."""
 
     bits: int
     group: int
@@ -364,7 +364,7 @@ class Higgs(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class StaticRange(LinearFormat):
-    """Gemma's packed codes of 2, 4 or 8 bits: whole bytes per row, an fp32 scale per row, and two of activations."""
+    """Gemma's packed codes of 2, 4 or 8 bits: whole bytes per row, an fp32 scale per row, two activation scales."""
 
     bits: int
 
@@ -377,7 +377,7 @@ class StaticRange(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class AQLM(LinearFormat):
-    """AQLM (Egiazarian 2024, arXiv:2401.06118): codes of groups of weights, code books and a scale per group of rows.
+    """The AQLM format (Egiazarian 2024, arXiv:2401.06118): codes of weight groups, code books, scales of row groups.
 
     columns, rows: the weights of a group. books: number of code books. bits: bits of a code.
     """
@@ -405,7 +405,7 @@ class AQLM(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class Averaged(LinearFormat):
-    """ExLlama: a number of bits per weight. vectors: whether each row and each column has an fp16 scale (EXL3)."""
+    """ExLlama's average number of bits per weight. vectors: whether each row and column has an fp16 scale (EXL3)."""
 
     bits: Fraction
     vectors: bool
@@ -420,7 +420,7 @@ class Averaged(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class Ternary(LinearFormat):
-    """BitNet's ternary weights −1, 0 and 1: four rows per byte, one scale in the model's number format."""
+    """BitNet's ternary weights −1, 0 and 1: four rows per byte, and one scale in the model's number format."""
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         return Parts(weights=floor_div(n_out, 4) * n_in, scales=plain_bytes)

@@ -1,4 +1,4 @@
-"""Configs of libraries with one format each: auto-round, HQQ, Quark, torchao, quanto, AQLM, EXL2 and EXL3.
+"""Configs of libraries with a single format: auto-round, HQQ, Quark, torchao, quanto, AQLM, EXL2 and EXL3.
 
 Also three of `transformers` itself: Metal, HIGGS, and Gemma's static ranges (integrations/metal_quantization.py,
 higgs.py, gemma_quant.py).
@@ -45,7 +45,7 @@ TORCHAO = "torchao stores Python objects: what they hold beside codes and scales
 
 
 def auto_round(c: Fields) -> Scheme:
-    """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has other layers."""
+    """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has further layers."""
     c.ignore(
         "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version", "backend",
         "batch_size", "block_name_to_quantize", "dataset", "enable_minmax_tuning", "enable_norm_bias_tuning",
@@ -86,7 +86,7 @@ def auto_round(c: Fields) -> Scheme:
 
 
 def hqq(c: Fields) -> Scheme:
-    """Reads an HQQ config: one format for all layers except the skipped ones."""
+    """Reads an HQQ config: one format for all layers except skipped layers."""
     table = c.table("quant_config")
     weights = c if table is None else table.table("weight_quant_params") or table
     if table is not None:
@@ -242,7 +242,7 @@ def gemma(c: Fields) -> Scheme:
 
 
 def _converted(c: Fields, label: str, stored: LinearFormat) -> LinearScheme:
-    """Returns the scheme of `transformers`: every `nn.Linear` but the listed ones, and the head if it is not listed."""
+    """Returns the scheme of `transformers`: every `nn.Linear` and the head, except the listed modules."""
     excluded = ModuleList(c.union("modules_to_not_convert"), field="modules_to_not_convert")
     stated = c.get("modules_to_not_convert") is not None
     return LinearScheme(label, "transformers", (), (Group(stored),), head=stated, everywhere=True, excluded=excluded)

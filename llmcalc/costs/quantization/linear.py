@@ -1,4 +1,4 @@
-"""Schemes that convert each linear layer of a model separately and leave all other tensors unconverted.
+"""Schemes that convert each linear layer of a model separately and leave the other tensors unconverted.
 
 Unconverted tensors:
 - embeddings, norms, biases, convolutions, and any other tensor that is not a weight matrix
@@ -40,7 +40,7 @@ OUTSIDE_LAYERS = ("embedding", "pooler", *HEADS)
 
 @dataclass(frozen=True)
 class Group:
-    """Linear layers that share a format.
+    """Linear layers that share a storage format.
 
     format: their storage format; None if they stay unconverted.
     named: the layers; None for all.
@@ -73,7 +73,7 @@ class LinearScheme(Scheme):
     stated: str = ""
 
     def _error(self, reason: str) -> InputError:
-        """The error for a model that the scheme cannot store."""
+        """Returns the error for a model that the scheme cannot store."""
         if self.stated:
             return InputError(f"{self.stated}: {reason} ({WITHOUT})")
         return InputError(f"--quantize {self.label}: {reason}")
@@ -100,7 +100,7 @@ class LinearScheme(Scheme):
             raise self._error(f"converts {scope_text}, and this model has none; expected another scheme")
 
     def _format(self, site: WeightSite) -> LinearFormat | None:
-        """The format that a tensor is converted to; None if it stays unconverted."""
+        """Returns the format that a tensor is converted to; None if the tensor stays unconverted."""
         experts = site.kind == "experts" and len(site.tensor.shape) == 3
         single = (len(site.tensor.shape) == 2 or _grouped(site)) and self.scope == "linear"
         if site.tensor.role != "matrix" or site.kind in NEVER_CONVERTED or not (experts or single):
@@ -160,7 +160,7 @@ def _grouped(site: WeightSite) -> bool:
 
 
 def _matrices(site: WeightSite) -> tuple[Number, Number, Number]:
-    """(number of matrices, rows, columns) of a tensor."""
+    """Returns (number of matrices, rows, columns) of a tensor."""
     shape = site.tensor.shape
     if len(shape) == 2:
         return (1, *shape)

@@ -1,4 +1,4 @@
-"""The formats of mlx-lm: the `quantization` table of its configs (mlx-community).
+"""The quantized formats of mlx-lm: the `quantization` table of its configs (mlx-community).
 
 Newer versions repeat the table as `quantization_config`. mlx: python/mlx/nn/layers/quantized.py (Linear and Embedding:
 weight uint32 [out, in·b/32]; in mode affine scales and biases [out, in/g] in the model's number format; in mxfp4, mxfp8
@@ -44,7 +44,7 @@ class MLXAffine(LinearFormat):
 
 @dataclass(frozen=True)
 class ModuleFormat:
-    """The storage format of a module. group: a module is converted if its columns are a multiple of this number."""
+    """The storage format of a module. group: only a module whose columns are a multiple of this number is converted."""
 
     format: LinearFormat
     group: int
@@ -88,7 +88,7 @@ class MLXScheme(Scheme):
             )
 
     def _module_format(self, site: WeightSite) -> ModuleFormat | None:
-        """The format of a tensor; None if it stays unconverted.
+        """Returns the format of a tensor; None if the tensor stays unconverted.
 
         Raises `InputError` if the config does not tell whether a tensor is converted.
         """

@@ -84,7 +84,7 @@ def modelopt(c: Fields) -> Scheme:
 
 
 def listed_groups(listed: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Returns the groups of `quantized_layers`, and their algorithms. Modules that it does not list stay unconverted.
+    """Returns the groups of `quantized_layers`, and their algorithms. Unlisted modules stay unconverted.
 
     Raises `InputError` for experts of one layer with different formats.
     """
@@ -106,7 +106,7 @@ def listed_groups(listed: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
 
 
 def _formats(listed: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
-    """Yields (module, (algorithm, its format)); the format is None for a module that stays unconverted."""
+    """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
     formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
     for name in listed.data:
         fields = listed.table(name)

@@ -1,4 +1,4 @@
-"""The scheme names of `--quantize`, with bits and group size in the name (`gptq-int4-g128`)."""
+"""The schemes of `--quantize` by name, with bits and group size in the name (`gptq-int4-g128`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BLOB = "the JSON description of each weight in a checkpoint, about 100 bytes, is
 
 
 def layers(label: str, source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
-    """Returns a scheme for all linear layers inside layers, except the gate of shared experts.
+    """Returns a scheme for all linear layers inside transformer layers, except the gate of shared experts.
 
     Published checkpoints do not convert that gate.
     """

@@ -1,4 +1,4 @@
-"""Matches the module names in a config's list with the names that published models give a module.
+"""Matches the module names in a config's list with a module's published names.
 
 A module has several names (`flow/module_names`): those of its class in `transformers`, those of earlier checkpoints,
 those of fused layers. An entry matches the module if it matches any of them. The rules of matching:
@@ -48,7 +48,7 @@ ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
 
 
 class ModuleList:
-    """The modules that a list names; it also remembers which entries matched.
+    """The modules that a config's list names; it records which entries have matched a module.
 
     Raises `InputError` for an entry that is an invalid or a slow regular expression, and for an entry that names a
     single expert: all experts of a layer are counted alike.
@@ -82,7 +82,7 @@ class ModuleList:
         self._field, self._spent = field, 0.0
 
     def _test(self, entry: str, field: str) -> Callable[[str], bool] | None:
-        """Returns the test for an entry that is a pattern; None for a plain name."""
+        """Returns the test for an entry that is a pattern; None for an entry that is a plain name."""
         if self.rule == "modelopt":
             return (lambda name: fnmatchcase(name, entry)) if set(entry) & set("*?[") else None
         text, boundary = entry, ""
@@ -108,7 +108,7 @@ class ModuleList:
         return lambda name: pattern.match(name) is not None
 
     def __contains__(self, names: Iterable[str]) -> bool:
-        """Whether an entry matches one of the names of a module."""
+        """Whether an entry matches one of a module's names."""
         return bool(self.entries) and any(self._names(name) for name in names)
 
     def _names(self, name: str) -> bool:
@@ -133,7 +133,7 @@ class ModuleList:
         return entry is not None
 
     def _texts(self, name: str) -> Iterator[str]:
-        """Yields the plain entries that would match a name."""
+        """Yields the plain-name entries that would match a name."""
         yield name
         if self.rule != "compressed-tensors":
             yield from _prefixes(name)
@@ -149,7 +149,7 @@ class ModuleList:
 
 
 def _without_fusion(entry: str) -> Iterator[str]:
-    """Yields an entry, and for a fused layer the entries of its parts."""
+    """Yields an entry, and the entries of its parts if it names a fused layer."""
     yield entry
     for fused, part_names in FUSED.items():
         name = re.compile(rf"(?<![a-zA-Z0-9_]){fused}(?![a-zA-Z0-9_])")
@@ -158,7 +158,7 @@ def _without_fusion(entry: str) -> Iterator[str]:
 
 
 def _match_ways(pattern: str) -> int:
-    """An upper bound on the number of ways in which a pattern may match, as a power of two."""
+    """Returns an upper bound on the number of ways in which a pattern may match, as a power of two."""
     remaining_pattern, word_count = WORDS.subn("", pattern)
     optional = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (
@@ -170,7 +170,7 @@ def _match_ways(pattern: str) -> int:
 
 
 def _component_runs(name: str) -> Iterable[str]:
-    """Every sequence of consecutive components of a path."""
+    """Returns every sequence of consecutive components of a path."""
     steps = name.split(".")
     return (".".join(steps[i:j]) for i in range(len(steps)) for j in range(i + 1, len(steps) + 1))
 

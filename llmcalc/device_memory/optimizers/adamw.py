@@ -48,7 +48,7 @@ def update(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
 
 
 def _multi_tensor_adam(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """Allocates all denominators of a group at once, while those of the previous group still exist.
+    """Allocates all denominators of a group at once, while the previous group's denominators still exist.
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
@@ -60,7 +60,7 @@ def _multi_tensor_adam(run: OptimizerStep, trained: Sequence[OptimizedParameter]
 
 
 def _single_tensor_adam(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """Allocates a square root and its quotient, while the denominator of the previous parameter still exists."""
+    """Allocates a square root and its quotient, while the previous parameter's denominator still exists."""
     for parameter in run.loop_over(trained):
         denom = run.t.like(run.t.like(parameter.states[-1]))
         run.write(parameter.tensor, denom)

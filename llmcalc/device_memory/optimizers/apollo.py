@@ -74,7 +74,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
 
 
 def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates what `get_orthogonal_matrix` does: an fp32 copy of the gradient, random numbers, their quotient."""
+    """Allocates the tensors of `get_orthogonal_matrix`: fp32 copy of the gradient, random numbers, their quotient."""
     from ...simulator.tensor import FLOAT32
 
     rows, columns = gradient.shape
@@ -92,7 +92,7 @@ def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) ->
 
 
 def _channel_factors(run: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
-    """Allocates the ratio of two norms per channel, whose divisor is not 0."""
+    """Allocates the ratio of two norms per channel."""
     channels = norm_grad.shape[0 if is_right else 1]
     numerator, divisor = (run.t.new((channels,), norm_grad.dtype) for _ in range(2))
     divisor = run.t.like(divisor)

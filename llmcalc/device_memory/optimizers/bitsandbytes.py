@@ -61,7 +61,7 @@ def bitsandbytes_optimizer(
 
 
 def is_large(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
-    """Returns 1 for a tensor with at least this number of elements, else 0."""
+    """Returns 1 for a tensor with at least this number of elements, otherwise 0."""
     return minimum(1, floor_div(tensor.size, min_elements))
 
 
@@ -78,14 +78,14 @@ def state_bytes(moments: int, eight: bool, tensors: Sequence[TrainedTensor], dty
 
 
 def paged_bytes(moments: int, eight: bool) -> Callable[[Sequence[TrainedTensor]], Number]:
-    """Returns the function that counts the states in managed memory."""
+    """Returns the function that counts the bytes of states in managed memory."""
     return lambda tensors: (
         moments * (1 if eight else 4) * sum_over(tensors, lambda t: is_large(t, LEAST_PAGED) * t.size)
     )
 
 
 def run_step(moments: int, eight: bool, run: OptimizerStep) -> None:
-    """Runs `Optimizer8bit.step`, which allocates the states just before a tensor's first update."""
+    """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
     from ...simulator.tensor import FLOAT32, UINT8
 
     t, with_maps = run.t, 3 * moments  # states of a tensor that owns the code maps: states, scales, maps

@@ -75,7 +75,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
 
 
 def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates what `get_orthogonal_matrix` does, and returns the projector, or the tensor that it is a view of."""
+    """Allocates the tensors of `get_orthogonal_matrix`. Returns the projector, or the tensor that it is a view of."""
     from ...simulator.tensor import FLOAT32
 
     rows, columns = gradient.shape

@@ -38,7 +38,7 @@ States: TypeAlias = dict[str, Number]
 
 
 def _mean_over_tensors(flat: bool) -> tuple[int, int] | None:
-    """Returns None: every element counts with the mean over all tensors."""
+    """Returns None, so that every element counts with the mean over all tensors."""
     return None
 
 
@@ -94,7 +94,7 @@ class Optimizer:
 
     @property
     def default(self) -> OptimizerImplementation:
-        """The implementation that runs where the settings choose none."""
+        """The default implementation of the optimizer's step."""
         return self.usual or self.implementations[0]
 
     def state(self, tensors: Sequence[TrainedTensor], dtype: str, momentum: bool = False) -> OptimizerState:
@@ -125,7 +125,7 @@ class OptimizerState:
     paged: Number = 0
 
     def with_more(self, other: OptimizerState) -> OptimizerState:
-        """Returns the state of these tensors and other ones together."""
+        """Returns the joint state of these tensors and of other tensors."""
         states = {name: add(size, other.states[name]) for name, size in self.states.items()}
         return replace(self, states=states, paged=add(self.paged, other.paged))
 

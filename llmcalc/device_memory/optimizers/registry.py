@@ -60,7 +60,7 @@ def optimizers() -> Iterator[Optimizer]:
 
 
 def optimizer(name: str, where: str = "--optimizer") -> Optimizer:
-    """Returns the record of an optimizer by its name or an alias; `_` and `-` are equivalent.
+    """Returns the optimizer's record by its name or an alias, in which `_` and `-` are equivalent.
 
     `galore` and `apollo` may have the rank of their projections behind `-r`.
 

@@ -22,7 +22,7 @@ def run_step(
     dtype: Dtype | None = None,
     torch: str = "",
 ) -> None:
-    """Replays one step of an optimizer; the first step allocates its states.
+    """Replays one step of an optimizer, by its name; the first step allocates its states.
 
     name: of an optimizer, or an alias of one. trained: all parameters, in the model's order.
     implementation: how the library runs the step; None (default) for the library's own.

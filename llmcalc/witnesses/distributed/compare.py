@@ -1,4 +1,4 @@
-"""Compares the memory of real processes with the simulation of each rank, and their loss with that of one process."""
+"""Compares real processes with the simulation: the memory of each rank, and the loss with a single process's loss."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def job_for(
 
 
 def verify_distributed(job: Job, target: str = "model") -> Verdict:
-    """Runs a job on processes of this machine, or on processes that torchrun has started, and compares them.
+    """Runs a job on processes of this machine, or on processes that torchrun has started, and compares their results.
 
     Raises `InputError` if a process fails or does not answer.
     """

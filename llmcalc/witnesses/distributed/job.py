@@ -1,4 +1,4 @@
-"""The job of a distributed run, and the simulated memory of each rank."""
+"""The job of a distributed training run, and the simulated memory of each rank."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ BEFORE_LAYERS = ("embed_positions", "embed_norm", "input_proj", "embed_proj")
 
 
 class Replicated(ParallelStyle):
-    """A module that is replicated on every process and runs on the same input, as torchtitan's `NoParallel`."""
+    """A module that is replicated on every process and runs on the same input, like torchtitan's `NoParallel`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         to_input: Any = self._to_distributed
@@ -83,7 +83,7 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
 
 
 def _rules(name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
-    """Returns path → style for a module or its children; empty if another module's rule covers it."""
+    """Returns path → parallel style for a module or its children; empty if another module's rule covers it."""
     parent, _, last_name = name.rpartition(".")
     if last_name == "embed_tokens" and not parent:
         if isinstance(submodule, StageInput):
@@ -151,7 +151,7 @@ class StageInput(nn.Module):
 
 
 def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
-    """Removes the layers of other pipeline stages; the first stage keeps the embedding, the last the head."""
+    """Removes the layers of other pipeline stages. Only the first stage keeps the embedding, only the last the head."""
     stage_layers = nn.ModuleList(module.layers[i] for i in layers)
     for owner in (module, module._only[0]):
         owner.layers = stage_layers

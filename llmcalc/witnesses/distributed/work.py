@@ -1,4 +1,4 @@
-"""A process of a distributed run: it runs its part of each job and simulates its rank.
+"""The program of a distributed run's processes: each runs its part of every job and simulates its rank.
 
 `python -m llmcalc.witnesses.distributed.work FILE` starts a process; FILE has one job per line. The processes connect
 as with torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints the results of all.
@@ -71,7 +71,7 @@ def _end_with_parent() -> None:
 
 
 def main(path: str) -> None:
-    """Runs the jobs of a file."""
+    """Runs the jobs that a file describes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     every_result = results([job_of(line) for line in Path(path).read_text().splitlines()])
     if os.environ["RANK"] == "0":
