@@ -32,7 +32,7 @@ def draw(
     options: Mapping[str, Any],
     answers: Mapping[str, Ask],
 ) -> Figure:
-    """Draws a picture, and optionally writes it to a file. Its arguments are those of `llmcalc.plot`.
+    """Draws a picture, and optionally writes it to a file. The arguments are those of `llmcalc.plot`.
 
     answers: the functions of the API whose answers are drawn, by name.
     """

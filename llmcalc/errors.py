@@ -31,7 +31,7 @@ class InputError(ValueError):
 
 
 class MissingExtra(InputError):
-    """A feature needs an optional dependency that is not installed."""
+    """Raised when a feature needs an optional package that is not installed."""
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
         super().__init__(f"{feature} needs {package}: pip install {_requirement(extra)}")
@@ -87,7 +87,7 @@ def _letters(name: str) -> str:
 
 
 def near_to(name: str, names: Iterable[str]) -> str:
-    """Returns the known name within at most two typing errors of `name`; empty if there is none.
+    """Returns the known name within at most two typing errors of `name`; empty if no name is near.
 
     A short name may have fewer errors: at most one for every three letters.
     """

@@ -49,7 +49,7 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
 
 
 def _compiled_later(cls: Any, name: str, source: Callable[[Any, dict[str, Any]], str]) -> Callable[..., Any]:
-    """Returns a method that compiles itself when it is first called, and is replaced by what it has compiled.
+    """Returns a method that compiles its source on its first call and is then replaced by the compiled method.
 
     source: (class, names) → the method's source text; it adds the values of other names in that text to `names`.
     """
@@ -108,7 +108,7 @@ def _repr(self: Any) -> str:
 
 
 def _refuse(self: Any, name: str, *value: Any) -> None:
-    """Raises `FrozenInstanceError`: a field is neither set nor deleted."""
+    """Raises `FrozenInstanceError`, because a field can be neither set nor deleted."""
     raise FrozenInstanceError(f"cannot {'assign to' if value else 'delete'} field {name!r}")
 
 

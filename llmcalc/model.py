@@ -46,7 +46,7 @@ else:
 
 
 class ModelSpec(Part):
-    """A model architecture: all fields that are needed to count it and to run it.
+    """The architecture of a model: all fields that are needed to count and to run it.
 
     vocab_size: the size of the vocabulary.
     additional_vocab_size: the number of further rows of the embedding, of tokens that the head does not score (image
@@ -173,7 +173,7 @@ class ModelSpec(Part):
             raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
 
     def _check_from_target(self) -> None:
-        """Raises `ValueError` if another model than a draft takes parts of a target."""
+        """Raises `ValueError` if a model that is not a draft takes parts from a target model."""
         streams = None if self.decoder is None else self.decoder.streams
         if not self.from_target:
             return
@@ -190,7 +190,7 @@ class ModelSpec(Part):
             )
 
     def _role(self, name: str) -> Role:
-        """The role of the embedding or of the head: `shared` if it is the target's."""
+        """Returns the role of the embedding or of the head: `shared` if it is the target model's."""
         return "shared" if name in self.from_target else "own"
 
     def _check_encoder(self, encoder: Stack) -> None:
@@ -247,7 +247,7 @@ class ModelSpec(Part):
         return stack
 
     def on_output(self) -> list[OutputPart]:
-        """The parts that read the model's output in addition to the head."""
+        """The parts that read the model's output beside the head."""
         parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
         return [part for part in parts if part is not None]
 
@@ -279,7 +279,7 @@ class ModelSpec(Part):
         return copy
 
     def with_dropout(self, probability: float | None) -> Self:
-        """Returns the model with this dropout probability at all of its places; None keeps the model's own."""
+        """Returns the model with this dropout probability at all places; None keeps the model's own probabilities."""
         if probability is None:
             return self
         places = ATTENTION_ALONE if self.dropout is None else self.dropout
@@ -482,7 +482,7 @@ def _reference() -> type[nn.Module]:
             return None if last.input_size is not None or spec.embedding_kernel is not None else spec.embedding_size
 
         def repeats(self) -> dict[str, str]:
-            """Path of a layer that equals an earlier one → path of the first such layer."""
+            """Returns path of a layer that equals an earlier layer → path of the first such layer."""
             alone: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks: dict[str, Any] = (
                 {"": alone} if alone is not None else {"encoder.": self.encoder, "decoder.": self.decoder}

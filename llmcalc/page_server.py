@@ -1,4 +1,4 @@
-"""Serves the browser page: built from a checkout, copied into a folder, served to this machine only."""
+"""Serves the browser page to this machine only, from a checkout, or copies the page into a folder."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def checkout() -> Path:
 
 
 def build_page(rebuild: bool = False) -> tuple[Path, str]:
-    """Returns the page's folder, which is built if missing, and a remark on the build; an empty remark for none.
+    """Returns the page's folder, which is built if it is missing, and a remark on the build or an empty text.
 
     rebuild: whether to build it anew. Raises `InputError` with what the build lacks.
     """

@@ -1,4 +1,4 @@
-"""Assertions for a test suite: that a model has the parameters, and performs the FLOPs, of its spec.
+"""Assertions for test suites: that a module has the parameters and performs the FLOPs of its spec.
 
 import llmcalc, llmcalc.testing
 
@@ -64,7 +64,7 @@ def assert_counts(
 
 @contextmanager
 def _restored(module: nn.Module) -> Iterator[None]:
-    """Restores the module's buffers, such as running means, and torch's random state after a pass."""
+    """Returns a context that restores the module's buffers and torch's random state after a pass."""
     import torch
 
     buffer_copies = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]

@@ -109,7 +109,7 @@ def amount(value: float, unit: str) -> str:
 
 
 class Scale(NamedTuple):
-    """The unit of a table column: `name` is for its heading, `write` prints its cells."""
+    """The unit of a table's column: `name` is for the heading, `write` prints the cells."""
 
     factor: int
     name: str
@@ -199,7 +199,7 @@ _LENGTH_FACTORS = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2}
 
 
 def parse_length(text: str) -> int:
-    """Parses a number of tokens or of sequences, where k is 1,024: `32k`, `1M`, `8_192` → 32768, 1048576, 8192.
+    """Parses a number of tokens or sequences, where k means 1,024: `32k`, `1M`, `8_192` → 32768, 1048576, 8192.
 
     Raises `InputError` for any other text.
     """
@@ -215,7 +215,7 @@ LONGEST_NUMBER = 100
 
 
 def exact_number(digits: str, shown: str) -> Fraction:
-    """Returns the value of a number that matches `NUMBER`. shown: the number's text in error messages.
+    """Returns the value of a number that matches `NUMBER`. shown: the number as error messages show it.
 
     Raises `InputError` for a number that is longer than any quantity.
     """
@@ -235,7 +235,7 @@ def _whole(digits: str, factor: int, shown: str) -> int:
 
 
 def parse_count(text: str, quantity: str = "") -> int:
-    """Parses a positive count, where k is 1,000: `8e9`, `8B`, `8_000_000_000` → 8000000000.
+    """Parses a positive count, where k means 1,000: `8e9`, `8B`, `8_000_000_000` → 8000000000.
 
     quantity: name of the option, for the error message.
     Raises `InputError` for any other text, zero and negative numbers included.

@@ -1,4 +1,4 @@
-"""Parallelism options: all of them, or those for the counts of one rank."""
+"""The parallelism options of commands: of a whole layout, or of one counted rank."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def _framework() -> OptionOfCommand:
 
 
 def takes_rank(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces a command's parameter `rank_request` by the options of one rank."""
+    """Replaces a command's parameter `rank_request` by the options of one counted rank."""
     options = {name: option_of(setting) for name, setting in rank_settings().items()}
     return replace_parameter("rank_request", options, lambda chosen: RankRequest(**chosen))(command)

@@ -50,12 +50,12 @@ underscores for hyphens."""
 
 
 def module_name(command: str) -> str:
-    """Returns the name of a command's module, which is that of its function in Python too."""
+    """Returns the name of a command's module, which is also the name of its Python function."""
     return command.replace("-", "_")
 
 
 class LazyGroup(TyperGroup):
-    """A group that imports a command's module only when the command runs.
+    """A group of commands that imports a command's module only when the command runs.
 
     within: subpackage of the commands' modules, with a leading dot; empty for this package.
     names: names of the commands.
@@ -68,7 +68,7 @@ class LazyGroup(TyperGroup):
         return printable_help(super().get_help(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Takes `--help-all` as `--help`, which lists all that a group has."""
+        """Treats `--help-all` as `--help`, which lists everything in a group."""
         return super().parse_args(ctx, ["--help", *args[1:]] if args[:1] == ["--help-all"] else args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -98,7 +98,7 @@ class LazyGroup(TyperGroup):
 
 @cache
 def built_command(within: str, name: str) -> Any:
-    """Imports a command's module and builds its options, once in a process.
+    """Imports a command's module and builds its options, once per process.
 
     within: as `LazyGroup.within`.
     """
@@ -113,7 +113,7 @@ def built_command(within: str, name: str) -> Any:
 
 
 def _command_group(name: str, module: Any) -> typer.Typer:
-    """Returns the commands of a package as a group."""
+    """Returns the commands of a package as a group of commands."""
     inner = type("Inner", (LazyGroup,), {"within": f".{name}", "names": module.COMMANDS})
     group = typer.Typer(name=name, cls=inner, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
     group.callback(help=module.HELP)(lambda: None)
@@ -173,13 +173,13 @@ def main() -> None:
 
 
 def _name() -> str:
-    """Returns the name by which the command was called, for which completion is registered."""
+    """Returns the name under which the program was called, for which shell completion is registered."""
     called = Path(sys.argv[0]).stem
     return called if called == "llmcalc-arch" else "llmcalc"
 
 
 def _fail(message: str) -> int:
-    """Prints the error without remarks and returns exit code 2."""
+    """Prints the error without remarks, and returns exit code 2."""
     drop_remarks()
     print_line(f"error: {message}")
     return 2
@@ -212,19 +212,19 @@ OTHER_NAMES = {
 
 
 def _options(context: Any) -> set[str]:
-    """The options of the command that was called."""
+    """Returns the options of the running command."""
     return {name for parameter in context.command.params for name in parameter.opts}
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word in place of a command is a preset, or a file of a model."""
+    """Whether a word in the place of a command is a preset's name, or a model's file."""
     from ..sources.presets import aliases, model_names
 
     return word in model_names() or word in aliases() or word.endswith((".json", ".toml", ".gguf", ".safetensors"))
 
 
 def _usage(error: Any) -> str:
-    """Writes one of typer's usage errors in one line: the option, the given value, the expected values."""
+    """Returns one of typer's usage errors as one line: the option, the given value, the expected values."""
     context = getattr(error, "ctx", None)
     where = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")

@@ -1,4 +1,4 @@
-"""Output of answers: stdout, or a file that is written completely or not at all. Remarks go to stderr."""
+"""Output of answers: to stdout, or to a file that is written completely or not at all. Remarks go to stderr."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def stdout() -> Iterator[IO[str]]:
 
 
 def discard(stream: IO[str]) -> None:
-    """Redirects a stream to the null device, with its buffered text; a stream in memory is left as it is."""
+    """Redirects a stream and its buffered text to the null device; a stream in memory is left unchanged."""
     with suppress(UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -91,7 +91,7 @@ def is_device(path: Path) -> bool:
 
 @contextmanager
 def write_whole(path: Path, option: str) -> Iterator[TextIOWrapper]:
-    """Opens a file that gets its name only after it is written completely. The target of a link is replaced.
+    """Opens a file that receives its name only after it is written completely. A link's target is replaced.
 
     Raises `InputError`, which names the option, if it cannot be written.
     """
@@ -126,7 +126,7 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 
 
 class _Signalled(BaseException):
-    """A signal of `ENDING` has arrived. number: number of the signal."""
+    """Raised when a signal of `ENDING` arrives. number: the signal's number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -135,7 +135,7 @@ class _Signalled(BaseException):
 
 @contextmanager
 def _finally_on_signals() -> Iterator[None]:
-    """Runs the `finally` clauses inside it when a signal ends the process.
+    """Returns a context whose `finally` clauses run when a signal ends the process.
 
     The signal then ends the process, so that the exit status is that of the signal. It does nothing outside the main
     thread, where Python handles no signals.

@@ -1,4 +1,4 @@
-"""Options of servers that `serve` and its picture share, and the question that they ask."""
+"""Options of servers that `serve` and its plot share, and the question that they describe."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ ServerValues: TypeAlias = dict[str, Any]
 
 
 def takes_server(command: CommandFunction) -> CommandFunction:
-    """Replaces the parameter `values` of a command by the options of a server under load."""
+    """Replaces a command's parameter `values` by the options of a server under load."""
     return replace_parameter("values", SERVER_OPTIONS, dict)(command)
 
 

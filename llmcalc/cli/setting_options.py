@@ -1,4 +1,4 @@
-"""Options of commands, built from the declarations of settings (`workload/setting.py`).
+"""Command-line options, built from the declarations of settings (`workload/setting.py`).
 
 A decorator replaces one parameter of a command by many options. The parameter gets their values as one object.
 """
@@ -20,14 +20,14 @@ CommandFunction: TypeAlias = Callable[..., None]
 
 
 class OptionOfCommand(NamedTuple):
-    """A parameter of a command. annotation: its type and typer's option. default: its default."""
+    """A parameter of a command. annotation: its type and its typer option. default: its default value."""
 
     annotation: Any
     default: Any
 
 
 def optional(kind: Any, option: Any) -> OptionOfCommand:
-    """Returns the parameter of an option whose default is None. kind: its type. option: typer's option."""
+    """Returns the parameter of an option with default None. kind: its type. option: typer's option."""
     annotated: Any = Annotated
     return OptionOfCommand(annotated[kind | None, option], None)
 

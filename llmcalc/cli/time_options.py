@@ -1,4 +1,4 @@
-"""Options of the commands that estimate time, and the run that they describe."""
+"""Options of the commands that estimate time, and the run that these options describe."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ TIME_OPTIONS = {
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run whose time is estimated, as the command line describes it.
+    """A timed run, as the command line describes it.
 
     settings, layout: the run and its layout.
     values: the options of `TIME_OPTIONS` by name.
@@ -142,11 +142,11 @@ class TimedRun:
     is_given: Callable[[str], bool]
 
     def load(self, target: str) -> Preset:
-        """Reads a model with the parts that count."""
+        """Reads a model with the optional parts that count."""
         return self.reading.load(target, self.include)
 
     def question(self) -> RunQuestion:
-        """Returns the question about the run."""
+        """Returns the question about the timed run."""
         from ..questions.runs import RunOptions, memory_question
         from ..sources.hardware import find_all
 
@@ -177,7 +177,7 @@ class TimedRun:
 
 
 def takes_timed_run(command: CommandFunction) -> CommandFunction:
-    """Replaces the parameter `run` of a command by the options of a run whose time is estimated."""
+    """Replaces a command's parameter `run` by the options of a timed run."""
     settings, layout = settings_options(), layout_options()
     reading, read = OPTIONS["reading"]
     context = {"context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}

@@ -1,4 +1,4 @@
-"""Commands as tools of language models: a JSON schema of each command's options, and the command's answer in JSON.
+"""Commands as tools of language models: JSON schemas of the options, and the answers in JSON.
 
 The schemas are read from the options that the command line has; the answers are those of the Python function of the
 command's name, whose arguments have the options' names. A tool reads presets and files and writes nothing.
@@ -40,7 +40,7 @@ KEYS = 'Keys of the answer to return, such as ["params"]; all if not given. "tre
 
 
 class Tool(NamedTuple):
-    """A command as a tool.
+    """A command of llmcalc as a tool of a language model.
 
     name: the command's name.
     description: what it answers, a sentence.
@@ -57,7 +57,7 @@ class Tool(NamedTuple):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of a call: common arguments, `options` with the others by name, and `keys`."""
+        """Returns the JSON schema of a call: common arguments, `options` with the others by name, and `keys`."""
         properties = {name: schema for name, schema in self.arguments.items() if name in self.common}
         others = ", ".join(name for name in self.arguments if name not in self.common)
         texts: list[str] = []
@@ -95,18 +95,18 @@ def _tool(name: str) -> Tool:
 
 
 def _is_input(parameter: Any) -> bool:
-    """Whether a parameter of a command says something about the answer, and nothing about how it is written."""
+    """Whether a parameter of a command changes the answer, not only its format."""
     writes = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
     return not writes and _option(parameter) not in LEFT_OUT
 
 
 def _option(parameter: Any) -> str:
-    """Returns the first long name of an option without its dashes; of an argument its name."""
+    """Returns an option's first long name without dashes; an argument's name."""
     return next((name[2:] for name in parameter.opts if name.startswith("--")), str(parameter.name))
 
 
 def _argument_name(tool: str, parameter: Any) -> str:
-    """Returns the name of the argument of `llmcalc.TOOL` that a parameter of the command is."""
+    """Returns the argument of `llmcalc.TOOL` that corresponds to a parameter of the command."""
     if parameter.param_type_name == "argument":
         return "models" if tool == "compare" else "model"
     return _option(parameter).replace("-", "_")
@@ -121,7 +121,7 @@ def _model(description: str) -> dict[str, Any]:
 
 
 def _schema(argument: str, parameter: Any) -> dict[str, Any]:
-    """Returns the JSON schema of an argument: its type, and its help text with the placeholder of the value."""
+    """Returns the JSON schema of an argument: its type, and its help text with the value's placeholder."""
     if argument == "model":
         return _model(MODEL)
     if argument == "models":
@@ -143,7 +143,7 @@ def _schema(argument: str, parameter: Any) -> dict[str, Any]:
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> Any:
-    """Returns the JSON document of a tool's answer. arguments: by the names of its schema.
+    """Returns the JSON document of a tool's answer. arguments: by their names in the schema.
 
     Raises `InputError`, whose message names the argument, for arguments that the schema or the command refuses.
     """
@@ -173,7 +173,7 @@ def call(name: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _check_size(arguments: Mapping[str, Any]) -> None:
-    """Raises `InputError` for arguments that are nested too deeply, too large, or have a number without end."""
+    """Raises `InputError` for arguments that are nested too deeply, too large, or have an infinite number."""
     require_shallow(dict(arguments), "arguments")
     try:
         size = len(json.dumps(arguments))
@@ -184,7 +184,7 @@ def _check_size(arguments: Mapping[str, Any]) -> None:
 
 
 def _check(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raises `InputError` for the first argument that is unknown or of another type. known: argument → schema."""
+    """Raises `InputError` for the first argument that is unknown or has another type. known: argument → schema."""
     from jsonschema import Draft202012Validator
 
     for argument, value in arguments.items():
@@ -195,7 +195,7 @@ def _check(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
 
 
 def _check_model(model: Any) -> None:
-    """Raises `InputError` for standard input, which the protocol uses."""
+    """Raises `InputError` for standard input as the model, because the protocol uses standard input."""
     if isinstance(model, str) and re.match(rf"\s*{STDIN}(\?|\s*$)", model):
         raise InputError(f"model: '{STDIN}' is standard input, which the protocol uses; expected a name or a path")
 

@@ -81,7 +81,7 @@ def command(
 
 
 def _progress(names: list[str]) -> Iterator[str]:
-    """Yields the names, with a progress bar on stderr if it is a terminal and there are several."""
+    """Yields the models' names, with a progress bar on stderr if it is a terminal and there are several names."""
     from rich.console import Console
     from rich.progress import track
 

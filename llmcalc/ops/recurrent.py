@@ -1,4 +1,4 @@
-"""Recurrent states, whose size does not grow with the tokens, and the matrix multiplications of chunked recurrences."""
+"""Recurrent states, whose size does not grow with the tokens, and the matrix products of chunked recurrences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import CACHE, FLOPS, PARAMS, Op, ParamTensor
 
 @frozen(slots=True)
 class State(Op):
-    """A recurrent state: `size` elements per sequence, whatever the number of tokens.
+    """A recurrent state: `size` elements per sequence, independent of the number of tokens.
 
     kind: the kind that `llmcalc kv` lists it under.
     bits: bits per element if the state has its own dtype; None for the cache's.
@@ -31,7 +31,7 @@ class State(Op):
 
 @frozen(slots=True)
 class SelectiveScan(Op):
-    """Mamba's recurrence for `inner` channels with `state` elements each: h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x.
+    """Mamba's recurrence for `inner` channels of `state` elements each: h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x.
 
     Its parameters are A [inner, state] and D [inner]; its only matrix multiplication is h·C.
     """
@@ -171,7 +171,7 @@ class LightningCore(DecayScan):
         return 4 * run.batch * self.heads * (times(d, pairs) + seq * d * d)
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Returns twice the forward FLOPs, less three products that the backward pass does not need.
+        """Returns twice the forward FLOPs, minus three products that the backward pass does not need.
 
         They are those of the first state, which is not computed, and of the last state, which is not used.
         """
@@ -202,7 +202,7 @@ class MatrixMemory(Op):
         return run.batch * self.heads * (token_flops + chunk_flops)
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Returns twice the forward FLOPs, less the products with an empty or unused memory.
+        """Returns twice the forward FLOPs, minus the products with an empty or unused memory.
 
         The first chunk's memory is empty; the last chunk's memory is unused if no token follows the chunk.
         """

@@ -1,4 +1,4 @@
-"""Plot of the time of a run by parts and by nodes of the model, coloured by the bound of each."""
+"""The plot of a run's time by parts and by nodes of the model, coloured by the bound of each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def breakdown(title: str, subtitle: str, run: TimedRun, depth: int = 3) -> Figur
 
 
 def _parts(run: TimedRun) -> list[tuple[str, float]]:
-    """The parts that add up to the estimate; waits between layers are of the work."""
+    """Returns the parts that add up to the estimate; waits between layers belong to the work."""
     return [(name, seconds) for name, seconds in run.parts.items() if seconds and name != "layer waits"]
 
 
@@ -71,7 +71,7 @@ def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
 
 
 def draw_parts(ax: Axes, run: TimedRun, parts: list[tuple[str, float]]) -> None:
-    """Draws the estimate by bounds with a whisker from its low to its high end, and below it one part after another."""
+    """Draws the estimate by bounds with a whisker for its range, and below it its parts one after another."""
     unit = unit_of(run.seconds)
     factor, start = FACTORS[unit], 0.0
     for bound, seconds in run.bounds.items():
@@ -105,7 +105,7 @@ def draw_nodes(ax: Axes, run: TimedRun, bars: list[tuple[str, Node]]) -> None:
 
 
 def _share_text(seconds: float, run: TimedRun) -> str:
-    """Writes `4.1 ms, 25 %`."""
+    """Writes a time with its share of the run: `4.1 ms, 25 %`."""
     return f"{duration(seconds, digits=3)}, {units.percent(seconds / run.seconds, 0)}"
 
 

@@ -64,7 +64,7 @@ def _curves(
     base: int,
     ax: Axes | None,
 ) -> Figure:
-    """Draws a curve per model. write: a value with its unit. base: of the vertical axis."""
+    """Draws a curve per model. write: writes a value with its unit. base: logarithm's base of the vertical axis."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
@@ -105,7 +105,7 @@ def _draw(
 
 
 def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
-    """Names each curve at its end, right of the axes, with a line to the end where the name had to move."""
+    """Names each curve at its end, right of the axes, with a line to the end if the name had to move."""
     ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
     to_axes = ax.transData + ax.transAxes.inverted()
     points = [tuple(to_axes.transform(end)) for end in ends]
@@ -136,5 +136,5 @@ PART_OF_HEIGHT = 0.78
 
 
 def _tokens(value: float) -> str:
-    """Writes a number of tokens as `8K` or `1M`."""
+    """Writes a number of tokens in short form: `8K` or `1M`."""
     return f"{value / 2**20:g}M" if value >= 2**20 else f"{value / 2**10:g}K"

@@ -31,7 +31,7 @@ FAR_PLACES: tuple[tuple[float, float, Any], ...] = (
 
 
 def label(name: str) -> str:
-    r"""Escapes a name for matplotlib: on one line, with `\$` for `$`, since `$…$` is a formula.
+    r"""Escapes a name for matplotlib, on one line: `\$` instead of `$`, because `$…$` is a formula.
 
     A name that begins with `_` gets a space before it: matplotlib leaves it out of legends otherwise.
     """
@@ -54,7 +54,7 @@ def tick(value: float, write: Callable[[Any], str]) -> str:
 
 
 def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Returns heights of labels as near to these as they can be (least squares), at least `distance` apart.
+    """Returns label heights as near to `heights` as possible (least squares), at least `distance` apart.
 
     low, high: where the lowest and the highest stand at most, as far as all fit between them.
     """

@@ -1,4 +1,4 @@
-"""`llmcalc plot`: every picture, from models that have been read and settings that have been checked.
+"""Every picture of `llmcalc plot`, from models that have been read and settings that have been checked.
 
 Each function raises `MissingExtra` without matplotlib, before anything is computed, and returns a figure.
 """
@@ -80,7 +80,7 @@ def shape_picture(
 
 
 def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = ()) -> Figure:
-    """Draws h/L and d_ff/h of presets, by size and year. labels: names or aliases of the presets that are named.
+    """Draws h/L and d_ff/h of presets, by size and year. labels: names or aliases of the presets to label.
 
     Raises `InputError` for a label that is no preset, or none of those drawn.
     """
@@ -137,7 +137,7 @@ def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
 
 
 def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
-    """Draws a timetable."""
+    """Draws the timetable of a pipeline schedule."""
     needs_matplotlib()
     from .schedule import schedule as picture
 
@@ -169,7 +169,7 @@ def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Ph
 
 
 def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
-    """Returns the passes of a roofline: those of inference are a prompt and, of a model that decodes, a token.
+    """Returns the passes of a roofline plot: in inference a prompt and, for a model that decodes, a token.
 
     kind: of the model. Raises `InputError` for a phase that is no single pass of inference.
     """

@@ -1,4 +1,4 @@
-"""Plot of a roofline (Williams, Waterman and Patterson 2009): FLOP/s of a model's products against their intensity."""
+"""The roofline plot (Williams, Waterman and Patterson 2009): FLOP/s of a model's products against their intensity."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
 
 
 def _pass_text(run: TimedRun, words: str, seconds: float) -> str:
-    """Writes the legend of a pass, with the time that its points have of it."""
+    """Writes the legend of a pass, with the share of its time that the points have."""
     fits = "" if run.resident_bytes <= run.hardware.capacity_bytes else ", whose memory they do not fit"
     return f"{label(words)}{fits}; points: {units.percent(seconds / run.seconds, 0)} of its time"
 

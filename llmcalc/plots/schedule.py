@@ -1,4 +1,4 @@
-"""Plot of a pipeline schedule: one row per rank, time to the right, and the micro-batches in flight."""
+"""The plot of a pipeline schedule: one row per rank, time to the right, and the micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _legend(ax: Axes, timetable: Timetable) -> None:
 
 
 def in_flight(ax: Axes, timetable: Timetable) -> None:
-    """Draws the largest number of micro-batches in flight per rank; those that only wait for W have its colour."""
+    """Draws the largest number of micro-batches in flight per rank; those waiting only for W have W's colour."""
     counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
     awaiting_backward = [sum(count.awaiting_backward) for count in counts]
     weights = [sum(count.weights) for count in counts]

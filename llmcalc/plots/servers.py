@@ -1,4 +1,4 @@
-"""Plots of servers under load: TPOT against the users, and the Pareto front of TPOT and tokens/s of a device."""
+"""The plots of servers under load: TPOT against users, and the Pareto front of TPOT and tokens/s per device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def servers(title: str, subtitle: str, answer: Servers, limits: Limits) -> Figure:
-    """Draws two panels: the Pareto front of all servers, and the TPOT of the chosen one by its users.
+    """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT against its users.
 
     limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
     """
@@ -41,7 +41,7 @@ def shown_index(answer: Servers) -> int:
 
 
 def front_points(answer: Servers) -> list[tuple[int, Point]]:
-    """The Pareto front: each point with the index of its server."""
+    """Returns the Pareto front: each point with the index of its server."""
     curves = [{point.concurrency: point for point in curve} for curve in answer.curves]
     return [(index, curves[index][concurrency]) for index, concurrency in answer.front]
 
@@ -87,7 +87,7 @@ def _milliseconds(points: Sequence[Point]) -> list[float]:
 
 
 def _mark_chosen(ax: Axes, point: Point) -> None:
-    """Draws a star at the chosen load, and a whisker along the range of its TPOT."""
+    """Draws a star at the chosen load, and a whisker for the range of its TPOT."""
     low, estimate, high = (1e3 * float(end) for end in (point.tpot.low, point.tpot.estimate, point.tpot.high))
     ax.plot([low, high], [point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4)
     users = f"chosen: {point.concurrency:,} users, with its range"
@@ -95,7 +95,7 @@ def _mark_chosen(ax: Axes, point: Point) -> None:
 
 
 def draw_load(ax: Axes, answer: Servers, limits: Limits) -> None:
-    """Draws the TPOT of one server by its users, with the range as a band."""
+    """Draws the TPOT of one server against its users, with the range as a band."""
     index = shown_index(answer)
     curve = answer.curves[index]
     users = [point.concurrency for point in curve]
@@ -118,7 +118,7 @@ def draw_load(ax: Axes, answer: Servers, limits: Limits) -> None:
 
 
 def _plain_numbers(ax: Axes) -> None:
-    """Writes whole numbers at the ticks of log axes, at 1, 2 and 5 of a decade where there are few decades."""
+    """Writes whole numbers at the ticks of logarithmic axes; at 1, 2 and 5 of each decade if there are few decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     formatter = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")

@@ -1,4 +1,4 @@
-"""Depth against width: shapes of one budget, and the proportions of published models."""
+"""The plots of depth against width: shapes of equal cost, and the proportions of published models."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, style: 
 
 
 def _ratio_axis(ax: Axes, upright: bool) -> None:
-    """Formats a log axis of h/L, with the band of large dense decoders."""
+    """Formats a logarithmic axis of h/L, with the band of large dense decoders."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     band = DENSE_BAND
@@ -154,7 +154,7 @@ DOT = 16
 
 
 class Point(NamedTuple):
-    """x, y: in data coordinates. name: as the picture writes it. preset: its name on the command line."""
+    """A point of a scatter plot. x, y: its data coordinates. name: its label. preset: its name on the command line."""
 
     x: float
     y: float

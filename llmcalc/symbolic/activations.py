@@ -1,4 +1,4 @@
-"""The formulas of `llmcalc explain --quantity activations`: activations saved for the backward pass, per node.
+"""The formulas of `llmcalc explain --quantity activations`: bytes saved for the backward pass, per node.
 
 The pass runs twice, with integers and with symbolic integers. A storage counts once, at the node that first saves it,
 with all of its bytes; weights and inputs do not count. Equal layers have one formula. Storages that several layers save
@@ -65,7 +65,7 @@ def explain_activations(
 
 
 class Activations:
-    """The saved activations of one model's training pass, in numbers and in symbols.
+    """The saved activations of one model's training pass in bytes, as numbers and as formulas.
 
     formulas: the formulas of the model.
     training: settings of training.
@@ -85,7 +85,7 @@ class Activations:
             self.letters = self.sums("letters", training.batch)
 
     def sums(self, side: Side, batch: int) -> SavedSums:
-        """Returns the saved activations of every node, for a number of sequences."""
+        """Returns the saved bytes of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
         repeats = {i: SHORT_RUN_REPEATS for i, loop in enumerate(layer_stacks(spec)) if loop.can_extrapolate}
         if side == "letters":
@@ -106,7 +106,7 @@ class Activations:
                 clear_caches()
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
-        """Returns the formula of a layer or of a part of it, with all repeats of the part in the layer."""
+        """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
         value, symbolic_sum = self.numbers.of(node), self.letters.of(node)
         formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, group_by_token)
         times = self.numbers.times.get(node.at[0]) if node.at else None
@@ -124,7 +124,7 @@ class Activations:
         return [*component_nodes, (0, _extra_line(LOSS_NAMES))]
 
     def find(self, node: str) -> list[FormulaNode]:
-        """Finds the nodes of a name, including the lines of shared storages and of the loss."""
+        """Finds the nodes of a name, including the entries of shared storages and of the loss."""
         extra_nodes = [
             formula_node
             for _, formula_node in self.components()
@@ -158,7 +158,7 @@ class Activations:
 
 
 class SavedSums:
-    """The saved activations of every node, summed over storages.
+    """The saved bytes of every node, summed over storages.
 
     root: the whole model.
     blocks: the storages.
@@ -193,7 +193,7 @@ class SavedSums:
         self.by_location[root.at[0]] = self._sum_with_children(root, (), by_path) + self.loss
 
     def of(self, node: FormulaNode) -> Any:
-        """Returns the sum of a node."""
+        """Returns the saved bytes of a node."""
         if node.at:
             return sum((self.by_location[location] for location in node.at), 0)
         extra_lines = {LOSS_NAMES: self.loss, **{_shared_line(stack): size for stack, size in self.shared.items()}}
@@ -203,7 +203,7 @@ class SavedSums:
         self.shared[stack] = self.shared.get(stack, 0) + size
 
     def _layer_sum(self, path: Path, sizes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
-        """Returns the sum of one layer at a path. Storages of only some equal layers count as shared."""
+        """Returns the saved bytes of a layer at a path. Storages of only some equal layers count as shared."""
         layer = next((path[:i] for i in range(len(path), 0, -1) if path[:i] in self._paths), ())
         if not layer:
             return sum(sizes_by_repeat.values())
@@ -217,7 +217,7 @@ class SavedSums:
     def _sum_with_children(
         self, formula_node: FormulaNode, path: Path, unclaimed: dict[Path, Any], times: Any = None
     ) -> Any:
-        """Adds the sums of a node and its children.
+        """Adds the saved bytes of a node and of its children.
 
         own: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         times: the number of equal layers that it stands in; None outside the layers.
@@ -238,7 +238,7 @@ class SavedSums:
 
 
 def group_by_token(expression: Any) -> Any:
-    """Gathers the terms per token of a sum in one bracket: B·S·(…)."""
+    """Gathers the terms that grow with tokens in one bracket: B·S·(…)."""
     import sympy
 
     token = sequences() * keys()
@@ -266,11 +266,11 @@ def _names(node: FormulaNode) -> PathNames:
 
 
 def _shared_line(stack: PathNames) -> PathNames:
-    """Returns the path names of the line of shared storages. stack: path names of the layers."""
+    """Returns the path names of the entry for shared storages. stack: path names of the layers."""
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
 def _extra_line(names: PathNames) -> FormulaNode:
-    """Returns a line of a formula table that belongs to no node of the model."""
+    """Returns an entry of the formula table that belongs to no node of the model."""
     node = Node(names[-1])
     return FormulaNode(tuple((name, "", ()) for name in names), ".".join(names), (), node, node, 1, "", "")

@@ -40,7 +40,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """An answer of `llmcalc explain`.
+    """The answer of `llmcalc explain`: the formulas, with their values, of the chosen nodes.
 
     sections: for a node, its sections; for the whole model, one for each component and the last for the model.
     formulas: the formulas of the model.
@@ -104,12 +104,12 @@ def check_kinds(spec: ModelSpec) -> None:
 
 
 def _nonzero(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Returns the formulas that are not 0, and the formula of active parameters, which may be 0."""
+    """Returns the formulas that are not 0; the formula of active parameters may be 0."""
     return tuple(f for f in formulas if f.value or f.quantity == "active")
 
 
 def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Removes the formula of the absorbed form if it equals that of the expanded form."""
+    """Removes the formula of the absorbed form if it equals the formula of the expanded form."""
     expanded = [f.expression for f in formulas if f.quantity == "flops"]
     return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded)
 

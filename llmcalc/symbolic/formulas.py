@@ -96,7 +96,7 @@ DEFAULT_TRAINING = TrainingSetting()
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula and its value.
+    """A formula with its value.
 
     quantity: the quantity.
     expression: the formula in symbols; its value where sympy is not installed.
@@ -114,7 +114,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A cost summed over the tree in one run; several terms make a quantity."""
+    """A cost summed over the tree in one run; a quantity is a sum of several terms."""
 
     cost: Cost
     run_config: RunConfig | None = None
@@ -122,7 +122,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class FormulaNode:
-    """A node of the tree, in numbers and in symbols.
+    """A node of the tree, with its numeric and its symbolic form.
 
     at: the indices of its places in a walk over the tree; several where parts are shown together (a layer's norms).
     times: the number of copies in the model.
@@ -148,7 +148,7 @@ class FormulaNode:
 
 
 class Formulas:
-    """The formulas of one model in one setting. Without sympy, each formula is its value, at the setting's length."""
+    """The formulas of one model in one setting. Without sympy, a formula is only its value at the setting's length."""
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
         self.has_symbols: bool = has_sympy()
@@ -172,7 +172,7 @@ class Formulas:
         return list(_walk(self.root))
 
     def find(self, query: str) -> list[FormulaNode]:
-        """Finds the nodes whose path ends in `query`; if there are none, those whose path has its names in that order.
+        """Finds the nodes whose path ends in `query`; if none does, nodes whose path has its names in that order.
 
         Raises `InputError` if there are none either.
         """
@@ -216,7 +216,9 @@ class Formulas:
         )
 
     def of_value(self, quantity: Quantity, expression: Any, value: int, node: FormulaNode, tidy: SumStyle) -> Formula:
-        """Returns the formula of an expression with a known value. tidy: function that rewrites its sums.
+        """Returns the formula of an expression with a known value.
+
+        tidy: a function that rewrites the expression's sums.
 
         Raises `ArithmeticError` if it has another value.
         """
@@ -239,7 +241,7 @@ class Formulas:
         return Formula(quantity, expression, value, open_form, in_hidden)
 
     def _sum(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
-        """Sums the terms for one repeat of the node."""
+        """Returns the sum of the terms for one repeat of the node."""
         value: Any = 0
         for term in terms:
             walked_places = self._walk(tree, term.run_config)
@@ -264,7 +266,7 @@ class Formulas:
         return self._terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
 
     def _terms(self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, eighth: Any) -> list[Term]:
-        """Returns the terms of the quantity.
+        """Returns the cost terms of which the quantity is the sum.
 
         seq: tokens of a sequence.
         per_token: 1 / seq.
@@ -281,7 +283,7 @@ class Formulas:
         return _cache_terms(quantity, empty, one_token, element_bits, eighth)
 
     def _check_value(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
-        """Substitutes all values but S in the expression.
+        """Returns the expression with every symbol but S replaced by its value.
 
         Raises `ArithmeticError` if its value differs from `value`.
         """
@@ -296,7 +298,7 @@ class Formulas:
         return sympy.expand(expression.xreplace(values))
 
     def _combine_equal_layers(self, expression: Any, tidy: SumStyle) -> Any:
-        """Combines the terms of layers of equal cost, under the whole depth if these are all layers.
+        """Combines the terms of equal layers; terms of all layers get the whole depth as a factor.
 
         tidy: function that rewrites the combined sums.
         """
@@ -384,7 +386,7 @@ class Formulas:
 def _cache_terms(
     quantity: Quantity, empty: RunConfig, one_token: RunConfig, element_bits: Number, factor: Any
 ) -> list[Term]:
-    """Returns the terms of bytes that the first token adds, or that exist before it (states, caches of fixed length).
+    """Returns the terms of cache bytes that the first token adds, or that exist before it (states, fixed caches).
 
     Assumes that no window is full yet; a recurrent state does not grow.
     """
@@ -420,7 +422,7 @@ def _expand_if_shorter(expression: Any) -> Any:
 def _build_node(
     numeric_place: Place, symbolic_node: Node, steps: Steps, positions: Iterator[int], source: str = ""
 ) -> FormulaNode:
-    """Builds a node with its children. positions: yields the position of each node in a walk."""
+    """Builds a node with its children. positions: yields each node's position in a walk of the tree."""
     node, index = numeric_place.node, next(positions)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_place.path}: the tree in symbols is not the tree in numbers")

@@ -1,4 +1,4 @@
-"""A spec with symbols as sizes. Its recorded flow gives the formulas of `llmcalc explain`.
+"""A spec with symbols as sizes. Its recorded flow yields the formulas of `llmcalc explain`.
 
 Fields have their letters in their types (`components.base.Symbol`). A field with one value wherever it occurs is one
 symbol. A field with several values gets subscripts from its places (f_dense, f_expert, d_sliding, L_enc). Fields that
@@ -63,7 +63,7 @@ SizeReplacer: TypeAlias = Callable[[SizeOccurrence], Any]
 
 @dataclass(frozen=True, slots=True)
 class Symbolic:
-    """The tree of a model in numbers and the same tree in symbols, node by node.
+    """The tree of a model in numbers, and the same tree in symbols, node by node.
 
     meanings: symbol → its meaning.
     depths: symbol of a stack's depth → symbols of the numbers of its kinds of layers.
@@ -77,12 +77,12 @@ class Symbolic:
 
 
 def has_sympy() -> bool:
-    """Whether sympy is installed, which formulas in symbols need and values do not."""
+    """Whether sympy is installed, which symbolic formulas need and their values do not."""
     return find_spec("sympy") is not None
 
 
 def no_sympy(feature: str) -> MissingExtra:
-    """Returns the error, or hint, that a feature needs sympy."""
+    """Returns the error, or the hint, that a feature needs sympy."""
     return MissingExtra(feature, "sympy", "explain")
 
 
@@ -140,7 +140,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
-    """Returns kind of layer → number of layers, of the stack or of one rank of a pipeline."""
+    """Returns kind of layer → number of layers, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
         return {name: count for name, _, count, _ in stack.groups() if not is_zero(count)}
     counts = {
@@ -250,7 +250,7 @@ def _letter_inside(annotation: Any) -> str | None:
 
 
 def _with_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
-    """Returns a copy of `spec` in which `pick` replaces every size with a letter, except depths."""
+    """Returns a copy of `spec` in which `size_replacer` replaces every size that has a letter, except depths."""
     update: dict[str, Any] = {side: _stack_with_symbols(stack, side, size_replacer) for side, stack in spec.stacks()}
     model_changes = _changes(spec, "", "", "", size_replacer, leave=frozenset(update))
     return spec.model_copy(update={**model_changes, **update})
@@ -293,7 +293,7 @@ def _depth_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
 
 
 def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
-    """Returns the sizes that affect a primitive (rotary_dim does not), in the order of the spec, stacks first."""
+    """Returns the sizes that affect a primitive, in the order of the spec, stacks first."""
     provisional: dict[SizeOccurrence, Any] = {}
 
     def pick(occurrence: SizeOccurrence) -> Any:
@@ -352,7 +352,7 @@ def _with_depths(
 
 
 def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """Names each occurrence: the letter alone if that is unambiguous, else with subscripts."""
+    """Returns the symbol of each size: the letter alone if it is unambiguous, else with subscripts."""
     names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(s.letter for s in occurrences):
         with_letter = [s for s in occurrences if s.letter == letter]

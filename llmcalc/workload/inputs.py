@@ -76,7 +76,7 @@ class Inputs:
 
     @property
     def option(self) -> str:
-        """The first option that is given; empty without any."""
+        """The first option of images or audio that is set; empty without any."""
         return next((f"--{name}" for name in ("image", "images", "audio") if getattr(self, name) is not None), "")
 
     def check(self) -> None:

@@ -21,7 +21,7 @@ attention as one kernel. Everything else in a layer runs again.
 
 @frozen
 class Recompute:
-    """What the backward pass recomputes instead of storing.
+    """The parts of the forward pass that the backward pass recomputes instead of storing.
 
     layers: whether whole layers do.
     every: of the layers, every how many-th does, beginning with the first; 1 by default.

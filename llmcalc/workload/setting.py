@@ -1,4 +1,4 @@
-"""The declaration of one setting of a run, beside its type and its default.
+"""The declaration of a run's setting, beside its type and its default.
 
 Options of the command line, arguments of Python, fields of the page and of budgets, and the checks of all of them, are
 read from these declarations.
@@ -37,7 +37,7 @@ Check: TypeAlias = Callable[[str, Any], Any]
 
 @frozen(slots=True)
 class Setting:
-    """The declaration of one setting.
+    """The declaration of one setting: its phases, check, help text and panel.
 
     help: what it is, a sentence without its default.
     panel: the heading of `--help` below which it stands.
@@ -75,7 +75,7 @@ class Setting:
 
 @frozen(slots=True)
 class Declared:
-    """A setting's declaration with its name and type. kind: the type of its value, without None."""
+    """A setting's declaration with the setting's name and type. kind: the type of its value, without None."""
 
     name: str
     kind: Any
@@ -92,7 +92,7 @@ class Declared:
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     def checked(self, value: Any, where: str = "") -> Any:
-        """Returns the checked value; None for None. where: the option's name in errors, default the setting's.
+        """Returns the checked value; None for None. where: the name in errors, default the setting's option.
 
         Raises `InputError` for a value of another type, and for one that the setting does not take.
         """
@@ -192,7 +192,7 @@ def checked_values(declarations: Mapping[str, Declared], values: Mapping[str, An
 
 
 def training_option(settings: Any) -> str:
-    """Returns the first option whose value only training has; empty if none. settings: of a run or a layout."""
+    """Returns the first option whose value only training supports; empty if none. settings: of a run or a layout."""
     of_training = (
         entry.option
         for name, entry in declared(type(settings)).items()
@@ -202,7 +202,7 @@ def training_option(settings: Any) -> str:
 
 
 def check_phase(settings: Any, phase: str) -> None:
-    """Raises `InputError` for a setting of another phase, or without the setting that it needs."""
+    """Raises `InputError` for a setting of another phase, or without another setting that it needs."""
     for name, declaration in declared(type(settings)).items():
         if getattr(settings, name) is None:
             continue

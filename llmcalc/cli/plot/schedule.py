@@ -13,7 +13,7 @@ from .files import picture_file, write
 
 
 def _picture(path: Path | None) -> Path | None:
-    """Refused before anything is computed. `-` is standard output."""
+    """Returns the path unchanged if it can be written; `-` means standard output."""
     if path is None or path == Path("-"):
         return None
     return picture_file(path)
