@@ -59,10 +59,10 @@ class SubsamplingStem(Stem):
     def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
         y = f.frames = x if x.fixed else self.frames_read()
-        last = len(self.conv_kernel_sizes) - 1
+        last_layer = len(self.conv_kernel_sizes) - 1
         for i, size in enumerate(self.conv_kernel_sizes):
-            half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last else width or x.axes
-            rows = SOURCE if i == last else Multiple(of=SOURCE, by=2 ** (last - i))
+            half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
+            rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
             gated_features = f.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
             values, gate = f.split(gated_features, half, half)
             y = f.mul(values, f.act(gate, "sigmoid"))
@@ -96,11 +96,11 @@ class WaveformStem(Stem):
     def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
         samples = f.frames = x if x.fixed else self.frames_read()
-        axes, first = width or x.axes, BeforeStrides(of=SOURCE, by=6, more=7)
-        y = f.act(f.conv("conv1", samples, *axes, kernel=127, rows=first), "tanh")
+        axes, first_rows = width or x.axes, BeforeStrides(of=SOURCE, by=6, more=7)
+        y = f.act(f.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
         y = f.part("groupnorm", Norm(type="layernorm"), y)
-        second = BeforeStrides(of=SOURCE, by=2, more=1)
-        y = f.act(f.conv("conv2", y, Axis("channels", 2 * f.n(axes)), kernel=7, bias=True, rows=second), "gelu")
+        second_rows = BeforeStrides(of=SOURCE, by=2, more=1)
+        y = f.act(f.conv("conv2", y, Axis("channels", 2 * f.n(axes)), kernel=7, bias=True, rows=second_rows), "gelu")
         return f.act(f.conv("conv3", y, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
 
     def frames(self, batch: int, source: int) -> tuple[int, int]:

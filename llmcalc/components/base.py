@@ -291,9 +291,11 @@ class AttentionPosition(Part):
         """Raises `ValueError` if attention in that place, with heads of that size, cannot use the encoding."""
         if place.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
-            directions, expected = ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
+            directions, expected_place = (
+                ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
+            )
             raise ValueError(
-                f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {expected}"
+                f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {expected_place}"
             )
 
     def check_heads(self, sizes: HeadSizes) -> None:

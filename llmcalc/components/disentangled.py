@@ -106,8 +106,8 @@ class Disentangled(AttentionPosition):
         ):
             if not getattr(self, kind):
                 continue
-            binned = self.position_buckets is not None
-            index = f.distances(q, keys, clamped=True, shifted=True, stored=True, binned=binned)
+            has_bins = self.position_buckets is not None
+            index = f.distances(q, keys, clamped=True, shifted=True, stored=True, binned=has_bins)
             f.hold(index=index)
             options: dict[str, Any] = {"bias": own_bias, "role": "own"}
             if self.share_att_key:
@@ -200,9 +200,9 @@ class SideConvolution(StackPart):
     def flow(self, f: Flow, x: Value, after: Value | None = None) -> Value:
         """Records the convolution of x, the first layer's input. after: the first layer's output; default x."""
         kernel, groups = self.conv_kernel_size, self.conv_groups
-        convolved = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
-        f.hold(beside=convolved)
-        return f.part("norm", self.norm, f.add(x if after is None else after, convolved))
+        convolution_output = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
+        f.hold(beside=convolution_output)
+        return f.part("norm", self.norm, f.add(x if after is None else after, convolution_output))
 
     def reference(self, context: Context) -> nn.Module:
         return _reference_classes()["convolution"](self, context)
@@ -242,8 +242,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.norm = spec.norm.reference(context)
 
         def forward(self, layer_input: Tensor, layer_output: Tensor) -> Tensor:
-            convolved = activate(self.act, self.conv(layer_input.transpose(1, 2)).transpose(1, 2))
-            normed: Tensor = self.norm(layer_output + convolved)
+            convolution_output = activate(self.act, self.conv(layer_input.transpose(1, 2)).transpose(1, 2))
+            normed: Tensor = self.norm(layer_output + convolution_output)
             return normed
 
     class BorrowedLinear(nn.Module):
@@ -282,8 +282,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             exact_range = self.reach // 2
             log_distance = distance.abs().clamp(min=max(1, exact_range)).float()
             scale = (exact_range - 1) / math.log((self.spec.max_relative_positions - 1) / exact_range)
-            binned = ((log_distance / exact_range).log() * scale).ceil().long() + exact_range
-            return torch.where(distance.abs() <= exact_range, distance, binned * distance.sign())
+            bin_index = ((log_distance / exact_range).log() * scale).ceil().long() + exact_range
+            return torch.where(distance.abs() <= exact_range, distance, bin_index * distance.sign())
 
         def forward(
             self, q: Tensor, k: Tensor, rows: Tensor, run: Run, query_map: nn.Linear, key_map: nn.Linear
@@ -304,7 +304,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 index = (span - distance).clamp(0, 2 * span - 1).expand(*k.shape[:-1], tokens)
                 key_scores = self.p2c(k, self.pos_query(rows, *weights)).gather(-1, index.transpose(-1, -2))
                 bias = key_scores.transpose(-1, -2) if bias is None else bias + key_scores.transpose(-1, -2)
-            scaled = None if bias is None else bias * (q.shape[-1] * terms) ** -0.5
-            return q * terms**-0.5, scaled
+            scaled_bias = None if bias is None else bias * (q.shape[-1] * terms) ** -0.5
+            return q * terms**-0.5, scaled_bias
 
     return {"disentangled": DisentangledReference, "table": TableReference, "convolution": ConvolutionReference}

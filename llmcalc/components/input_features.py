@@ -50,9 +50,9 @@ class InputFeatures(StackPart):
             name = f"feature{i}"
             row, _ = f.table(f"embed_{i}", Axis("types", vocab), Axis(name, size), of=x.rows, kind=self.kind)
             rows.append(row)
-        joined = x if len(rows) == 1 else f.cat(*rows, axes=(Beside(tuple(row.axes for row in rows)),))
-        f.hold(x=joined)
-        return f.linear("proj", joined, *x.axes, bias=True, kind=self.kind)
+        joined_embeddings = x if len(rows) == 1 else f.cat(*rows, axes=(Beside(tuple(row.axes for row in rows)),))
+        f.hold(x=joined_embeddings)
+        return f.linear("proj", joined_embeddings, *x.axes, bias=True, kind=self.kind)
 
     def reference(self, context: Context) -> nn.Module:
         """Builds the tables and the projection: token embeddings [batch, tokens, width] → same shape."""

@@ -105,9 +105,9 @@ class MultiTokenPrediction(OutputPart):
         embedded = f.look_up(table, x.rows).view(*x.axes)
         f.hold(embedded=embedded)
         normed = f.part("enorm", self.norm, embedded), f.part("hnorm", self.norm, x)
-        joined = f.linear("eh_proj", f.cat(*normed, axes=(Beside((x.axes, x.axes)),)), *x.axes)
-        f.hold(joined=joined)
-        y = f.part("block", block, joined, apart=True)
+        module_input = f.linear("eh_proj", f.cat(*normed, axes=(Beside((x.axes, x.axes)),)), *x.axes)
+        f.hold(joined=module_input)
+        y = f.part("block", block, module_input, apart=True)
         f.hold(y=y)
         f.also(f.linear("lm_head", f.part("norm", self.norm, y), vocab, weight=output, rows=LOGITS))
         return y
@@ -155,21 +155,21 @@ def _reference_class() -> Callable[..., nn.Module]:
             self.lm_head = Tied(output)
 
         def forward(
-            self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str, **experts: Any
+            self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
         ) -> tuple[Tensor, Tensor]:
-            embedded = embed(ids)
-            joined = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
-            out: Tensor = self.block(joined, Run(mla=mla, **experts))
+            embedded = token_embedding(ids)
+            module_input = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
+            out: Tensor = self.block(module_input, Run(mla=mla, **experts))
             return out, self.lm_head(self.norm(out))
 
     class PredictionReference(nn.ModuleList):
         def forward(
-            self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str = "auto", **experts: Any
+            self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str = "auto", **experts: Any
         ) -> list[Tensor]:
             """Runs all modules and returns the logits of each. experts: options of `Run` for the experts' rows."""
             predictions = []
             for module in self:
-                hidden, logits = module(hidden, ids, embed, mla, **experts)
+                hidden, logits = module(hidden, ids, token_embedding, mla, **experts)
                 predictions.append(logits)
             return predictions
 

@@ -47,12 +47,12 @@ class Pooler(OutputPart):
 
     def flow(self, f: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
         """Records the pooler and returns each sequence's vector. x: the hidden states. rows: the axis of sequences."""
-        pooled = x.view(*x.axes, rows=rows)
+        pooled_vector = x.view(*x.axes, rows=rows)
         if self.dense:
-            pooled = f.act(f.linear("dense", pooled, *x.axes, bias=True), "tanh")
+            pooled_vector = f.act(f.linear("dense", pooled_vector, *x.axes, bias=True), "tanh")
         if self.num_labels is not None:
-            f.linear("out_proj", pooled, Axis("labels", self.num_labels), bias=True)
-        return pooled
+            f.linear("out_proj", pooled_vector, Axis("labels", self.num_labels), bias=True)
+        return pooled_vector
 
     def reference(self, context: Context, stack: Component | None = None) -> nn.Module:
         """Builds the pooler: hidden states [batch, tokens, hidden] → (vector [batch, 1, hidden], scores or vector)."""
@@ -76,7 +76,7 @@ def _reference_class() -> type[nn.Module]:
                 self.out_proj = nn.Linear(hidden, spec.num_labels)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            pooled = x[:, -1:] if self.dense is None else torch.tanh(self.dense(x[:, :1]))
-            return pooled, self.out_proj(pooled) if hasattr(self, "out_proj") else pooled
+            pooled_vector = x[:, -1:] if self.dense is None else torch.tanh(self.dense(x[:, :1]))
+            return pooled_vector, self.out_proj(pooled_vector) if hasattr(self, "out_proj") else pooled_vector
 
     return PoolerReference

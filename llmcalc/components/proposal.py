@@ -78,13 +78,13 @@ class Proposal(OutputPart):
             f.linear("gru_input", x, gates)
             f.linear("gru_state", Value(FromZeros(of=LOGITS), (size,)), gates)
             state = Value(LOGITS, (size,))
-            joined = f.cat(x, state, axes=(Beside((x.axes, (size,))),))
-            f.linear("gru_up", f.act(f.linear("gru_down", joined, rank), "silu"), proposed)
+            joined_input = f.cat(x, state, axes=(Beside((x.axes, (size,))),))
+            f.linear("gru_up", f.act(f.linear("gru_down", joined_input, rank), "silu"), proposed)
         if self.confidence:
-            read = x
+            bias_input = x
             if self.confidence_reads_token and token is not None:
-                read = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
-            f.linear("confidence", read, Axis("score", 1), bias=True)
+                bias_input = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            f.linear("confidence", bias_input, Axis("score", 1), bias=True)
         return x
 
     def _bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
@@ -92,11 +92,11 @@ class Proposal(OutputPart):
         token, _ = f.table("markov_w1", vocab, rank, of=LOGITS)
         projected = token
         if self.markov == "gated":
-            joined = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
-            projected = f.mul(f.act(f.linear("gate_proj", joined, rank, bias=True), "sigmoid"), token)
+            joined_input = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            projected = f.mul(f.act(f.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token)
         elif self.markov == "rnn":
-            joined = f.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
-            f.linear("joint_proj", joined, Beside(((rank,), (rank,), (rank,))), bias=True)
+            joined_input = f.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
+            f.linear("joint_proj", joined_input, Beside(((rank,), (rank,), (rank,))), bias=True)
         f.linear("markov_w2", projected, proposed)
         return token
 
@@ -160,10 +160,10 @@ def _reference_class() -> type[nn.Module]:
             """Returns the states of a GRU (Cho 2014) over the rows."""
             state, states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
             for i in range(x.shape[1]):
-                reset, update, new = self.gru_input(x[:, i : i + 1]).chunk(3, -1)
+                reset, update, new_state = self.gru_input(x[:, i : i + 1]).chunk(3, -1)
                 state_reset, state_update, state_new = self.gru_state(state).chunk(3, -1)
                 share = (update + state_update).sigmoid()
-                candidate = torch.tanh(new + (reset + state_reset).sigmoid() * state_new)
+                candidate = torch.tanh(new_state + (reset + state_reset).sigmoid() * state_new)
                 state = share * state + (1 - share) * candidate
                 states.append(state)
             return torch.cat(states, 1)
@@ -177,8 +177,8 @@ def _reference_class() -> type[nn.Module]:
                 term = self.markov_w2(self._gated(x, token))
             if hasattr(self, "gru_input"):
                 states = self._run_gru(x)
-                up: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))
-                term = term + up
+                up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))
+                term = term + up_projection
             if not hasattr(self, "confidence"):
                 return term, None
             if self.spec.confidence_reads_token and token is not None:

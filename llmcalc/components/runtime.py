@@ -163,21 +163,23 @@ def cache_class() -> type[nn.Module]:
         def forward(self, run: Run, *new_tensors: Tensor) -> tuple[Tensor, ...]:
             if run.store is None:
                 return new_tensors
-            cached = run.store.get(self)
+            cached_tensors = run.store.get(self)
             if (
-                cached is not None and self.limit is not None
+                cached_tensors is not None and self.limit is not None
             ):  # the oldest token leaves the window when a new one enters
-                cached = tuple(t[..., max(0, t.shape[-2] - self.limit + 1) :, :] for t in cached)
-            joined = (
+                cached_tensors = tuple(t[..., max(0, t.shape[-2] - self.limit + 1) :, :] for t in cached_tensors)
+            joined_tensors = (
                 new_tensors
-                if cached is None
-                else tuple(torch.cat([h, n], -2) for h, n in zip(cached, new_tensors, strict=True))
+                if cached_tensors is None
+                else tuple(torch.cat([h, n], -2) for h, n in zip(cached_tensors, new_tensors, strict=True))
             )
-            limited = (
-                joined if self.limit is None else tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined)
+            limited_tensors = (
+                joined_tensors
+                if self.limit is None
+                else tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
             )
-            run.store[self] = tuple(t.clone() for t in limited)  # a slice would keep the whole tensor alive
-            return joined
+            run.store[self] = tuple(t.clone() for t in limited_tensors)  # a slice would keep the whole tensor alive
+            return joined_tensors
 
     return Cache
 
@@ -221,18 +223,18 @@ def causal_conv_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run, state: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
-            stored = state.load(run)
-            if stored is None:
+            stored_input = state.load(run)
+            if stored_input is None:
                 out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
                 if run.store is None:
                     return out
-                padded = nn.functional.pad(x, (self.kept_frames, 0))
+                padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
-                padded = torch.cat([stored[0], x], -1)
+                padded_input = torch.cat([stored_input[0], x], -1)
                 out = nn.functional.conv1d(
-                    padded[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
+                    padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
-            state.keep(run, padded[..., padded.shape[-1] - self.kept_frames :])
+            state.keep(run, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
             return out
 
     return CausalConv1d

@@ -179,14 +179,14 @@ class Stack(Component):
         mixers = {
             name: layer.attention for name, layer in self.kinds().items() if isinstance(layer.attention, TokenMixer)
         }
-        borrowed = {name: mixer.borrows() for name, mixer in mixers.items() if mixer.borrows()}
-        for name in self.layer_names() if borrowed else ():
+        borrowed_fields = {name: mixer.borrows() for name, mixer in mixers.items() if mixer.borrows()}
+        for name in self.layer_names() if borrowed_fields else ():
             sharing_key = mixers[name].sharing_key_of() if name in mixers else None
-            if name not in borrowed:
+            if name not in borrowed_fields:
                 sharing_keys.add(sharing_key)
             elif sharing_key not in sharing_keys:
                 raise ValueError(
-                    f"{borrowed[name]}: no layer below '{name}' attends alike and makes what it would share; expected "
+                    f"{borrowed_fields[name]}: no layer below '{name}' attends alike and makes what it would share; expected "
                     "a layer below that does"
                 )
 
@@ -219,8 +219,8 @@ class Stack(Component):
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer, from the bottom up."""
         remaining = max(0, self.num_hidden_layers - len(self.first_layers))
-        repeated = self.pattern * (remaining // len(self.pattern) + 1)
-        return [*self.first_layers, *repeated][: self.num_hidden_layers]
+        repeated_pattern = self.pattern * (remaining // len(self.pattern) + 1)
+        return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
 
     def layer(self, name: str) -> Layer:
         """Returns the layer of that kind."""
@@ -364,8 +364,8 @@ class Stack(Component):
         kinds: dict[str, AnyLayer] = {
             "wide": block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})
         }
-        rms, dense = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
-        grouped = Attention(
+        rms, dense_network = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
+        grouped_attention = Attention(
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=6,
@@ -374,13 +374,22 @@ class Stack(Component):
             position=Rope(),
         )
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
-        gemma_layer = Gemma4Layer(attention=grouped, feed_forward=dense, norm=rms, per_layer_input=gate)
+        gemma_layer = Gemma4Layer(
+            attention=grouped_attention, feed_forward=dense_network, norm=rms, per_layer_input=gate
+        )
         shares: dict[str, AnyLayer] = {
-            "shares": gemma_layer.model_copy(update={"attention": grouped.model_copy(update={"kv_shared": True})})
+            "shares": gemma_layer.model_copy(
+                update={"attention": grouped_attention.model_copy(update={"kv_shared": True})}
+            )
         }
         table = PerLayerEmbedding(vocab_size_per_layer_input=40, hidden_size_per_layer_input=6, norm=rms)
         altup = AltUpLayer(
-            attention=grouped, feed_forward=dense, norm=rms, per_layer_input=gate, laurel_rank=5, altup_num_inputs=3
+            attention=grouped_attention,
+            feed_forward=dense_network,
+            norm=rms,
+            per_layer_input=gate,
+            laurel_rank=5,
+            altup_num_inputs=3,
         )
         return [
             cls(
@@ -486,8 +495,8 @@ def _reference_class() -> type[nn.Module]:
                 if part is not None:
                     self.add_module(name, part.reference(context, *arguments))
             self._streams = self._optional_modules(spec.streams, context)
-            repeated = spec.pattern * spec.num_hidden_layers
-            names = (*spec.first_layers, *repeated)[: spec.num_hidden_layers]
+            repeated_pattern = spec.pattern * spec.num_hidden_layers
+            names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
             kinds = {BASE: spec.block, **spec.variants}
             self.layer_kinds = names
             self.lends = any(getattr(kinds[name].attention, "kv_shared", False) for name in names)

@@ -98,11 +98,11 @@ class TargetStates(ResidualStreams):
             states = f.norm("state_norm", states, self.state_norm, (size,), count)
         elif self.joined_norm is not None:
             states = f.norm("joined_norm", states, self.joined_norm)
-        joined = states
+        projected_states = states
         if self.start == "joined":
-            joined = f.cat(x, states, axes=(Beside((x.axes, states.axes)),))
-        f.hold(states=states, joined=joined)
-        y = f.linear("fc", joined, hidden, bias=self.bias)
+            projected_states = f.cat(x, states, axes=(Beside((x.axes, states.axes)),))
+        f.hold(states=states, joined=projected_states)
+        y = f.linear("fc", projected_states, hidden, bias=self.bias)
         return y if self.output_norm is None else f.part("output_norm", self.output_norm, y)
 
     def reference(self, context: Context) -> nn.Module:

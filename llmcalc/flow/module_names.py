@@ -120,8 +120,8 @@ class ModuleNames:
         layers, layer_nodes = self._layer(match[1], int(match[2]))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
         names = tuple(_fill_stars(name, numbers) for name in layer_nodes.get(pattern, ()))
-        joined = (_in_layer(layer, name) for layer in layers for name in names)
-        return tuple(name for name in joined if name) or (path,)
+        joined_names = (_in_layer(layer, name) for layer in layers for name in names)
+        return tuple(name for name in joined_names if name) or (path,)
 
     def _layer(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
         """Returns the published names of a layer, and path → names of its parts, by the last kind with the layer."""
@@ -158,12 +158,12 @@ class ModuleNames:
             )
 
     def _nodes(
-        self, node: Node, path: str, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
+        self, node: Node, path: str, parents: tuple[str, ...], outer_parents: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields the path and the published names of a node and of every node below it.
 
         parents: the prefixes of its parent's modules.
-        outer: the prefixes of its layer, or of the stack outside of layers.
+        outer_parents: the prefixes of its layer, or of the stack outside of layers.
         keys: its path in the layer, and every suffix of that path.
         """
         child_keys = {child.name: (*(f"{key}.{child.name}" for key in keys), child.name) for child in node.children}
@@ -180,12 +180,12 @@ class ModuleNames:
             )  # checkpoints with the parts of a fused layer apart
             names = tuple(
                 dict.fromkeys(
-                    name for option in options + separate_parts for name in _paths_below(option, parents, outer)
+                    name for option in options + separate_parts for name in _paths_below(option, parents, outer_parents)
                 )
             )
             holders = [_without_parts(option, outer_words) for option in options]
             child_prefixes = tuple(
-                dict.fromkeys(f"{name}." for option in holders for name in _paths_below(option, parents, outer))
+                dict.fromkeys(f"{name}." for option in holders for name in _paths_below(option, parents, outer_parents))
             )
             if node.indices is not None:
                 names, child_prefixes = (
@@ -195,7 +195,7 @@ class ModuleNames:
         path = path if node.indices is None else f"{path}.*"
         yield path, names
         for child in node.children:
-            yield from self._nodes(child, f"{path}.{child.name}", child_prefixes, outer, child_keys[child.name])
+            yield from self._nodes(child, f"{path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name])
 
     def _table_entry(self, keys: tuple[str, ...]) -> str | None:
         """Returns the table entry of a node: the family's first, by its longest path; None without an entry."""
@@ -244,10 +244,12 @@ def _layer_name(lists: str, number: int, layers: int) -> str:
     number: its number among the layers with parameters of their own.
     layers: how many these are.
     """
-    parts = lists.split(" + ")
-    length = max(1, layers // len(parts))
+    list_names = lists.split(" + ")
+    length = max(1, layers // len(list_names))
     name, number = (
-        (parts[0], number) if len(parts) == 1 else (parts[min(number // length, len(parts) - 1)], number % length)
+        (list_names[0], number)
+        if len(list_names) == 1
+        else (list_names[min(number // length, len(list_names) - 1)], number % length)
     )
     return name.replace("*", str(number)) if "*" in name else f"{name}.{number}"
 
@@ -294,12 +296,12 @@ def _options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
     if parts is None:
         return options
     first_names = [name.removeprefix(".") for name in parts]
-    joined = [
+    alternatives = [
         option
         for option in options
         if len(option) > 1 and any(f"{name}.".startswith(f"{word}.") for name in first_names for word in option)
     ]
-    return joined or [option for option in options if len(option) == 1] or options
+    return alternatives or [option for option in options if len(option) == 1] or options
 
 
 def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
@@ -309,10 +311,10 @@ def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
     return [word for word in option if f".{word.removeprefix('.')}" not in part_names] or option
 
 
-def _paths_below(words: list[str], parents: tuple[str, ...], outer: tuple[str, ...]) -> Iterator[str]:
-    """Yields the paths of modules below their parents. A name with a leading dot is below `outer`."""
+def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tuple[str, ...]) -> Iterator[str]:
+    """Yields the paths of modules below their parents. A name with a leading dot is below `outer_parents`."""
     for word in words:
-        for prefix in outer if word.startswith(".") else parents:
+        for prefix in outer_parents if word.startswith(".") else parents:
             yield prefix + word.removeprefix(".")
 
 

@@ -170,9 +170,9 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
 
 def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns the nodes of the first form, each with the ops of other forms that differ."""
-    (_, first), *others = alternatives.branches.items()
-    other_nodes = [(name, _nodes(branch.items)) for name, branch in others]
-    op, forms, children = _nodes(first.items)
+    (_, first_branch), *other_branches = alternatives.branches.items()
+    other_nodes = [(name, _nodes(branch.items)) for name, branch in other_branches]
+    op, forms, children = _nodes(first_branch.items)
     forms |= {
         name: other_op for name, (other_op, _, _) in other_nodes if other_op is not None and not _equal(other_op, op)
     }

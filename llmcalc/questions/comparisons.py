@@ -31,7 +31,7 @@ def check_compared(targets: bool, all_presets: bool, selection: Selection) -> No
 
 
 def ask_compare(
-    compared: Sequence[tuple[Preset, ParameterCount | None]],
+    compared_models: Sequence[tuple[Preset, ParameterCount | None]],
     seq: int | None = None,
     kv_dtype: str = "bfloat16",
     sort: str | None = None,
@@ -41,7 +41,7 @@ def ask_compare(
 ) -> ReportedAnswer:
     """Compares models side by side.
 
-    compared: the models, each with its parameters if they are counted already.
+    compared_models: the models, each with its parameters if they are counted already.
     seq: tokens per sequence; default the shortest usual sequence of the models.
     kv_dtype: format of the KV cache.
     sort: the quantity to order by, smallest first; default the given order.
@@ -52,18 +52,20 @@ def ask_compare(
     from ..reports.compare import Load, report
     from ..studies.compare import quantities, sort_order
 
-    tokens = min(usual_sequence(preset.model) for preset, _ in compared) if seq is None else seq  # the same for all
+    tokens = (
+        min(usual_sequence(preset.model) for preset, _ in compared_models) if seq is None else seq
+    )  # the same for all
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
     load = None if hardware is None else Load(hardware.title, users or 1)
     models = []
-    for preset, count in compared:
+    for preset, count in compared_models:
         with name_in_errors(preset):
             model = quantities(preset.model, tokens, kv_dtype, count)
             if hardware is not None:
                 model = replace(model, decoding=_decoding(preset, hardware, users or 1, tokens, kv_dtype))
             models.append(model)
-    pairs = [(compared[i][0], models[i]) for i in sort_order(models, sort)]
+    pairs = [(compared_models[i][0], models[i]) for i in sort_order(models, sort)]
     return ReportedAnswer(tuple(pairs), lambda: report(pairs, layout, load=load))
 
 

@@ -60,11 +60,11 @@ def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
     from ..reports.cost import report
 
     if (options.tokens is None) == (options.requests is None):
-        expected = (
+        expected_options = (
             "one of the two" if options.tokens is not None else "--tokens 15T to train, or --requests 1M to serve"
         )
         raise InputError(
-            f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected}"
+            f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected_options}"
         )
     hardware = question.hardware
     if hardware is None:
@@ -90,21 +90,23 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
     if devices is None:
         raise InputError("--devices: missing; expected the number of accelerators that train")
     assert options.tokens is not None
-    question, assumed = _with_usual_step(question, options)
+    question, assumed_options = _with_usual_step(question, options)
     assert question.settings.seq is not None
     batch = options.global_batch or _usual_batch(question.settings.seq, devices)
-    assumed += [] if options.global_batch is not None else [f"--global-batch {batch}"]
+    assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
     step_tokens = batch * question.settings.seq
     steps = -(-options.tokens // step_tokens)
     if options.step is not None:
         step = Amount.exactly(parse_duration("--step", options.step))
         cost = Cost(step.times(steps), devices, power, price)
-        return RunCost(cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed))
-    planned = _plan(question, options, batch)
-    fastest = planned.plan.feasible[0]
-    seconds = planned.range(fastest)
+        return RunCost(
+            cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed_options)
+        )
+    layout_plan = _plan(question, options, batch)
+    fastest_layout = layout_plan.plan.feasible[0]
+    seconds = layout_plan.range(fastest_layout)
     assert seconds is not None
-    assert planned.times is not None
+    assert layout_plan.times is not None
     step = seconds.amount
     cost = Cost(step.times(steps), devices, power, price)
     return RunCost(
@@ -115,21 +117,21 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
         step,
         step_tokens,
         range=seconds,
-        stack_title=planned.times.stack.title,
-        plan=planned,
-        assumed=tuple(assumed),
+        stack_title=layout_plan.times.stack.title,
+        plan=layout_plan,
+        assumed=tuple(assumed_options),
     )
 
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
     """Returns the question with training of the usual sequence length if none is given, and a note that says so."""
-    settings, assumed = question.settings.with_(phase="training"), []
+    settings, assumed_options = question.settings.with_(phase="training"), []
     if settings.seq is None:
         spec = question.preset.model
-        longest = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING_SEQ
-        settings = settings.with_(seq=min(USUAL_TRAINING_SEQ, longest))
-        assumed.append(f"--seq {settings.seq}")
-    return replace(question, settings=settings), assumed
+        longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING_SEQ
+        settings = settings.with_(seq=min(USUAL_TRAINING_SEQ, longest_sequence_length))
+        assumed_options.append(f"--seq {settings.seq}")
+    return replace(question, settings=settings), assumed_options
 
 
 def _usual_batch(seq: int, devices: int) -> int:
@@ -146,8 +148,8 @@ def _plan(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan
 
     assert question.hardware is not None
     memory, layout = planned_run(question)
-    times = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
-    planned = plan_of(
+    time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
+    layout_plan = plan_of(
         memory,
         question.hardware,
         layout,
@@ -155,14 +157,14 @@ def _plan(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan
         1,
         by="time",
         nearest="never",
-        time_settings=lambda record: time_settings(question, record, times),
+        time_settings=lambda record: time_settings(question, record, time_options),
     )
-    if not planned.plan.feasible or planned.plan.feasible[0].seconds is None:
+    if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
         raise InputError(
-            f"--devices {layout.devices}: no layout of {planned.plan.tried:,} fits the memory of "
+            f"--devices {layout.devices}: no layout of {layout_plan.plan.tried:,} fits the memory of "
             f"{question.hardware.title}; expected more devices, --recompute full, or --step with a measured step"
         )
-    return planned
+    return layout_plan
 
 
 def _refuse_others(options: Any, names: tuple[str, ...]) -> None:

@@ -226,8 +226,8 @@ class FlopsQuestion:
         else:
             count = flops(share.model, share.run_config(run), self.include)
         if self.measured is not None and self.measured.is_given:
-            once = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
-            return Flops.of_result(count, preset=preset, utilization=self.measured.compare(once, count))
+            pass_flops = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
+            return Flops.of_result(count, preset=preset, utilization=self.measured.compare(pass_flops, count))
         workload = run.workload
         draft = _draft(preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run)
         if not self.conventions:

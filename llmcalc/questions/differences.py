@@ -106,9 +106,9 @@ def _reason_to_skip(path: Path, ref: str) -> str:
     if path.suffix != ".json":
         return ""
     reasons: list[str] = []
-    for read in (_text_now, partial(text_at, ref)):
+    for read_version in (_text_now, partial(text_at, ref)):
         try:
-            text = read(path)
+            text = read_version(path)
         except NotAModelText as error:
             reasons.append(str(error))
             continue
@@ -137,14 +137,16 @@ def _versions(path: Path, ref: str, read_model: Callable[[Any], Preset], head: A
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
     text = text_at(ref, path)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-    before, unread = None, ""
-    after = read_model(str(path)) if path.exists() else None
+    model_before, unread = None, ""
+    model_now = read_model(str(path)) if path.exists() else None
     try:
-        before = None if text is None else load_text(text, f"{name} ({ref})", f"{ref}:{path}", (), head, allow_unknown)
+        model_before = (
+            None if text is None else load_text(text, f"{name} ({ref})", f"{ref}:{path}", (), head, allow_unknown)
+        )
     except InputError as error:
-        if after is None:
+        if model_now is None:
             raise
         unread = str(error)
-    if before is None and after is None:
+    if model_before is None and model_now is None:
         raise InputError(f"{path}: exists neither here nor in {ref}; expected a config.json or a .toml description")
-    return Pair(before, after, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread)
+    return Pair(model_before, model_now, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread)

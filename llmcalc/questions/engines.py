@@ -58,9 +58,9 @@ class EngineQuestion:
     def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
-            unknown = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
+            unknown_text = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
             raise InputError(
-                f"--hardware: missing; an engine's budget is a share of the device's memory (such as h100){unknown}"
+                f"--hardware: missing; an engine's budget is a share of the device's memory (such as h100){unknown_text}"
             )
         accelerator = find_hardware(self.hardware)
         for text in self.engines:
@@ -113,8 +113,8 @@ def engine_questions(
     from ..frameworks.server_files.read import servers_of
     from .runs import model_of_file
 
-    named = engines[0].partition("==")[0].strip().lower() if engines else ""
-    servers = servers_of(launch, allow_unknown, values, named)
+    engine_name = engines[0].partition("==")[0].strip().lower() if engines else ""
+    servers = servers_of(launch, allow_unknown, values, engine_name)
     if engines and not servers:
         raise InputError(f"--engine {engines[0]}: {launch} starts no such server; remove the option")
     if not servers:
@@ -212,7 +212,7 @@ def ask_engine_fit(
         hardware = options[0].hardware
         layout = options[0].flags if options[0].memory.devices > 1 else {}  # what a single device lacks is a change
         flags_of_devices = {**flags_on(hardware), **layout}
-        unchanged = record.memory_on(question.preset, hardware, version, flags_of_devices)
+        unchanged_memory = record.memory_on(question.preset, hardware, version, flags_of_devices)
         changes = [
             for_users(change, user_count)
             for change in record.changes_on(question.preset, hardware, version, flags_of_devices)
@@ -223,7 +223,7 @@ def ask_engine_fit(
             version,
             hardware,
             flags_of_devices,
-            unchanged,
+            unchanged_memory,
             tuple(changes),
             launch=question.launch,
         )
@@ -237,8 +237,8 @@ def ask_engine_fit(
     is_named = question.hardware is not None
 
     def report() -> Report:
-        times = [option_time(question.preset, record, version, option, user_count) for option in options]
-        return fit_report(use, options, times, user_count, is_named)
+        token_times = [option_time(question.preset, record, version, option, user_count) for option in options]
+        return fit_report(use, options, token_times, user_count, is_named)
 
     return ReportedAnswer(options, report, serves)
 
@@ -266,8 +266,8 @@ def _flags_for_users(
 ) -> dict[str, Any]:
     """Returns a server's flags for `users` sequences of `seq` tokens. Raises `InputError` for a second length."""
     if record.serving is not None:
-        served: dict[str, Any] = record.serving(preset, flags, users, seq)
-        return served
+        serving_flags: dict[str, Any] = record.serving(preset, flags, users, seq)
+        return serving_flags
     length_flag = record.instead["--seq"]
     length_field = length_flag.lstrip("-").replace("-", "_")
     if seq is not None and flags.get(length_field, seq) != seq:
@@ -296,14 +296,14 @@ def _fewest(
 
     Of an engine that shows alternatives, those are all layouts of that many devices that hold all users.
     """
-    serving: list[EngineOption] = []
-    largest: list[EngineOption] = []
+    serving_options: list[EngineOption] = []
+    largest_options: list[EngineOption] = []
     for layout_flags, memory in record.layouts(preset, hardware, version, flags, max_devices):
         serves = memory.starts and memory.max_concurrency >= users
-        if serving and memory.devices > serving[0].memory.devices:
+        if serving_options and memory.devices > serving_options[0].memory.devices:
             break
-        largest = [EngineOption(hardware, layout_flags, memory, serves)]
-        serving += largest if serves else []
-        if serving and not record.shows_alternatives:
+        largest_options = [EngineOption(hardware, layout_flags, memory, serves)]
+        serving_options += largest_options if serves else []
+        if serving_options and not record.shows_alternatives:
             break
-    return serving or largest
+    return serving_options or largest_options

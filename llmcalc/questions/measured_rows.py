@@ -93,7 +93,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _measured_run(
-    where: str,
+    row_name: str,
     row: Mapping[str, str],
     question: RunQuestion,
     options: TimeOptions,
@@ -101,12 +101,12 @@ def _measured_run(
     timer: Timer,
 ) -> MeasuredRun:
     if "seconds" not in row:
-        raise InputError(f"{where}: seconds: missing; expected the measured time")
-    seconds = parse_duration(f"{where}: seconds", row["seconds"])
+        raise InputError(f"{row_name}: seconds: missing; expected the measured time")
+    seconds = parse_duration(f"{row_name}: seconds", row["seconds"])
     try:
         run = timer(_question(row, question, read_model), _options(row, options))
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{row_name}: {error}") from None
     pricer = run.pricer
     assert pricer is not None
     device, stack = run.device, run.stack
@@ -115,7 +115,7 @@ def _measured_run(
         return pricer(factors.device(device), factors.stack(stack))
 
     group = (run.phase, id(run.spec), run.hardware.name, run.stack.name, run.devices, run.tokens, run.seq, run.context)
-    return MeasuredRun(where, seconds, seconds_with, group)
+    return MeasuredRun(row_name, seconds, seconds_with, group)
 
 
 def _question(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:

@@ -79,9 +79,9 @@ class ReceiptFile:
 
         What the log does not state is a default where the log lists the arguments, else it is as in `flags`.
         """
-        logged, _ = read_flags(self.reading, self.engine)
-        typed = {name: value for name, value in flags.items() if name in ("quantize", "quantization")}
-        run = {**(typed if self.reading.has_arguments else flags), **logged}
+        logged_flags, _ = read_flags(self.reading, self.engine)
+        typed_flags = {name: value for name, value in flags.items() if name in ("quantize", "quantization")}
+        run = {**(typed_flags if self.reading.has_arguments else flags), **logged_flags}
         try:
             memory = self.engine.memory_on(self.preset, hardware, self.version, run)
         except InputError:  # flags of the log that do not hold for this model
@@ -95,13 +95,13 @@ class ReceiptFile:
     def notes(self, memory: EngineMemory) -> Iterator[str]:
         """Yields notes: terms of the log that are not used, with the reason, and terms that the log does not state."""
         measured_terms = {term.name for term in memory.terms if term.status == "measured"}
-        dropped = [name for name in self.terms if name not in measured_terms]
+        dropped_terms = [name for name in self.terms if name not in measured_terms]
         if self.other_model:
             yield f"{self.file} is of {self.other_model}: only {', '.join(self.terms)} of it is used"
         if self.other_version:
             yield f"{self.file} is of version {self.other_version}: only {', '.join(self.terms)} of it is used"
-        if dropped:
-            yield f"{self.file}: {', '.join(dropped)} was measured with other flags, and is not used"
+        if dropped_terms:
+            yield f"{self.file}: {', '.join(dropped_terms)} was measured with other flags, and is not used"
         if known_model(self.reading.model) is None:
             name = one_line(self.reading.model) or "no model"
             yield f"{self.file} names {name}; it is taken to be {self.preset.display}"

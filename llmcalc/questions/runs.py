@@ -197,30 +197,30 @@ def _require_target(target: Any, command: str) -> Any:
     return target
 
 
-def model_of_file(target: Any, named: str, where: str, read_model: Callable[[Any], Preset]) -> Preset:
+def model_of_file(target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]) -> Preset:
     """Returns the TARGET, or the model that a launch file names.
 
-    named: the model's name in the file; empty if it names none. where: the file's name in messages.
+    model_name: the model's name in the file; empty if it names none. place_in_error: the file's name in messages.
     Raises `InputError` if there is no TARGET and the file names no model that can be read.
     """
     if target not in (None, ""):
         return read_model(target)
-    if not named:
-        raise InputError(f"missing argument TARGET: {where} names no model; add TARGET, the model's name")
-    if named.startswith(("$", "`")):
+    if not model_name:
+        raise InputError(f"missing argument TARGET: {place_in_error} names no model; add TARGET, the model's name")
+    if model_name.startswith(("$", "`")):
         raise InputError(
-            f"{where}: the model, '{named[:80]}', is known only when the script runs; add TARGET, the model's name"
+            f"{place_in_error}: the model, '{model_name[:80]}', is known only when the script runs; add TARGET, the model's name"
         )
     try:
-        return read_model(named)
+        return read_model(model_name)
     except InputError as error:
-        preset = known_model(named) if _PATH.match(named) else None
+        preset = known_model(model_name) if _PATH.match(model_name) else None
         if preset is None:
             raise InputError(
-                f"{where}: its model, {shown(named)}, cannot be read ({str(error)[:300]}); add TARGET, a preset, a "
+                f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, a preset, a "
                 "config.json or a hub id"
             ) from None
-        note = f"the model of {where}, {shown(named)}, is not here; by its name it is the preset {preset.name}"
+        note = f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset {preset.name}"
         return preset.model_copy(update={"notes": (*preset.notes, note)})
 
 
@@ -266,12 +266,12 @@ def check_precision(settings: Settings, record: Framework) -> None:
         from ..frameworks.registry import NAMES, framework
 
         frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
-        expected = (
+        expected_formats = (
             f"--framework {' or '.join(frameworks)}" if frameworks else "llmcalc time, which has it, or bf16-master"
         )
         raise InputError(
             f"--precision {precision}: the memory of its products is not modelled under {record.title}; "
-            f"expected {expected}"
+            f"expected {expected_formats}"
         )
 
 
@@ -339,8 +339,8 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
             from ..studies.fit_serving import serving_replicas
 
             hardware = question.hardware or find_hardware(ASSUMED.lower())
-            _, best = serving_replicas(memory_on_one, hardware, layout)
-            ranks = Cluster.of(memory_on_one, best.layout, record, version)
+            _, best_replica = serving_replicas(memory_on_one, hardware, layout)
+            ranks = Cluster.of(memory_on_one, best_replica.layout, record, version)
             context["chosen_for"] = hardware
         else:
             ranks = Cluster.of(memory_on_one, layout_of(layout), record, version)
@@ -386,14 +386,16 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         check_precision(settings, framework_of(layout))
         memory_on_one = question.under(framework_of(layout)).on_one_device()
         if layout.devices is None:
-            fitting = with_decoding(fit(memory_on_one, question.hardware), question.hardware)
+            fit_answer = with_decoding(fit(memory_on_one, question.hardware), question.hardware)
             options = hardware_options(memory_on_one, question.accelerators, layout, question.runtime_on)
             return ReportedAnswer(
-                fitting, lambda: reports.report(preset, fitting, options), fitting.fit.verdict != "no"
+                fit_answer, lambda: reports.report(preset, fit_answer, options), fit_answer.fit.verdict != "no"
             )
-        serving = fit_serving(memory_on_one, question.hardware, layout)
+        serving_answer = fit_serving(memory_on_one, question.hardware, layout)
         return ReportedAnswer(
-            serving, lambda: reports.serving_report(preset, serving), serving.best.fit.verdict != "no"
+            serving_answer,
+            lambda: reports.serving_report(preset, serving_answer),
+            serving_answer.best.fit.verdict != "no",
         )
 
 
@@ -417,8 +419,8 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
         memory_on_one = question.under(framework_of(layout)).on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
         options = hardware_options(memory_on_one, accelerators, layout, question.runtime_on)
-    fits = options[0].fit.verdict != "no"
-    return ReportedAnswer(options, lambda: options_report(preset, memory_on_one, options), fits)
+    has_fitting_option = options[0].fit.verdict != "no"
+    return ReportedAnswer(options, lambda: options_report(preset, memory_on_one, options), has_fitting_option)
 
 
 def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
@@ -476,7 +478,7 @@ def ask_plan(
         )
     memory_on_one, layout = planned_run(question)
     check_precision(question.settings, framework_of(layout))
-    planned = plan_of(
+    layout_plan = plan_of(
         memory_on_one,
         question.hardware,
         layout,
@@ -486,6 +488,8 @@ def ask_plan(
         nearest="if none fits",
         time_settings=time_settings,
     )
-    none_possible = not planned.plan.feasible and planned.plan.nearest is None
+    none_possible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""
-    return ReportedAnswer(planned, lambda: report(preset, planned, suggestions, sizes), bool(planned.plan.feasible))
+    return ReportedAnswer(
+        layout_plan, lambda: report(preset, layout_plan, suggestions, sizes), bool(layout_plan.plan.feasible)
+    )

@@ -76,20 +76,20 @@ class ServeOptions:
     draft_tokens: int | None = None
 
 
-def positive(where: str, value: Any, example: str, most: float = MOST_MONEY) -> float:
-    """Parses a positive number or its text. Raises `InputError`, which names the option `where`, for other values."""
+def positive(option_name: str, value: Any, example: str, maximum: float = MOST_MONEY) -> float:
+    """Parses a positive number or its text. Raises `InputError`, which names the option `option_name`, for other values."""
     match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(value).strip())
     number = math.nan if match is None or isinstance(value, bool) else float(match[0])
-    if not 0 < number <= most:
-        raise InputError(f"{where}: {shown(value)}; expected a number above 0, such as {example}")
+    if not 0 < number <= maximum:
+        raise InputError(f"{option_name}: {shown(value)}; expected a number above 0, such as {example}")
     return number
 
 
-def share_of(where: str, value: Any) -> float:
+def share_of(option_name: str, value: Any) -> float:
     """Parses a share of at least 0 and less than 1. Raises `InputError` for other values."""
     match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(value).strip())
     if match is None or isinstance(value, bool):
-        raise InputError(f"{where}: {shown(value)}; expected a share from 0 to below 1, such as 0.5")
+        raise InputError(f"{option_name}: {shown(value)}; expected a share from 0 to below 1, such as 0.5")
     return float(match[0])
 
 
@@ -154,9 +154,9 @@ def serve_study(
             f"--hardware {hardware.name or hardware.title}: {record.title} does not run on it; expected a GPU of "
             f"{' or '.join(record.vendors)}"
         )
-    hit = 0.0 if options.prefix_hit is None else share_of("--prefix-hit", options.prefix_hit)
+    cached_share = 0.0 if options.prefix_hit is None else share_of("--prefix-hit", options.prefix_hit)
     if trace is not None:
-        trace = replace(trace, cached_share=hit)
+        trace = replace(trace, cached_share=cached_share)
     input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
     assert input is not None
     assert output is not None
@@ -164,7 +164,7 @@ def serve_study(
         raise InputError(
             f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
         )
-    requests = Requests(input, output, int(hit * input))
+    requests = Requests(input, output, int(cached_share * input))
     limits = Limits(
         options.concurrency,
         None if options.rate is None else positive("--rate", options.rate, "2.5 requests per second"),
@@ -207,10 +207,12 @@ def _speculation(
     from ..costs.draft import check_draft
     from ..timing.speculation import Speculation
 
-    typed = [name for name in ("acceptance", "draft_tokens") if getattr(options, name) is not None]
+    typed_options = [name for name in ("acceptance", "draft_tokens") if getattr(options, name) is not None]
     if options.draft is None:
-        if typed:
-            raise InputError(f"{option(typed[0])}: is of a draft; expected --draft TARGET, mtp or ngram beside it")
+        if typed_options:
+            raise InputError(
+                f"{option(typed_options[0])}: is of a draft; expected --draft TARGET, mtp or ngram beside it"
+            )
         return None, {}
     if options.acceptance is None:
         raise InputError("--draft: how many tokens are accepted is not known; expected --acceptance, such as 0.7")
@@ -235,14 +237,16 @@ def _trace(options: ServeOptions) -> Trace | None:
     from .traces import read_trace
 
     names = ("input", "output", "concurrency", "rate")
-    typed = [f"--{name}" for name in names if getattr(options, name) is not None]
+    typed_options = [f"--{name}" for name in names if getattr(options, name) is not None]
     if options.trace is None:
-        missing = [f"--{name}" for name in ("input", "output") if getattr(options, name) is None]
-        if missing:
-            raise InputError(f"missing option {missing[0]} (tokens of each request), or --trace FILE with requests")
+        missing_options = [f"--{name}" for name in ("input", "output") if getattr(options, name) is None]
+        if missing_options:
+            raise InputError(
+                f"missing option {missing_options[0]} (tokens of each request), or --trace FILE with requests"
+            )
         return None
-    if typed:
-        raise InputError(f"{typed[0]}: --trace says the requests already; expected one of the two")
+    if typed_options:
+        raise InputError(f"{typed_options[0]}: --trace says the requests already; expected one of the two")
     return Trace(read_trace(options.trace))
 
 
@@ -272,11 +276,11 @@ def _with_formats(question: RunQuestion, quantize: str | None, kv_dtype: str | N
     )
 
 
-def _formats(where: str, text: str | None) -> Sequence[str | None]:
+def _formats(option_name: str, text: str | None) -> Sequence[str | None]:
     """Parses a comma-separated list of number formats; None for the published format."""
     if text is None:
         return [None]
     words = [word.strip() for word in str(text)[: LARGEST.bit_length() * 20].split(",")]
     if not all(words):
-        raise InputError(f"{where}: {shown(text)}; expected formats with commas between them, such as {AUTO},fp8")
+        raise InputError(f"{option_name}: {shown(text)}; expected formats with commas between them, such as {AUTO},fp8")
     return [None if word == AUTO else word for word in words]

@@ -31,12 +31,12 @@ MAX_NIC = 10**6
 """Largest bandwidth of `--nic` in GB/s."""
 
 
-def parse_nic(where: str, gigabytes: Any) -> float:
-    """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `where`, for other values."""
+def parse_nic(option_name: str, gigabytes: Any) -> float:
+    """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `option_name`, for other values."""
     number = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
     value = 0.0 if number is None or isinstance(gigabytes, bool) else float(number[0])
     if not 0 < value <= MAX_NIC:
-        raise InputError(f"{where}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
+        raise InputError(f"{option_name}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
     return value * 1e9
 
 
@@ -105,7 +105,7 @@ def ask_time(
     from ..reports.seconds import report
     from ..studies.run_time import explain_measured
 
-    measured = None if options.measured is None else parse_duration("--measured", options.measured)
+    measured_seconds = None if options.measured is None else parse_duration("--measured", options.measured)
     if options.by_node is not None and not 1 <= options.by_node <= MAX_DEPTH:
         raise InputError(f"--by-node {options.by_node}: expected 1 to {MAX_DEPTH} levels")
     if question.hardware is None:
@@ -115,7 +115,7 @@ def ask_time(
     question = replace(question, settings=time_phase(question, options, is_given))
     options, calibration = calibrated(question, options, read_model)
     run = timed_run(question, options)
-    explanation = None if measured is None else (measured, explain_measured(run, measured))
+    explanation = None if measured_seconds is None else (measured_seconds, explain_measured(run, measured_seconds))
     return ReportedAnswer(
         run, lambda: with_calibration(report(question.preset, run, options.by_node, explanation), calibration)
     )
@@ -257,8 +257,8 @@ def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
     phase, context = question.settings.phase, options.context or 0
     for name in ("context", "server"):
         if getattr(options, name) and phase == "decode":
-            expected = "--seq, the tokens in the cache" if name == "context" else "--phase prefill"
-            raise InputError(f"{option(name)}: is of prompts; expected {expected}")
+            expected_option = "--seq, the tokens in the cache" if name == "context" else "--phase prefill"
+            raise InputError(f"{option(name)}: is of prompts; expected {expected_option}")
     assert question.hardware is not None
     layout_request = question.layout
     for name in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):

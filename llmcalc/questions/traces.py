@@ -99,35 +99,35 @@ def _json_rows(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, 
         yield number, row
 
 
-def _check_columns(where: str, names: Any) -> None:
+def _check_columns(place_in_error: str, names: Any) -> None:
     for name in names:
         if name not in COLUMNS:
             raise InputError(
-                f"{where}: column {shown(name)} is not known; expected {', '.join(COLUMNS)}."
+                f"{place_in_error}: column {shown(name)} is not known; expected {', '.join(COLUMNS)}."
                 f"{suggest(str(name), list(COLUMNS))}"
             )
     for name in COLUMNS:
         if name not in names:
-            raise InputError(f"{where}: the column '{name}' is missing; expected {', '.join(COLUMNS)}")
+            raise InputError(f"{place_in_error}: the column '{name}' is missing; expected {', '.join(COLUMNS)}")
 
 
-def _request(where: str, row: Mapping[str, Any]) -> TracedRequest:
+def _request(place_in_error: str, row: Mapping[str, Any]) -> TracedRequest:
     tokens = [
-        whole(f"{where}: {name}", length_of(f"{where}: {name}", _cell(row[name])), most=MOST_TOKENS)
+        whole(f"{place_in_error}: {name}", length_of(f"{place_in_error}: {name}", _cell(row[name])), most=MOST_TOKENS)
         for name in ("input", "output")
     ]
-    return TracedRequest(_arrival(f"{where}: arrival", _cell(row["arrival"])), *tokens)
+    return TracedRequest(_arrival(f"{place_in_error}: arrival", _cell(row["arrival"])), *tokens)
 
 
 def _cell(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-def _arrival(where: str, value: Any) -> float:
+def _arrival(place_in_error: str, value: Any) -> float:
     """Returns the seconds of an arrival, from a number or a text with a unit."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_plain = isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", value) is not None
-    seconds = float(value) if is_number or is_plain else parse_duration(where, value)
+    seconds = float(value) if is_number or is_plain else parse_duration(place_in_error, value)
     if not 0 <= seconds <= MOST_SECONDS:
-        raise InputError(f"{where}: {shown(value)}; expected seconds from 0 up to 30 days")
+        raise InputError(f"{place_in_error}: {shown(value)}; expected seconds from 0 up to 30 days")
     return seconds

@@ -103,16 +103,16 @@ class Verification:
         from ..reports.verify import report
         from ..simulator.lowering import Unsupported
 
-        verified = Verified([], {})
+        result = Verified([], {})
         for target in targets:
             try:
-                verified.verdicts.append(self._verdict(read_model(target)))
+                result.verdicts.append(self._verdict(read_model(target)))
             except InputError as error:
                 if not self.everything or (self.against == "reference" and not isinstance(error, Unsupported)):
                     raise
-                verified.skipped[target] = str(error).removeprefix(f"{target}: ")
-        ok = bool(verified.verdicts) and all(verdict.ok for verdict in verified.verdicts)
-        return ReportedAnswer(verified, lambda: report(*verified), ok)
+                result.skipped[target] = str(error).removeprefix(f"{target}: ")
+        ok = bool(result.verdicts) and all(verdict.ok for verdict in result.verdicts)
+        return ReportedAnswer(result, lambda: report(*result), ok)
 
     def _verdict(self, preset: Preset) -> Verdict:
         with name_in_errors(preset):

@@ -32,13 +32,15 @@ def share(bar: Bar) -> str:
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 
-def timeline_bar(values: Sequence[int], top: int, width: int = WIDTH) -> str:
+def timeline_bar(values: Sequence[int], maximum: int, width: int = WIDTH) -> str:
     """Returns a text bar of a value over time: each character shows the maximum of a range of points.
 
-    top: the value of the highest level. width: characters.
+    maximum: the value of the highest level. width: characters.
     """
     if not values:
         return ""
     count = min(width, len(values))
     value_ranges = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
-    return "".join(LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, top))] for stretch in value_ranges)
+    return "".join(
+        LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, maximum))] for stretch in value_ranges
+    )

@@ -136,5 +136,5 @@ def failure(check: Check, limit: Limit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     kind = KINDS.get(check.key, "bytes")
     unit = "parameters" if kind == "count" else kind
-    measured, bound = (f"{_number(value):,}" for value in (check.measured, limit.value))
-    return f"{_key(check)}: {measured} {unit}; expected {limit.operator} {bound}"
+    measured_text, bound = (f"{_number(value):,}" for value in (check.measured, limit.value))
+    return f"{_key(check)}: {measured_text} {unit}; expected {limit.operator} {bound}"

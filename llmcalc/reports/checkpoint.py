@@ -46,14 +46,14 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total = checkpoint.elements or 1
-    parts = [Row([name_pattern, n, n / total]) for name_pattern, n in by_part.items()]
-    parts.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
-    stored = units.memory_scale(checkpoint.nbytes)
+    part_rows = [Row([name_pattern, n, n / total]) for name_pattern, n in by_part.items()]
+    part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
+    size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
         Column("format", "format", justify="left"),
         Column("tensors", "tensors", units.exact),
         Column("elements", "elements", units.exact),
-        Column("bytes", stored.name, stored.write),
+        Column("bytes", size_scale.name, size_scale.write),
         Column("bits", "bits each", "{:.2f}".format),
     )
     formats = [Row([d, n, e, b, 8 * b / e if e else 0]) for d, (n, e, b) in checkpoint.by_dtype().items()]
@@ -69,7 +69,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
             Table(
                 f"{name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
                 columns,
-                parts,
+                part_rows,
                 notes=notes,
                 name="tensors",
             ),

@@ -89,42 +89,45 @@ class Load(NamedTuple):
 
 
 def report(
-    compared: Sequence[Compared], layout: Layout = "terminal", width: int | None = None, load: Load | None = None
+    compared_models: Sequence[Compared], layout: Layout = "terminal", width: int | None = None, load: Load | None = None
 ) -> Report:
     """Returns the answer as data (one document per model, in their order) and as tables no wider than the terminal.
 
     load: under which a token is timed; default none.
     """
-    documents = single_or_list([{"model": model_data(preset), "compare": _data(q, load)} for preset, q in compared])
-    lines, warnings = _lines([q for _, q in compared], load), _warnings(compared)
+    documents = single_or_list(
+        [{"model": model_data(preset), "compare": _data(q, load)} for preset, q in compared_models]
+    )
+    lines, warnings = _lines([q for _, q in compared_models], load), _warnings(compared_models)
     if layout == "rows":
-        return Report(documents, [_flat_rows(compared, load)], warnings=warnings)
-    if len(compared) > MOST_COLUMNS:
+        return Report(documents, [_flat_rows(compared_models, load)], warnings=warnings)
+    if len(compared_models) > MOST_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
-        return Report(documents, [_rows(compared, is_wide, load)], warnings=warnings)
+        return Report(documents, [_rows(compared_models, is_wide, load)], warnings=warnings)
     blocks = (
-        [list(compared)]
+        [list(compared_models)]
         if layout == "columns"
-        else list(_blocks(compared, lines, width_of_terminal() if width is None else width))
+        else list(_blocks(compared_models, lines, width_of_terminal() if width is None else width))
     )
     return Report(
-        documents, with_notes_below([_table(block, lines) for block in blocks], [*_notes(compared, load), *warnings])
+        documents,
+        with_notes_below([_table(block, lines) for block in blocks], [*_notes(compared_models, load), *warnings]),
     )
 
 
-def _blocks(compared: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
+def _blocks(compared_models: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
     """Yields groups of models that fit the width: at least one model each, and about equally many."""
     labels = 2 + max(len(label) for label, _ in lines)
-    widths = [2 + max(len(cell) for cell in (preset.display, *_cells(q, lines))) for preset, q in compared]
-    models_per_block = max(1, len(compared))
+    widths = [2 + max(len(cell) for cell in (preset.display, *_cells(q, lines))) for preset, q in compared_models]
+    models_per_block = max(1, len(compared_models))
     while models_per_block > 1 and any(
-        labels + sum(widths[i : i + models_per_block]) > width for i in range(0, len(compared), models_per_block)
+        labels + sum(widths[i : i + models_per_block]) > width for i in range(0, len(compared_models), models_per_block)
     ):
         models_per_block -= 1
-    block_count = -(-len(compared) // models_per_block)
-    even = -(-len(compared) // block_count)
-    for i in range(0, len(compared), even):
-        yield list(compared[i : i + even])
+    block_count = -(-len(compared_models) // models_per_block)
+    even_length = -(-len(compared_models) // block_count)
+    for i in range(0, len(compared_models), even_length):
+        yield list(compared_models[i : i + even_length])
 
 
 def _table(block: Sequence[Compared], lines: Sequence[Line]) -> Table:
@@ -222,13 +225,13 @@ _STYLE_LINES: tuple[Line, ...] = (
 )
 
 
-def _notes(compared: Sequence[Compared], load: Load | None) -> list[str]:
-    quantities = [q for _, q in compared]
+def _notes(compared_models: Sequence[Compared], load: Load | None) -> list[str]:
+    quantities = [q for _, q in compared_models]
     shapes = [shape for q in quantities for shape in q.shapes]
     notes: list[str] = []
     if any(shape.in_dense_band for shape in shapes):
         notes.append(BAND)
-    for preset, q in compared:
+    for preset, q in compared_models:
         if q.shape.mixture_of_experts:
             style = describe(q.shape.block.feed_forward, q.shape.hidden_size)
             notes.append(
@@ -236,7 +239,7 @@ def _notes(compared: Sequence[Compared], load: Load | None) -> list[str]:
             )
     if any(q.encoder is not None for q in quantities):
         notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")
-    for preset, q in compared:
+    for preset, q in compared_models:
         if len(distinct_blocks(q.spec)) > len(q.shapes):
             kinds_text = ", ".join(
                 f"{count} {'of the base kind' if name == 'block' else name}"
@@ -252,11 +255,13 @@ def _notes(compared: Sequence[Compared], load: Load | None) -> list[str]:
     return [*notes, flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
 
 
-def _warnings(compared: Sequence[Compared]) -> list[str]:
+def _warnings(compared_models: Sequence[Compared]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
-    seq = compared[0][1].seq
+    seq = compared_models[0][1].seq
     short_models = [
-        f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < seq
+        f"{preset.display} ({q.longest:,})"
+        for preset, q in compared_models
+        if q.longest is not None and q.longest < seq
     ]
     return (
         [
@@ -313,14 +318,16 @@ def _data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
     }
 
 
-def _rows(compared: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
+def _rows(compared_models: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
     """Returns a row per model. A column's unit is the one in which most values are at least 1.
 
     wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
     """
-    sizes = units.count_scale(_lower_quartile(q.parameters for _, q in compared))
-    flops_scale = units.decimal_scale(_lower_quartile(q.forward_flops_per_token for _, q in compared), "FLOPs")
-    cache = units.memory_scale(_lower_quartile(q.kv_bytes_per_token for _, q in compared if q.kv_bytes_per_token))
+    sizes = units.count_scale(_lower_quartile(q.parameters for _, q in compared_models))
+    flops_scale = units.decimal_scale(_lower_quartile(q.forward_flops_per_token for _, q in compared_models), "FLOPs")
+    cache = units.memory_scale(
+        _lower_quartile(q.kv_bytes_per_token for _, q in compared_models if q.kv_bytes_per_token)
+    )
     columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
         Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
@@ -331,7 +338,7 @@ def _rows(compared: Sequence[Compared], is_wide: bool, load: Load | None) -> Tab
         Column("feed_forward_ratio", "d_ff/h"),
         Column("kv_bytes_per_token", f"KV {cache.name}/tok", cache.write),
         Column("num_key_value_heads", "kv heads"),
-        Column("flops_per_token", f"{flops_scale.name}/tok at {compared[0][1].seq:,}", flops_scale.write),
+        Column("flops_per_token", f"{flops_scale.name}/tok at {compared_models[0][1].seq:,}", flops_scale.write),
     )
     columns = columns if is_wide else columns[:-3]
     timed_columns = (Column("tpot", "TPOT"), Column("tokens_per_second", "tokens/s")) if load is not None else ()
@@ -351,9 +358,9 @@ def _rows(compared: Sequence[Compared], is_wide: bool, load: Load | None) -> Tab
             ][: len(columns)]
             + [write(q) for _, write in (load.lines() if load is not None else ())]
         )
-        for preset, q in compared
+        for preset, q in compared_models
     ]
-    first_model = compared[0][1]
+    first_model = compared_models[0][1]
     notes = [
         "active: parameters used per token, where that is not all of them; d_ff of a mixture of experts: the active "
         "width; of an encoder-decoder the decoder",
@@ -364,7 +371,7 @@ def _rows(compared: Sequence[Compared], is_wide: bool, load: Load | None) -> Tab
         ),
     ]
     notes += [load.note(first_model)] if load is not None else []
-    return Table("", [*columns, *timed_columns], rows, notes=[*notes, *_warnings(compared)])
+    return Table("", [*columns, *timed_columns], rows, notes=[*notes, *_warnings(compared_models)])
 
 
 def _lower_quartile(values: Iterable[float]) -> float:
@@ -373,10 +380,11 @@ def _lower_quartile(values: Iterable[float]) -> float:
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 
-def _flat_rows(compared: Sequence[Compared], load: Load | None) -> Table:
+def _flat_rows(compared_models: Sequence[Compared], load: Load | None) -> Table:
     """Returns one row of raw values per model, without the nested entries of the JSON document."""
     rows = [
-        {"target": preset.target, **_data(q, load), "position": ", ".join(positions(q.spec))} for preset, q in compared
+        {"target": preset.target, **_data(q, load), "position": ", ".join(positions(q.spec))}
+        for preset, q in compared_models
     ]
     keys = [key for key, value in rows[0].items() if not isinstance(value, dict)]
     return Table("", [Column(key, key) for key in keys], [Row([row[key] for key in keys]) for row in rows])

@@ -35,8 +35,8 @@ COLUMNS = (
 
 def amount_text(value: float, digits: int = 2) -> str:
     """Writes an amount with two significant digits: `0.23`, `37`, `12,000`."""
-    rounded = float(f"{value:.{digits}g}")
-    return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"
+    rounded_value = float(f"{value:.{digits}g}")
+    return f"{rounded_value:,.0f}" if rounded_value >= 10 ** (digits - 1) else f"{rounded_value:g}"
 
 
 def report(preset: Preset, hardware: Hardware, answer: RunCost) -> Report:
@@ -47,10 +47,10 @@ def report(preset: Preset, hardware: Hardware, answer: RunCost) -> Report:
         for name, amount in amounts.items()
         if amount is not None
     ]
-    subject = (
+    run_text = (
         f"{units.count(answer.tokens)} tokens" if answer.tokens else f"{units.count(answer.requests or 0)} requests"
     )
-    title = f"{preset.display}, {subject}"
+    title = f"{preset.display}, {run_text}"
     table = Table(
         title, COLUMNS, rows, _aside(hardware, answer), _notes(hardware, answer), _answer(answer), name="cost"
     )
@@ -83,15 +83,17 @@ def money_range(cost: Amount) -> str:
 
 
 def _aside(hardware: Hardware, answer: RunCost) -> str:
-    where = f"{answer.cost.devices:,} {hardware.title}"
+    devices_text = f"{answer.cost.devices:,} {hardware.title}"
     if answer.server is not None and answer.point is not None:
-        return f"{layout_text(answer.server)} on {where}, {plural(answer.point.concurrency, 'request')} at any time"
+        return (
+            f"{layout_text(answer.server)} on {devices_text}, {plural(answer.point.concurrency, 'request')} at any time"
+        )
     assert answer.step is not None
     assert answer.steps is not None
     step = duration(answer.step.estimate, digits=3)
     kind = "measured" if answer.measured else "likely"
     layout = "" if answer.plan is None else f", {layout_cell(answer.plan.plan.feasible[0].layout)}"
-    return f"{answer.steps:,} steps of {answer.step_tokens:,} tokens, {kind} {step} each, on {where}{layout}"
+    return f"{answer.steps:,} steps of {answer.step_tokens:,} tokens, {kind} {step} each, on {devices_text}{layout}"
 
 
 def _notes(hardware: Hardware, answer: RunCost) -> list[str]:

@@ -42,8 +42,8 @@ def _component(entry: Locked) -> dict[str, Any]:
         "architectureFamily": data["model_type"] or data["kind"],
         "modelArchitecture": headline(preset.model),
     }
-    skipped = {"target", "name"}
-    values = _properties({key: value for key, value in data.items() if key not in skipped})
+    skipped_keys = {"target", "name"}
+    values = _properties({key: value for key, value in data.items() if key not in skipped_keys})
     component: dict[str, Any] = {
         "type": "machine-learning-model",
         "bom-ref": data["target"],

@@ -72,13 +72,13 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
     title: title of the comparison; default the names of the models.
     unread: why the first model could not be read; empty if it was.
     """
-    before, after = difference.before, difference.after
-    model = after or before
+    model_before, model_after = difference.before, difference.after
+    model = model_after or model_before
     assert model is not None
-    title = title or " → ".join(preset.display for preset in (before, after) if preset is not None)
+    title = title or " → ".join(preset.display for preset in (model_before, model_after) if preset is not None)
     warnings = [*([unread] if unread else []), *_too_long(difference)]
     added_text = "could not be read before" if unread else "added"
-    headline_text = added_text if before is None else "removed" if after is None else _answer(difference)
+    headline_text = added_text if model_before is None else "removed" if model_after is None else _answer(difference)
     notes = [
         *warnings,
         f"at {difference.seq:,} tokens of one sequence, cache in {units.short_dtype(difference.dtype)}",
@@ -98,9 +98,9 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
     if difference.fields:
         rows = [Row([model.name, _value(model.before), _value(model.after)]) for model in difference.fields]
         tables.append(Table("Fields that differ", FIELD_COLUMNS, rows, name="fields"))
-    if before is not None and after is not None:
+    if model_before is not None and model_after is not None:
         tables += [_nodes(name, nodes) for name, nodes in difference.components.items() if nodes]
-    target = " → ".join(preset.target for preset in (before, after) if preset is not None)
+    target = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
     return Report(_data(difference), tables, warnings=warnings).of(target)
 
 
@@ -125,10 +125,16 @@ def _answer(difference: Difference) -> str:
 
 
 def _row(quantity: Quantity) -> Row:
-    before, after = _pair(quantity)
+    text_before, text_after = _pair(quantity)
     change = Shown(quantity.change, _change(quantity) if quantity.changed else "equal")
     return Row(
-        [quantity.name, Shown(quantity.before, before), Shown(quantity.after, after), change, _relative(quantity)]
+        [
+            quantity.name,
+            Shown(quantity.before, text_before),
+            Shown(quantity.after, text_after),
+            change,
+            _relative(quantity),
+        ]
     )
 
 

@@ -172,11 +172,11 @@ class Report(NamedTuple):
     def with_entry(self, name: str, entry: Any, note: str) -> Report:
         """Returns the report with another entry in its document, and a note before the notes of its first table."""
         assert isinstance(self.data, dict)  # a report of one target
-        first, *other_tables = self.tables
+        first_table, *other_tables = self.tables
         data = {**self.data, name: entry}
         if "notes" in data:
             data["notes"] = [note, *data["notes"]]
-        return self._replace(data=data, tables=[first._replace(notes=[note, *first.notes]), *other_tables])
+        return self._replace(data=data, tables=[first_table._replace(notes=[note, *first_table.notes]), *other_tables])
 
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Returns the JSON document, with `schema_version` and all notes of the tables."""

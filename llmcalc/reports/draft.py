@@ -37,15 +37,15 @@ def draft_data(draft: Draft) -> dict[str, Any]:
 
 def note(draft: Draft, counted: bool = False) -> str:
     """Writes the size of the draft model: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
-    parts = [
+    texts = [
         f"{units.exact(draft.params)} parameters",
         f"{units.memory(draft.cache.bytes_per_token)} of cache per token",
     ]
     if draft.cache.workload.seq > 1:
-        parts.append(f"{units.memory(draft.cache.bytes)} in all")
+        texts.append(f"{units.memory(draft.cache.bytes)} in all")
     if draft.count is not None:
-        parts.append(units.flops(draft.count.total))
+        texts.append(units.flops(draft.count.total))
     shared_parts = " and ".join(NAMES[name] for name in draft.shared)
     shares = f"; its {shared_parts} {'is' if len(draft.shared) == 1 else 'are'} the target's" if shared_parts else ""
-    where = "counted in" if counted else "beside the numbers above"
-    return f"draft {draft.preset.name}, {where}: {', '.join(parts)}{shares}"
+    relation = "counted in" if counted else "beside the numbers above"
+    return f"draft {draft.preset.name}, {relation}: {', '.join(texts)}{shares}"

@@ -108,21 +108,21 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
 
 
 def fit_report(
-    use: EngineUse, options: Sequence[EngineOption], times: Sequence[TimedRun | None], users: int, is_named: bool
+    use: EngineUse, options: Sequence[EngineOption], timed_runs: Sequence[TimedRun | None], users: int, is_named: bool
 ) -> Report:
     """Returns the report of `fit`: the fewest accelerators on which the engine starts with the users' cache.
 
-    times: of each option, a token of all users; None without a time. users: requests at once. is_named: whether the
+    timed_runs: of each option, a token of all users; None without a time. users: requests at once. is_named: whether the
     user named the accelerator.
     """
     from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data
 
-    has_times = any(timed is not None for timed in times)
-    best = options[0]
-    where = f"{best.memory.devices} × {best.hardware.title}"
-    holds = f"{users:,} user{'s' * (users > 1)} of {best.memory.max_model_len:,} tokens"
-    notes = [*_notes(best.memory), *_launch_notes(use)]
-    answer = f"{holds} on {where}" if best.serves else f"no: not {holds} on up to {where}"
+    has_times = any(timed_run is not None for timed_run in timed_runs)
+    best_option = options[0]
+    devices_text = f"{best_option.memory.devices} × {best_option.hardware.title}"
+    holds = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
+    notes = [*_notes(best_option.memory), *_launch_notes(use)]
+    answer = f"{holds} on {devices_text}" if best_option.serves else f"no: not {holds} on up to {devices_text}"
     rows = [
         Row(
             [
@@ -132,10 +132,10 @@ def fit_report(
                 option.memory.kv_tokens,
                 option.memory.max_concurrency,
                 "fits" if option.serves else "no",
-                *(decoding_cells(timed) if has_times else ()),
+                *(decoding_cells(timed_run) if has_times else ()),
             ]
         )
-        for option, timed in zip(options, times, strict=True)
+        for option, timed_run in zip(options, timed_runs, strict=True)
     ]
     title = f"{use.preset.display} on {_engine_name(use)}"
     columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
@@ -145,8 +145,8 @@ def fit_report(
         "model": model_data(use.preset),
         "engine": _engine_data(use),
         "users": users,
-        "max_model_len": best.memory.max_model_len,
-        "verdict": "fits" if best.serves else "no",
+        "max_model_len": best_option.memory.max_model_len,
+        "verdict": "fits" if best_option.serves else "no",
         "options": [
             {
                 "hardware": option.hardware.name,
@@ -157,12 +157,12 @@ def fit_report(
                 "kv_tokens": option.memory.kv_tokens,
                 "max_concurrency": option.memory.max_concurrency,
                 "message": option.memory.message,
-                **decoding_data(timed),
+                **decoding_data(timed_run),
             }
-            for option, timed in zip(options, times, strict=True)
+            for option, timed_run in zip(options, timed_runs, strict=True)
         ],
         "changes": _changes_data(use),
-        "assumed": dict(best.memory.assumed),
+        "assumed": dict(best_option.memory.assumed),
         **_launch_data(use),
     }
     return Report(data, tables).of(use.preset.target)
@@ -199,8 +199,8 @@ def _launch_aside(use: EngineUse) -> str:
     """Writes the file that starts the server, and flags that are typed beside it; empty without a file."""
     if use.launch is None:
         return ""
-    typed = ", ".join(f"{flag} {override.option}" for flag, override in use.launch.overridden.items())
-    return f"; {use.launch.at}" + (f", with {typed} in the place of its own" if typed else "")
+    typed_flags = ", ".join(f"{flag} {override.option}" for flag, override in use.launch.overridden.items())
+    return f"; {use.launch.at}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
 
 
 def _launch_notes(use: EngineUse) -> list[str]:
@@ -209,14 +209,14 @@ def _launch_notes(use: EngineUse) -> list[str]:
     if launch is None:
         return []
     defaults = ", ".join(f"{flag} {value}" for flag, value in use.memory.assumed.items())
-    filled = [f"defaults of {_engine_name(use)}: {defaults}"] if defaults else []
+    filled_defaults = [f"defaults of {_engine_name(use)}: {defaults}"] if defaults else []
     has_fewer_gpus = launch.gpus is not None and launch.gpus < use.memory.devices
     gpus = (
         [f"the file has {launch.gpus} accelerators, and the layout needs {use.memory.devices}"]
         if has_fewer_gpus
         else []
     )
-    return [*filled, *gpus, *launch.notes, *(f"{flag}: {reason}" for flag, reason in launch.unknown.items())]
+    return [*filled_defaults, *gpus, *launch.notes, *(f"{flag}: {reason}" for flag, reason in launch.unknown.items())]
 
 
 def _launch_data(use: EngineUse) -> dict[str, Any]:
@@ -277,8 +277,8 @@ def _device_rows(use: EngineUse) -> list[Row]:
 
 
 def _changes_table(use: EngineUse) -> Table:
-    where = "on the GPUs" if any(term.device for term in use.memory.terms) else "for the cache"
-    title = f"More room {where}" if use.memory.starts else "What would make it start"
+    device_text = "on the GPUs" if any(term.device for term in use.memory.terms) else "for the cache"
+    title = f"More room {device_text}" if use.memory.starts else "What would make it start"
     rows = [
         Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
         for change in use.changes
@@ -319,14 +319,14 @@ def _data(use: EngineUse) -> dict[str, Any]:
         if term.name != "budget":
             by_device[term.device] = by_device.get(term.device, 0) + term.bytes
             by_kind[term.name] = by_kind.get(term.name, 0) + term.bytes
-    fullest = max((size for device, size in by_device.items() if device != HOST), default=0)
+    fullest_device_bytes = max((size for device, size in by_device.items() if device != HOST), default=0)
     return {
         "model": model_data(use.preset),
         "hardware": use.hardware.name,
         "devices": memory.devices,
         "engine": _engine_data(use),
         "memory": {
-            "device_bytes": fullest,
+            "device_bytes": fullest_device_bytes,
             "capacity_bytes": use.hardware.capacity_bytes,
             "by_kind": by_kind,
             **({"by_device": by_device} if set(by_device) != {""} else {}),
@@ -370,8 +370,8 @@ def _flag_values(use: EngineUse, flags: Any, shortest: bool = False) -> list[tup
 
 def _flags_cell(use: EngineUse, flags: Any) -> Shown:
     """Returns the flags by their usual spellings; a screen shows the shortest spellings."""
-    usual, brief = (
+    usual_flags, brief = (
         " ".join(f"{flag} {value}" for flag, value in _flag_values(use, flags, shortest)) or "—"
         for shortest in (False, True)
     )
-    return Shown(usual, brief)
+    return Shown(usual_flags, brief)

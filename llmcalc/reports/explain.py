@@ -197,14 +197,14 @@ def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) ->
     has_proportions = any(f.in_hidden is not None for f in model.formulas)
     pairs = explanation.formulas.proportions() if has_proportions else ()
     proportions = ", ".join(f"{write(numerator)} = {write(denominator)}" for numerator, denominator in pairs)
-    repeated = (
+    repeat_text = (
         "× 2: repeated twice; the value is per layer"
         if values_only
         else "× L: repeated L times; the formula is per layer"
     )
     notes = [
         *_without_symbols(explanation),
-        repeated,
+        repeat_text,
         *share_notes(share),
         *_training(explanation),
         f"in units of h: {proportions}" if proportions else "",
@@ -275,14 +275,14 @@ def _break_lines(text: str, width: int) -> list[str]:
     return lines
 
 
-def _split_terms(text: str, short: int) -> list[str]:
-    """Splits a text before every + and − outside brackets of less than `short` characters."""
+def _split_terms(text: str, short_length: int) -> list[str]:
+    """Splits a text before every + and − outside brackets of less than `short_length` characters."""
     open_brackets: list[int] = []
     unbroken: set[int] = set()
     for i, mark in enumerate(text):
         if mark == "(":
             open_brackets.append(i)
-        elif mark == ")" and open_brackets and i - open_brackets[-1] < short:
+        elif mark == ")" and open_brackets and i - open_brackets[-1] < short_length:
             unbroken.update(range(open_brackets.pop(), i))
         elif mark == ")" and open_brackets:
             open_brackets.pop()
@@ -292,26 +292,28 @@ def _split_terms(text: str, short: int) -> list[str]:
 
 def _heading(section: Section) -> str:
     """Writes the common end of the paths of all places: `layers.self_attn (one of 32)`."""
-    times = sum(p.times for p in section.places if not p.optional)
-    shared: list[str] = []
+    repeat_count = sum(p.times for p in section.places if not p.optional)
+    shared_names: list[str] = []
     for names in zip(*(reversed(p.name.split(".")) for p in section.places), strict=False):
         if len(set(names)) > 1:
             break
-        shared.insert(0, names[0])
-    return (".".join(shared) or section.places[0].steps[-1][0]) + (f" (one of {times})" if times > 1 else "")
+        shared_names.insert(0, names[0])
+    return (".".join(shared_names) or section.places[0].steps[-1][0]) + (
+        f" (one of {repeat_count})" if repeat_count > 1 else ""
+    )
 
 
 def _paths_text(section: Section) -> str:
     """Writes every path of the node, and its total over the model."""
     counted_places = [p for p in section.places if not p.optional]
-    times = sum(p.times for p in counted_places)
+    repeat_count = sum(p.times for p in counted_places)
     paths = ", ".join(p.path or "model" for p in counted_places or section.places)
     left_out_paths = ", ".join(p.path for p in section.places if p.optional) if counted_places else ""
     left_out = f"; not counted: {left_out_paths}" if left_out_paths else ""
-    if not counted_places or times == 1:
+    if not counted_places or repeat_count == 1:
         return f"at {paths}{left_out}"
     totals = [
-        f"{units.exact(f.value.numerator * times)} {QUANTITIES[f.quantity][1]}"
+        f"{units.exact(f.value.numerator * repeat_count)} {QUANTITIES[f.quantity][1]}"
         for f in section.formulas
         if f.quantity in ("params", "activations") and f.value
     ]
@@ -373,10 +375,10 @@ def _training(explanation: Explanation) -> list[str]:
     training = explanation.training
     if training is None:
         return []
-    recomputed = "" if training.recompute == "none" else f"; --recompute {training.recompute}"
+    recompute_text = "" if training.recompute == "none" else f"; --recompute {training.recompute}"
     return [
         *explanation.notes,
-        f"activations kept for the backward pass, in {training.dtype}; attention: {training.attention}{recomputed}",
+        f"activations kept for the backward pass, in {training.dtype}; attention: {training.attention}{recompute_text}",
         "each storage counts once, whole, at the first module that saves it; weights and inputs do not count",
         "what an operation saves: tools/autograd/derivatives.yaml of PyTorch 2.13; softmax, norms and loss in float32",
     ]
@@ -423,9 +425,9 @@ def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: RankSh
     sources = list(dict.fromkeys(p.source for section in explanation.sections for p in section.places if p.source))
     out += [_comment(f"source: {source}") for source in sources]
     if bibtex:
-        cited, uncited = papers(sources)
-        out += ["", *(paper.bibtex() for paper in cited)]
-        out += [_comment(f"no paper: {name}") for name in uncited]
+        cited_papers, uncited_sources = papers(sources)
+        out += ["", *(paper.bibtex() for paper in cited_papers)]
+        out += [_comment(f"no paper: {name}") for name in uncited_sources]
     elif sources:
         out.append("% --bibtex adds their entries")
     return "\n".join(out) + "\n"

@@ -55,13 +55,13 @@ def report(
     count: FlopCount,
     rules: Sequence[Rule] = (),
     share: RankShare | None = None,
-    measured: Utilization | None = None,
+    measured_run: Utilization | None = None,
 ) -> Report:
     """Returns the report of the FLOPs of one pass as data and as a table.
 
     rules: rules of thumb, whose table comes first; default none.
     share: the rank that is counted; default the whole model.
-    measured: the utilization of a measured run, whose table comes first; default None.
+    measured_run: the utilization of a measured run, whose table comes first; default None.
     """
     warnings = too_long(count.spec, count.workload)
     notes = warnings + without_repetitions(share_notes(share, *_rank_notes(share))) + _notes(count)
@@ -94,9 +94,9 @@ def report(
     if rules:
         data["flops"]["conventions"] = conventions.data(rules)
         tables.insert(0, conventions.table(preset.display, headline(count), count, rules))
-    if measured is not None:
-        data["utilization"] = utilization.data(measured)
-        tables.insert(0, utilization.table(preset.display, headline(count), measured))
+    if measured_run is not None:
+        data["utilization"] = utilization.data(measured_run)
+        tables.insert(0, utilization.table(preset.display, headline(count), measured_run))
     return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
@@ -175,11 +175,11 @@ def headline(count: FlopCount) -> str:
 def _notes(count: FlopCount) -> list[str]:
     workload = count.workload
     experts = identity_experts(count.tree)
-    uncounted = "".join(
+    uncounted_text = "".join(
         f"; also not counted, as it is element by element: {operation}"
         for operation in _uncounted_operations(count.spec)
     )
-    notes = [PRODUCTS + uncounted, *_latent_notes(count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
+    notes = [PRODUCTS + uncounted_text, *_latent_notes(count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts] if experts else []
     if workload.phase == "decode":
         notes.append(
@@ -200,9 +200,9 @@ def _notes(count: FlopCount) -> list[str]:
         notes.append("per token: all FLOPs, the encoder's included, divided by the decoder's tokens")
     if count.spec.mtp is not None and MTP.name not in count.include:
         notes.append(f"not counted: {MTP.title}; {MTP.option} includes them")
-    counted = set() if count.inputs is None or not count.encoders else count.inputs.names
-    uncounted_towers = [name for name in count.spec.towers if name not in counted]
-    if uncounted_towers and not counted:
+    counted_encoders = set() if count.inputs is None or not count.encoders else count.inputs.names
+    uncounted_towers = [name for name in count.spec.towers if name not in counted_encoders]
+    if uncounted_towers and not counted_encoders:
         notes.append(
             f"not counted: {', '.join(uncounted_towers)}; of vision and audio encoders only the parameters are "
             f"counted (llmcalc params {TOWERS.option}), and their FLOPs with --image or --audio"
@@ -214,8 +214,8 @@ def _latent_notes(count: FlopCount) -> list[str]:
     """Returns the form in which latent attention runs, and the option for the other form."""
     if count.mla is None:
         return []
-    cached = count.mla == "expanded" and count.workload.context
-    from_cache = ", those of earlier tokens too, since only latents are cached" if cached else ""
+    expands_cache = count.mla == "expanded" and count.workload.context
+    from_cache = ", those of earlier tokens too, since only latents are cached" if expands_cache else ""
     other_form = "absorbed" if count.mla == "expanded" else "expanded"
     return [f"{MLA[count.mla]}{from_cache} (--mla {other_form}: the other form)"]
 
@@ -250,17 +250,17 @@ def _training_notes(count: FlopCount) -> list[str]:
     notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]
     if count.recomputed:
         notes.append(_recompute_note(count.run_config.execution.recompute))
-        saved = count.skipped_by_early_stop
+        saved_flops = count.skipped_by_early_stop
         if count.run_config.execution.recompute.saved_operations:
             return notes
-        if saved:
-            less = (
-                f"runs {units.flops(saved)} less ({units.exact(saved)}): it stops early, before the last "
+        if saved_flops:
+            fewer_text = (
+                f"runs {units.flops(saved_flops)} less ({units.exact(saved_flops)}): it stops early, before the last "
                 "product of what ends in one"
             )
         else:
-            less = "runs as much: it stops early, but nothing here ends in a plain product"
-        notes.append(f"torch's non-reentrant checkpointing {less}")
+            fewer_text = "runs as much: it stops early, but nothing here ends in a plain product"
+        notes.append(f"torch's non-reentrant checkpointing {fewer_text}")
         if MTP.name in count.include and count.spec.mtp is not None:
             notes.append(f"{MTP.title} are not recomputed")
     return notes

@@ -82,8 +82,8 @@ def _detail_table(hardware: Hardware) -> Table:
         )
     elif hardware.peak_flops:
         notes.insert(0, "peaks are dense")
-    announced = f"announced {hardware.released}" if hardware.released else ""
-    details = (hardware.vendor, announced, "preliminary" if hardware.preliminary else "")
+    announcement = f"announced {hardware.released}" if hardware.released else ""
+    details = (hardware.vendor, announcement, "preliminary" if hardware.preliminary else "")
     vendor_text = ", ".join(detail for detail in details if detail)
     return Table(
         hardware.title,
@@ -110,15 +110,15 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
     add("usable memory", hardware.usable_memory_bytes, units.memory(hardware.usable_memory_bytes or 0), "B")
     add("CUDA context", hardware.context_bytes, units.memory(hardware.context_bytes or 0), "B")
     add_rate("memory bandwidth", hardware.memory_bandwidth)
-    link, nic, parts = hardware.interconnect, hardware.nic, hardware.compute_units
+    link, nic, compute_units = hardware.interconnect, hardware.nic, hardware.compute_units
     if link is not None:
         add_rate(f"{link.name}, each way", link.bandwidth_per_direction)
         add("scale-up domain", link.domain_size, f"{link.domain_size} devices", "")
     if nic is not None:
         add_rate("NIC, each way", nic.bandwidth_per_direction)
     add("TDP", hardware.tdp_watts, f"{hardware.tdp_watts} W", "W")
-    if parts is not None:
-        add("compute units", parts.count, f"{parts.count} {parts.name}s", "")
+    if compute_units is not None:
+        add("compute units", compute_units.count, f"{compute_units.count} {compute_units.name}s", "")
     if hardware.compute_capability is not None:
         rows.append(Row(["compute capability", hardware.compute_capability, None, "", None]))
     clock = hardware.boost_clock_hz

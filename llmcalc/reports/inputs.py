@@ -23,10 +23,10 @@ def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
 
 def note(inputs: EncodedInputs) -> str:
     """Writes the tokens of images and audio: `of each sequence, 2,508 tokens are images and 750 are audio`."""
-    parts = [
+    texts = [
         f"{units.exact(tokens)} {kind}"
         for tokens, kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
         if tokens
     ]
-    where = "tokens of each sequence" if inputs.in_sequence else "positions of the encoder, which the decoder reads"
-    return f"{where}: {' and '.join(parts)}, as the model's published processor cuts them"
+    unit_text = "tokens of each sequence" if inputs.in_sequence else "positions of the encoder, which the decoder reads"
+    return f"{unit_text}: {' and '.join(texts)}, as the model's published processor cuts them"

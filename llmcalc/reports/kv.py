@@ -133,11 +133,11 @@ def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -
             for name in dtypes
         ),
     ]
-    filled = [
+    filled_rows = [
         Row([title, ratio, *(alternative.bytes_in_format(name) for name in dtypes)], strong=not i)
         for i, (title, ratio, alternative) in enumerate(rows)
     ]
-    return Table("", columns, filled, name="what-if")
+    return Table("", columns, filled_rows, name="what-if")
 
 
 def _growth(cache: CacheSize, scale: units.Scale) -> Table:
@@ -158,8 +158,8 @@ def _growth(cache: CacheSize, scale: units.Scale) -> Table:
 
 def _notes(cache: CacheSize) -> list[str]:
     layer_kinds = set(cache.by_layer_kind)
-    scale, stored = binary(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
-    scales = f"{units.short_dtype(stored.name)}: {stored.what}" if stored.keys.bits < 16 else ""
+    scale, stored_format = binary(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
+    scales = f"{units.short_dtype(stored_format.name)}: {stored_format.what}" if stored_format.keys.bits < 16 else ""
     notes = ["; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scales, scale)))]
     if layer_kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")

@@ -46,22 +46,22 @@ def _short(name: str) -> str:
     return name if len(names) <= 4 else ",".join((*names[:2], "…", names[-1]))
 
 
-def _add(rows: list[Row], node: Measured, times: int, total: int, depth: int) -> None:
-    times *= node.repeat
+def _add(rows: list[Row], node: Measured, repeat_count: int, total: int, depth: int) -> None:
+    repeat_count *= node.repeat
     rows.append(
         Row(
             [
                 _short(node.name),
                 node.params,
-                times if times > 1 else None,
-                node.params * times,
-                node.params * times / total,
+                repeat_count if repeat_count > 1 else None,
+                node.params * repeat_count,
+                node.params * repeat_count / total,
             ],
             depth,
         )
     )
     for child in node.children:
-        _add(rows, child, times, total, depth + 1)
+        _add(rows, child, repeat_count, total, depth + 1)
 
 
 @dataclass(frozen=True, repr=False)

@@ -83,10 +83,10 @@ def too_long(spec: ModelSpec, workload: Workload) -> list[str]:
     """Returns a note if a sequence has more tokens than the model's context length; decoding is asked for by those that
     it reads.
     """
-    longest = workload.context if workload.phase == "decode" else workload.context + workload.seq
+    longest_length = workload.context if workload.phase == "decode" else workload.context + workload.seq
     if spec.kind == "encoder-decoder":
-        longest = max(longest, workload.source)
-    length_note = too_long_note(spec, longest)
+        longest_length = max(longest_length, workload.source)
+    length_note = too_long_note(spec, longest_length)
     return [length_note] if length_note else []
 
 

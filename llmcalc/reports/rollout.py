@@ -54,8 +54,8 @@ def engine_note(rollout: Rollout | None) -> str:
     if rollout is None or not rollout.engine:
         return ""
     flags = " ".join(f"{name}={value}" for name, value in rollout.flags.items())
-    idle = "weights and cache are freed" if rollout.sleeps else "weights and cache stay on the device"
-    return f"rollouts by {rollout.engine} (newest rules): {flags}; while it is idle its {idle}"
+    idle_text = "weights and cache are freed" if rollout.sleeps else "weights and cache stay on the device"
+    return f"rollouts by {rollout.engine} (newest rules): {flags}; while it is idle its {idle_text}"
 
 
 def phases_table(phases: Sequence[RolloutPhase], heading: str, aside: str, answer: str, notes: Sequence[str]) -> Table:

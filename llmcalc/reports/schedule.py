@@ -129,9 +129,9 @@ class Chart(NamedTuple):
     @classmethod
     def of(cls, timetable: Timetable, free_width: int) -> Chart:
         """Returns a chart in which the shortest pass has room for its name; if too wide, only its beginning and end."""
-        shortest = min(timetable.costs.duration(a.kind) for order in timetable.pipeline.orders for a in order)
+        shortest_pass = min(timetable.costs.duration(a.kind) for order in timetable.pipeline.orders for a in order)
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
-        scale = name_width / shortest
+        scale = name_width / shortest_pass
         total_width = round(timetable.time * scale)
         if total_width <= free_width:
             return cls(scale, (range(total_width),))

@@ -55,9 +55,9 @@ def duration(seconds: float, unit: str = "", digits: int = 2) -> str:
     """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. unit: default the largest that fits."""
     unit = unit or unit_of(seconds)
     value = seconds / FACTORS[unit]
-    rounded = float(f"{value:.{digits}g}")
-    decimals = max(0, digits - 1 - _exponent(rounded))
-    return f"{rounded:,.{decimals}f} {unit}"
+    rounded_value = float(f"{value:.{digits}g}")
+    decimals = max(0, digits - 1 - _exponent(rounded_value))
+    return f"{rounded_value:,.{decimals}f} {unit}"
 
 
 FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -78,15 +78,15 @@ def _exponent(value: float) -> int:
 def range_text(estimate: Range) -> str:
     """Writes the range of an estimate: `5.8 to 8.7 s, likely 6.8`."""
     unit = unit_of(float(estimate.estimate))
-    likely = duration(float(estimate.estimate), unit).removesuffix(f" {unit}")
-    return f"{range_of(estimate, ' to ')} {unit}, likely {likely}"
+    likely_text = duration(float(estimate.estimate), unit).removesuffix(f" {unit}")
+    return f"{range_of(estimate, ' to ')} {unit}, likely {likely_text}"
 
 
-def range_of(estimate: Range, between: str = "-") -> str:
+def range_of(estimate: Range, separator: str = "-") -> str:
     """Writes the ends of a range, in the unit of the likely value: `5.8-8.7`."""
     unit = unit_of(float(estimate.estimate))
-    low, high = (duration(float(end), unit).removesuffix(f" {unit}") for end in (estimate.low, estimate.high))
-    return f"{low}{between}{high}"
+    low_text, high_text = (duration(float(end), unit).removesuffix(f" {unit}") for end in (estimate.low, estimate.high))
+    return f"{low_text}{separator}{high_text}"
 
 
 def tpot_text(run: TimedRun) -> str:
@@ -115,36 +115,38 @@ DECODING_COLUMNS = (
 
 def class_text(estimate: Range, title: str) -> str:
     """Writes the class of an estimate in words, with the tested errors of the class."""
-    tested = estimate.tested
-    if tested is None:
+    tested_errors = estimate.tested
+    if tested_errors is None:
         return f"{title} on this device was never tested: the range is the widest"
-    median, p90 = (units.percent(error, 0) for error in (tested.median_error, tested.p90_error))
+    median, p90 = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
     return (
-        f"{tested.words} ({title}): {plural(tested.rows, 'measured row')}; sources never seen before were {median} off "
+        f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before were {median} off "
         f"by median, one in ten by more than {p90}"
     )
 
 
 def report(
-    preset: Preset, run: TimedRun, by_node: int | None = None, measured: tuple[float, list[str]] | None = None
+    preset: Preset, run: TimedRun, by_node: int | None = None, measured_run: tuple[float, list[str]] | None = None
 ) -> Report:
     """Returns the report of an estimated time as data and as tables.
 
     by_node: levels of the model's tree that nodes are listed by; None for the shortest list.
-    measured: a measured time and the lines that could explain it; None without one.
+    measured_run: a measured time and the lines that could explain it; None without one.
     """
     from ..workload.workload import Workload
 
     warnings = too_long(run.spec, Workload(run.sequences, run.seq, run.context))
     nodes = run.nodes(by_node or 2)
     answer = f"{SUBJECTS[run.phase]} takes {range_text(run.range)}"
-    notes = [*warnings, class_text(run.range, run.stack.title), *_measured_notes(run, measured), *_notes(run)]
-    parts = Table(preset.display, PART_COLUMNS, list(_part_rows(run)), _run_text(run), notes, answer, name="parts")
+    notes = [*warnings, class_text(run.range, run.stack.title), *_measured_notes(run, measured_run), *_notes(run)]
+    parts_table = Table(
+        preset.display, PART_COLUMNS, list(_part_rows(run)), _run_text(run), notes, answer, name="parts"
+    )
     shown_nodes = nodes if by_node else nodes[:FEW_NODES]
     rows = [_node_row(node, run.seconds) for node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
-    data = _data(preset, run, nodes, measured)
-    return Report(data, [parts, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
+    data = _data(preset, run, nodes, measured_run)
+    return Report(data, [parts_table, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _run_text(run: TimedRun) -> str:
@@ -163,13 +165,13 @@ def _run_text(run: TimedRun) -> str:
 def _part_rows(run: TimedRun) -> list[Row]:
     """Returns rows of the parts of the run, with the share of each bound (compute, memory, communication)."""
     unit = unit_of(run.seconds)
-    parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
+    time_parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
     bounds = sorted(run.bounds.items(), key=lambda item: -item[1])
     rows: list[Row] = []
-    for part, bound in zip_longest(parts, bounds):
+    for time_part, bound in zip_longest(time_parts, bounds):
         cells: list[Any] = [None, None, None]
-        if part is not None:
-            name, seconds = part
+        if time_part is not None:
+            name, seconds = time_part
             cells = [PART_NAMES[name], Shown(seconds, duration(seconds, unit, 3)), seconds / run.seconds]
         cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / run.seconds]
         rows.append(Row(cells))
@@ -181,10 +183,10 @@ def _node_row(node: Node, total: float) -> Row:
     return Row([node.path, node.kind, seconds, node.seconds / total, BOUND_NAMES[node.bound], node.reached])
 
 
-def _measured_notes(run: TimedRun, measured: tuple[float, list[str]] | None) -> list[str]:
-    if measured is None:
+def _measured_notes(run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
+    if measured_run is None:
         return []
-    seconds, lines = measured
+    seconds, lines = measured_run
     is_in_range = run.range.low <= seconds <= run.range.high
     place = "inside" if is_in_range else "outside"
     return [f"measured {duration(seconds, digits=3)}: {place} the range; {'; '.join(lines)}"]
@@ -226,7 +228,9 @@ def node_data(node: Node, total: float) -> dict[str, Any]:
     }
 
 
-def _data(preset: Preset, run: TimedRun, nodes: list[Node], measured: tuple[float, list[str]] | None) -> dict[str, Any]:
+def _data(
+    preset: Preset, run: TimedRun, nodes: list[Node], measured_run: tuple[float, list[str]] | None
+) -> dict[str, Any]:
     data: dict[str, Any] = {
         "model": model_data(preset),
         "workload": {
@@ -251,8 +255,8 @@ def _data(preset: Preset, run: TimedRun, nodes: list[Node], measured: tuple[floa
         "rules": run.rules,
         "not_counted": list(NOT_COUNTED[run.phase]),
     }
-    if measured is not None:
-        seconds, lines = measured
+    if measured_run is not None:
+        seconds, lines = measured_run
         is_in_range = bool(run.range.low <= seconds <= run.range.high)
         data["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": lines}
     return data

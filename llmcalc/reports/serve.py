@@ -114,8 +114,8 @@ def load_text(study: ServeStudy) -> str:
 
 def _columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
     """Returns the columns; with a price also the cost per million tokens."""
-    unused = "cost_per_million" if study.price is None else "per_device"
-    return [column for column in columns if column.key != unused]
+    unused_column = "cost_per_million" if study.price is None else "per_device"
+    return [column for column in columns if column.key != unused_column]
 
 
 def _answer(study: ServeStudy, servers: Servers) -> str:
@@ -133,12 +133,12 @@ def _aside(study: ServeStudy) -> str:
     limits = study.limits
     limit_texts = [f"TTFT ≤ {duration(limits.ttft)}"] if limits.ttft is not None else []
     limit_texts += [f"TPOT ≤ {duration(limits.tpot)}"] if limits.tpot is not None else []
-    cached = study.requests.cached
+    cached_tokens = study.requests.cached
     return ", ".join(
         [
             f"{study.engine.title} {study.version.version}",
             *limit_texts,
-            *([f"{cached:,} tokens of a prompt cached"] if cached else []),
+            *([f"{cached_tokens:,} tokens of a prompt cached"] if cached_tokens else []),
             *([f"{study.price:g} a device and hour"] if study.price is not None else []),
         ]
     )
@@ -170,48 +170,48 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     chosen = servers.chosen
     rows = []
     for index in sorted(range(len(servers.servers)), key=lambda index: _order(servers, index)):
-        server, times = servers.servers[index], servers.traces[index]
+        server, trace_times = servers.servers[index], servers.traces[index]
         seconds = [
             Shown(spread.estimate, _range_cell(spread))
-            for spread in (times.ttft[50], times.ttft[LIMIT_PERCENTILE], times.tpot[LIMIT_PERCENTILE])
+            for spread in (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
         ]
-        rate = times.output_tokens_per_second
-        last = rate / server.devices if study.price is None else _cost(study, server, times)
+        rate = trace_times.output_tokens_per_second
+        last_cell = rate / server.devices if study.price is None else _cost(study, server, trace_times)
         verdict = "fits" if servers.keeps_limits[index] else "no"
-        cells = [layout_text(server), server.devices, *seconds, rate, last, verdict]
+        cells = [layout_text(server), server.devices, *seconds, rate, last_cell, verdict]
         rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
     return rows
 
 
-def _cost(study: ServeStudy, server: Server, times: TraceTimes) -> float | None:
+def _cost(study: ServeStudy, server: Server, trace_times: TraceTimes) -> float | None:
     """Returns the money per million output tokens of the trace; None without a price."""
     if study.price is None:
         return None
-    return study.price * server.devices / 3600 / times.output_tokens_per_second * 1e6
+    return study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
 
 
 def _cells(point: Point, study: ServeStudy) -> list[Any]:
-    ttft, tpot = (Shown(float(part.estimate), _range_cell(part)) for part in (point.ttft, point.tpot))
+    ttft, tpot = (Shown(float(latency.estimate), _range_cell(latency)) for latency in (point.ttft, point.tpot))
     return [point.concurrency, ttft, tpot, *_rates(point, study)]
 
 
 def _rates(point: Point, study: ServeStudy) -> list[Any]:
-    last = point.per_device if study.price is None else point.cost_per_million
-    return [point.output_tokens_per_second, last]
+    last_cell = point.per_device if study.price is None else point.cost_per_million
+    return [point.output_tokens_per_second, last_cell]
 
 
 def _range_cell(seconds: Range | Amount) -> str:
     """Writes a range of seconds, in the unit of its upper end: `0.42-12 s`."""
-    low, high = float(seconds.low), float(seconds.high)
-    unit = unit_of(high)
-    range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low, high))
+    low_seconds, high_seconds = float(seconds.low), float(seconds.high)
+    unit = unit_of(high_seconds)
+    range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low_seconds, high_seconds))
     return f"{'-'.join(range_ends)} {unit}"
 
 
 def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rates = _cells(point, study)
-    likely, end_to_end = float(point.tpot.estimate), point.load.end_to_end
-    seconds = [Shown(likely, duration(likely)), Shown(end_to_end, duration(end_to_end))]
+    likely_tpot, end_to_end = float(point.tpot.estimate), point.load.end_to_end
+    seconds = [Shown(likely_tpot, duration(likely_tpot)), Shown(end_to_end, duration(end_to_end))]
     return [concurrency, ttft, tpot, *seconds, *rates]
 
 
@@ -280,7 +280,7 @@ def _options(server: Server) -> dict[str, Any]:
 
 def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
     limits, requests = study.limits, study.requests
-    listed = [
+    listed_servers = [
         {
             "options": _options(server),
             "devices": server.devices,
@@ -302,7 +302,7 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "trace": _trace_data(study),
         "speculation": _speculation_data(study),
         "price": study.price,
-        "servers": listed,
+        "servers": listed_servers,
         "front": [{"server": index, "concurrency": concurrency} for index, concurrency in servers.front],
         "chosen": _chosen_data(servers, servers.chosen),
         "why_not": servers.why_not,
@@ -319,16 +319,16 @@ def _trace_data(study: ServeStudy) -> dict[str, Any] | None:
     return {"requests": len(trace.requests), "span": trace.span, "longest": trace.longest}
 
 
-def _times_data(study: ServeStudy, server: Server, times: TraceTimes) -> dict[str, Any]:
-    cost = _cost(study, server, times)
+def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> dict[str, Any]:
+    cost = _cost(study, server, trace_times)
     return {
         **{
-            name: {f"p{percent}": amount.data() for percent, amount in getattr(times, name).items()}
+            name: {f"p{percent}": amount.data() for percent, amount in getattr(trace_times, name).items()}
             for name in ("ttft", "tpot")
         },
-        "seconds": rounded(times.seconds),
-        "output_tokens_per_second": rounded(times.output_tokens_per_second),
-        "mean_concurrency": rounded(times.mean_concurrency),
+        "seconds": rounded(trace_times.seconds),
+        "output_tokens_per_second": rounded(trace_times.output_tokens_per_second),
+        "mean_concurrency": rounded(trace_times.mean_concurrency),
         "cost_per_million": None if cost is None else rounded(cost),
     }
 

@@ -74,11 +74,11 @@ def report(
         "literature": _literature(study),
     }
     if flat:
-        raw = [
+        raw_rows = [
             {**entry, **entry["literature"], "head_sizes": " ".join(map(str, entry["head_sizes"]))} for entry in shapes
         ]
         return Report(
-            data, [Table("", FULL_COLUMNS, [Row([entry[c.title] for c in FULL_COLUMNS]) for entry in raw])]
+            data, [Table("", FULL_COLUMNS, [Row([entry[c.title] for c in FULL_COLUMNS]) for entry in raw_rows])]
         ).of(preset.target if is_target else "")
     value = study.budget.value
     title = (
@@ -107,13 +107,13 @@ def _cost_columns(study: Study) -> Sequence[Column]:
     """Returns the columns of costs. A column's unit is the one in which its smallest value is at least 1."""
     sizes = units.count_scale(min(s.parameters for s in study.shapes))
     flops_scale = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
-    cached = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
+    cache_scale = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
     return (
         *SIZE_COLUMNS,
         Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
         Column("budget_difference", "vs budget", units.signed_percent),
         Column("flops_per_token", flops_scale.name, flops_scale.write),
-        Column("kv_bytes_per_token", f"KV {cached.name}", cached.write),
+        Column("kv_bytes_per_token", f"KV {cache_scale.name}", cache_scale.write),
         Column("head_sizes", "head sizes"),
     )
 
@@ -253,7 +253,7 @@ def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> l
 def _fixed_sizes(study: Study) -> str:
     """Writes the sizes that all shapes share, read from the first shape."""
     spec, first_stack = study.family.spec, study.shapes[0].stack
-    tied = "tied" if spec.tie_word_embeddings else "untied"
+    tying_text = "tied" if spec.tie_word_embeddings else "untied"
     kv = (
         ""
         if first_stack.num_key_value_heads is None
@@ -263,7 +263,7 @@ def _fixed_sizes(study: Study) -> str:
     width = "active d_ff" if first_stack.mixture_of_experts else "d_ff"
     return (
         f"held fixed: {width} = {first_stack.feed_forward_ratio:.2f} h, head_dim {first_stack.head_dim}{kv}, "
-        f"vocabulary {spec.vocab_size:,} {tied}; h is a multiple of {study.family.step}, so that head counts stay "
+        f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {study.family.step}, so that head counts stay "
         "integers"
     )
 

@@ -63,7 +63,7 @@ def share_notes(share: RankShare | None, *notes: str) -> list[str]:
     return [f"rank {share.rank:,} is {share.reason}" if share.reason else "", *notes]
 
 
-def copies_text(copied: dict[str, Number]) -> str:
+def copies_text(copied_params: dict[str, Number]) -> str:
     """Writes which parameters are replicated over the tensor-parallel group; empty if none are."""
-    parts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied.items())
-    return f"other ranks of its tensor group have these parameters too: {parts}" if parts else ""
+    texts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied_params.items())
+    return f"other ranks of its tensor group have these parameters too: {texts}" if texts else ""

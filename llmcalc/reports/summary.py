@@ -17,13 +17,13 @@ def headline(spec: ModelSpec) -> str:
     """Writes one line: `decoder, 32 layers, hidden 4096, GQA 32/8 × 128, SwiGLU 14336, RMSNorm (pre), RoPE`."""
     depth = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
     blocks = distinct_blocks(spec)
-    parts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
+    texts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
     networks = zip_longest(*(block.networks() for block in blocks))  # those beside the others after the others
     for parts_of_kind in ([b.attention for b in blocks], *networks):
-        parts += _merge_texts(unique(describe(described_part, spec.hidden_size) for described_part in parts_of_kind))
-    parts += unique(norm_style(b) for b in blocks)
-    parts += unique(positions(spec))
-    return ", ".join(parts)
+        texts += _merge_texts(unique(describe(described_part, spec.hidden_size) for described_part in parts_of_kind))
+    texts += unique(norm_style(b) for b in blocks)
+    texts += unique(positions(spec))
+    return ", ".join(texts)
 
 
 def _merge_texts(texts: list[str]) -> list[str]:

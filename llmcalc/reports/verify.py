@@ -38,13 +38,16 @@ MOST_MISSING = 5
 """Largest number of names in a note."""
 
 
-def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
-    """Returns one row per model, then one row per mismatch. skipped: model → why it could not be compared."""
+def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
+    """Returns one row per model, then one row per mismatch. skipped_models: model → why it could not be compared."""
     data = [v.data() for v in verdicts] + [
-        {"model": {"name": name}, "checks": [], "ok": None, "skipped": reason} for name, reason in skipped.items()
+        {"model": {"name": name}, "checks": [], "ok": None, "skipped": reason}
+        for name, reason in skipped_models.items()
     ]
     return Report(
-        single_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)], warnings=_untested_warnings(verdicts)
+        single_or_list(data),
+        [_summary(verdicts, skipped_models), *_failures(verdicts)],
+        warnings=_untested_warnings(verdicts),
     )
 
 
@@ -52,41 +55,44 @@ def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
     """Returns one warning for the parts whose memory was never measured, with the models that use those parts."""
     models: dict[str, list[str]] = {}
     for verdict in verdicts:
-        for part in verdict.untested:
-            models.setdefault(str(part), []).append(verdict.target)
+        for untested_part in verdict.untested:
+            models.setdefault(str(untested_part), []).append(verdict.target)
     several = len(verdicts) > 1
     names = [f"{name} ({plural(len(targets), 'model')})" if several else name for name, targets in models.items()]
     return [f"untested: {', '.join(names)}: no measurement of its memory is stated"] if names else []
 
 
-def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
+def _summary(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
     checked_groups = {_group(c) for v in verdicts for c in v.checks}
-    compared = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
+    compared_groups = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
     columns = [
         Column("target", "model", justify="left"),
-        *(Column(q.strip("."), SHORT[q], verdict=True) for q in compared),
+        *(Column(q.strip("."), SHORT[q], verdict=True) for q in compared_groups),
     ]
     columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
-    column_count = len(columns) - (MEMORY in compared)  # all of them would not fit 80 columns
-    rows = [[v.target, *(_verdict(v, q) for q in compared), len(v.checks), round(v.seconds, 3)] for v in verdicts]
-    rows += [[name, *(["skipped"] + [None] * (len(compared) - 1) if compared else []), None, None] for name in skipped]
-    notes = _notes(verdicts, skipped)
+    column_count = len(columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
+    rows = [
+        [v.target, *(_verdict(v, q) for q in compared_groups), len(v.checks), round(v.seconds, 3)] for v in verdicts
+    ]
+    rows += [
+        [name, *(["skipped"] + [None] * (len(compared_groups) - 1) if compared_groups else []), None, None]
+        for name in skipped_models
+    ]
+    notes = _notes(verdicts, skipped_models)
     return Table("", columns[:column_count], [Row(row[:column_count]) for row in rows], notes=notes, name="checks")
 
 
-def _speed(measured: dict[str, Any]) -> str:
+def _speed(measured_speed: dict[str, Any]) -> str:
     """Writes the measured speed of one forward pass in one line."""
-    rate = (
-        f"{units.amount(measured['flops_per_second'], 'FLOP/s')} over a forward pass of {measured['tokens']:,} tokens"
-    )
+    rate = f"{units.amount(measured_speed['flops_per_second'], 'FLOP/s')} over a forward pass of {measured_speed['tokens']:,} tokens"
     memory = (
-        f"; weights {units.memory(measured['weights_bytes'])}, peak {units.memory(measured['peak_allocated_bytes'])}"
-        if "weights_bytes" in measured
+        f"; weights {units.memory(measured_speed['weights_bytes'])}, peak {units.memory(measured_speed['peak_allocated_bytes'])}"
+        if "weights_bytes" in measured_speed
         else ""
     )
     return (
-        f"{rate} in {units.seconds(measured['forward_seconds'])} on {measured['device']}, torch "
-        f"{measured['torch']}{memory} (information, not checked)"
+        f"{rate} in {units.seconds(measured_speed['forward_seconds'])} on {measured_speed['device']}, torch "
+        f"{measured_speed['torch']}{memory} (information, not checked)"
     )
 
 
@@ -102,32 +108,32 @@ def _verdict(verdict: Verdict, quantity: str) -> str | None:
     None if nothing was compared.
     """
     checks = [c for c in verdict.checks if _group(c) == quantity]
-    wrong = sum(not c.ok for c in checks)
-    agreed = "±" if any(c.explained for c in checks) else "≈" if any(c.within for c in checks) else "="
-    return None if not checks else f"≠ {wrong}" if wrong else agreed
+    wrong_count = sum(not c.ok for c in checks)
+    agreement_sign = "±" if any(c.explained for c in checks) else "≈" if any(c.within for c in checks) else "="
+    return None if not checks else f"≠ {wrong_count}" if wrong_count else agreement_sign
 
 
-def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
+def _notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
     return [
         *_untested_warnings(verdicts),
-        *_count_notes(verdicts, skipped),
+        *_count_notes(verdicts, skipped_models),
         *_explained_differences(verdicts),
         _legend(verdicts),
         *_witness_notes(verdicts),
         *(f"{v.target}: {_speed(v.info['measured'])}" for v in verdicts if "measured" in v.info),
-        *_skipped_notes(skipped),
+        *_skipped_notes(skipped_models),
     ]
 
 
-def _count_notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
+def _count_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
     """Returns the number of failed checks of one model, or of several models the number that pass all checks."""
     checks = sum(len(v.checks) for v in verdicts)
-    if len(verdicts) + len(skipped) > 1:
-        passed = sum(v.ok for v in verdicts)
-        text = f"{passed} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
-        return [text + (f"; {len(skipped)} skipped" if skipped else "")]
-    failed = [v for v in verdicts if not v.ok]
-    return [f"{len(v.failures):,} of {plural(checks, 'check')} failed" for v in failed]
+    if len(verdicts) + len(skipped_models) > 1:
+        passed_count = sum(v.ok for v in verdicts)
+        text = f"{passed_count} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
+        return [text + (f"; {len(skipped_models)} skipped" if skipped_models else "")]
+    failed_verdicts = [v for v in verdicts if not v.ok]
+    return [f"{len(v.failures):,} of {plural(checks, 'check')} failed" for v in failed_verdicts]
 
 
 def _legend(verdicts: list[Verdict]) -> str:
@@ -171,11 +177,11 @@ def _reference_notes(verdicts: list[Verdict]) -> list[str]:
     return [note, *_memory(verdicts)]
 
 
-def _skipped_notes(skipped: dict[str, str]) -> list[str]:
+def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
     """Returns one note per reason, with the models that are skipped for it."""
     return [
-        f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped.items() if skip_reason == reason)}"
-        for reason in dict.fromkeys(skipped.values())
+        f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped_models.items() if skip_reason == reason)}"
+        for reason in dict.fromkeys(skipped_models.values())
     ]
 
 
@@ -203,11 +209,11 @@ def _bounds(checks: list[Check]) -> str:
 
 def _memory(verdicts: list[Verdict]) -> list[str]:
     """Returns the runs whose memory was compared, and the runs that were left out."""
-    compared = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
-    notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in compared if memory["runs"]]
+    compared_memory = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
+    notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in compared_memory if memory["runs"]]
     if len(notes) > 1:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
-    for name, memory in compared:
+    for name, memory in compared_memory:
         reasons: dict[str, list[str]] = {}
         for phase, reason in memory["left_out"].items():
             reasons.setdefault(reason, []).append(phase)
@@ -234,16 +240,21 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
 
 def _coverage(verdicts: list[Verdict]) -> str:
     """Writes the number of parts with parameters that were compared individually, and lists the others."""
-    covered = [(v, v.coverage) for v in verdicts if v.coverage is not None]
-    single, summed = sum(len(c.alone) for _, c in covered), sum(len(c.summed) for _, c in covered)
-    missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in covered for path in c.missing]
-    more = ", … (--format json lists all)" if len(missing) > MOST_MISSING else ""
+    covered_models = [(v, v.coverage) for v in verdicts if v.coverage is not None]
+    single_count, summed_count = (
+        sum(len(c.alone) for _, c in covered_models),
+        sum(len(c.summed) for _, c in covered_models),
+    )
+    missing_paths = [
+        path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in covered_models for path in c.missing
+    ]
+    more_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (
-        f"{single:,} of {plural(single + summed + len(missing), 'part')} that hold parameters are compared individually"
-        + (f", {summed:,} as sums, where the class fuses several modules into one" if summed else "")
+        f"{single_count:,} of {plural(single_count + summed_count + len(missing_paths), 'part')} that hold parameters are compared individually"
+        + (f", {summed_count:,} as sums, where the class fuses several modules into one" if summed_count else "")
         + (
-            f", {len(missing):,} only within the totals above them: {', '.join(missing[:MOST_MISSING])}{more}"
-            if missing
+            f", {len(missing_paths):,} only within the totals above them: {', '.join(missing_paths[:MOST_MISSING])}{more_text}"
+            if missing_paths
             else ""
         )
     )

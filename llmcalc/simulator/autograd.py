@@ -178,7 +178,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
     assert out.node is not None
     pending_uses = _uses_of_leaves(out.node)
     gradients: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
-    queue, queued = [(-out.node.number, out.node)], {id(out.node)}
+    queue, queued_ids = [(-out.node.number, out.node)], {id(out.node)}
     attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
     current_place = None
     with graph.no_grad():
@@ -203,8 +203,8 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
                         _add(graph, gradients, key, incoming, None if isinstance(target, Tensor) else target[0])
                     else:
                         gradients[key] = incoming
-                        if not isinstance(target, Tensor) and key[0] not in queued:
-                            queued.add(key[0])
+                        if not isinstance(target, Tensor) and key[0] not in queued_ids:
+                            queued_ids.add(key[0])
                             heapq.heappush(queue, (-target[0].number, target[0]))
                 del incoming
                 if isinstance(target, Tensor):
@@ -231,10 +231,10 @@ def _run_node(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]
         output_gradients = gradients.pop((id(node), 0), None)
     else:
         output_gradients = [gradients.pop((id(node), i), None) for i in range(node.outputs)]
-    saved = [tensor.unpack() for tensor in node.saved] if node.saved else ()
+    saved_tensors = [tensor.unpack() for tensor in node.saved] if node.saved else ()
     needs_input_grad = [edge is not None for edge in node.edges]
-    outs = list(node.backward(output_gradients, needs_input_grad, *saved))
-    del saved  # what was made again goes now; what the node keeps stays until it has run
+    outs = list(node.backward(output_gradients, needs_input_grad, *saved_tensors))
+    del saved_tensors  # what was made again goes now; what the node keeps stays until it has run
     for i, (shape, dtype) in enumerate(node.inputs):
         if not needs_input_grad[i]:
             outs[i] = None

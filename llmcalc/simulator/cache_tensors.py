@@ -32,9 +32,9 @@ class CacheTensors(ParameterTensors):
         """
         if self.store is None:
             return ()
-        cached = self.cached(step.name)
-        if cached is not None:
-            return cached
+        cached_states = self.cached(step.name)
+        if cached_states is not None:
+            return cached_states
         assert isinstance(step.op, State)
         assert sum(map(count, shapes)) == step.op.size, (shapes, step.op)
         dtype, batch = self.dtype if step.op.bits is None else FLOAT32, self.run_config.batch

@@ -86,28 +86,38 @@ class Region:
         """Runs the call again, until all saved tensors are recomputed."""
         graph, self.recomputed = self.graph, []
         packs, graph.packs = graph.packs, [self._pack_recomputed]
-        enabled, graph.enabled = graph.enabled, True
+        was_enabled, graph.enabled = graph.enabled, True
         outer_place = graph.meter.place
-        recalled, graph.results = graph.results, _KeptResults(self) if self.saved_operations else None
+        previous_results, graph.results = graph.results, _KeptResults(self) if self.saved_operations else None
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = self.autocast, {}
         try:
-            self.run([_detached_result(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
+            self.run(
+                [
+                    _detached_result(graph, saved_argument.unpack(), *grad_flags)
+                    for saved_argument, *grad_flags in self.arguments
+                ]
+            )
         except _AllRecomputed:
             pass
         finally:
-            graph.packs, graph.enabled, graph.meter.place, graph.results = packs, enabled, outer_place, recalled
+            graph.packs, graph.enabled, graph.meter.place, graph.results = (
+                packs,
+                was_enabled,
+                outer_place,
+                previous_results,
+            )
             graph.autocast, graph.casts = autocast, casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
         """Stores a recomputed tensor, if the node that saved it still exists."""
         assert self.recomputed is not None
-        saved = tensor.detached()
+        detached_tensor = tensor.detached()
         self.graph.meter.reclassify(tensor.storage.block, "activations")
-        self.recomputed.append(saved if self.packed[len(self.recomputed)]() is not None else None)
+        self.recomputed.append(detached_tensor if self.packed[len(self.recomputed)]() is not None else None)
         if self.early and len(self.recomputed) == len(self.packed):
             raise _AllRecomputed
-        return Saved(saved)
+        return Saved(detached_tensor)
 
 
 class _RecomputedTensor(Saved):
@@ -171,10 +181,10 @@ def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient
     return copy
 
 
-def _alias(tensor: Tensor, trained: bool) -> Tensor:
-    """Returns the same tensor without its graph. trained: whether the alias needs a gradient."""
+def _alias(tensor: Tensor, needs_gradient: bool) -> Tensor:
+    """Returns the same tensor without its graph. needs_gradient: whether the alias needs a gradient."""
     copy = tensor.detached()
-    copy.leaf = trained
+    copy.leaf = needs_gradient
     return copy
 
 
@@ -219,19 +229,22 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
 
     forward_autocast = graph.autocast
 
-    def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
+    def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved_arguments: Tensor) -> Sequence[Gradient]:
         """Runs the function again, and its backward pass."""
-        detached = [_alias(tensor, needs_grad) for tensor, needs_grad in zip(saved, needs_input_grad, strict=True)]
-        enabled, graph.enabled = graph.enabled, True
+        detached_arguments = [
+            _alias(tensor, needs_grad) for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
+        ]
+        was_enabled, graph.enabled = graph.enabled, True
         outer_place = graph.meter.place
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = forward_autocast, {}
-        out = run(detached)
+        out = run(detached_arguments)
         graph.autocast, graph.casts = autocast, casts
         backward(graph, out, gradient)
-        graph.enabled, graph.meter.place = enabled, outer_place
+        graph.enabled, graph.meter.place = was_enabled, outer_place
         return [
-            tensor.grad if needs_grad else None for tensor, needs_grad in zip(detached, needs_input_grad, strict=True)
+            tensor.grad if needs_grad else None
+            for tensor, needs_grad in zip(detached_arguments, needs_input_grad, strict=True)
         ]
 
     with graph.no_grad():

@@ -94,13 +94,19 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
         layers_before, period, repeats = find_pattern(order)
         layers_after = len(order) - layers_before - period * repeats
         path = ".".join((*parents, layer_scopes[0].name))
-        times = lcm(period, recompute_interval) // period
-        repeats, remaining_repeats = divmod(repeats, times)
+        pattern_multiple = lcm(period, recompute_interval) // period
+        repeats, remaining_repeats = divmod(repeats, pattern_multiple)
         if repeats > RECORDED_REPEATS and any(map(_shares_tensors, layer_scopes)):
-            repeats, remaining_repeats = repeats - 1, remaining_repeats + times
+            repeats, remaining_repeats = repeats - 1, remaining_repeats + pattern_multiple
         stacks.append(
             LayerStack(
-                path, first_layer_index + layers_before, period * times, repeats, times, remaining_repeats, layers_after
+                path,
+                first_layer_index + layers_before,
+                period * pattern_multiple,
+                repeats,
+                pattern_multiple,
+                remaining_repeats,
+                layers_after,
             )
         )
     return stacks

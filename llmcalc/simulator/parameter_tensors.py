@@ -63,8 +63,8 @@ class ParameterTensors(ValueTensors):
 
     def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
-        meter, trained = self.graph.meter, self.trained and self.adapters is None
-        is_leaf = trained and not getattr(parameter_use.op, "frozen", False)
+        meter, is_trained = self.graph.meter, self.trained and self.adapters is None
+        is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)
         tensors = [empty(meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
         return (
             [*tensors, empty(meter, (parameter_use.buffers(),), self.dtype)]
@@ -79,9 +79,9 @@ class ParameterTensors(ValueTensors):
     def prepare_unread(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
         with counted_as(self.graph.meter, "weights"):
-            for name, parameter_use, times in unused_modules(program.root):
+            for name, parameter_use, copies in unused_modules(program.root):
                 self.unused_modules += [
-                    weight for _ in range(times) for weight in self.unread_parameters(name, parameter_use)
+                    weight for _ in range(copies) for weight in self.unread_parameters(name, parameter_use)
                 ]
 
     @property

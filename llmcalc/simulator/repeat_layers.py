@@ -53,15 +53,15 @@ class AllocatorOverhead(NamedTuple):
     @staticmethod
     def of(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. tensors: the bytes that the tensors requested."""
-        slop, free = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
-        return AllocatorOverhead(tensors.peak_requested, slop, free, device.allocated - tensors.requested)
+        slop, free_bytes = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
+        return AllocatorOverhead(tensors.peak_requested, slop, free_bytes, device.allocated - tensors.requested)
 
     @staticmethod
     def joined(runs: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs on separate allocators."""
-        requested, slop = max(run.requested for run in runs), max(run.slop for run in runs)
-        reserved = max(run.requested + run.slop + run.free for run in runs)
-        return AllocatorOverhead(requested, slop, reserved - requested - slop, runs[-1].slop_after)
+        requested_bytes, slop = max(run.requested for run in runs), max(run.slop for run in runs)
+        reserved_bytes = max(run.requested + run.slop + run.free for run in runs)
+        return AllocatorOverhead(requested_bytes, slop, reserved_bytes - requested_bytes - slop, runs[-1].slop_after)
 
     def extrapolate(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
         """Extrapolates the overhead to `missing_layers` further layers, from a run with `added_layers` more layers."""

@@ -116,18 +116,20 @@ class EventMeter(Meter):
         key = id(trace), more_layers
         peaks = self._shifted_peaks.get(key)
         if peaks is None:
-            peaks = [(in_later_layer(place, more_layers), bytes, added) for place, bytes, added in trace.peaks]
+            peaks = [
+                (in_later_layer(place, more_layers), bytes, added_bytes) for place, bytes, added_bytes in trace.peaks
+            ]
             self._shifted_peaks[key] = peaks
         end_place = in_later_layer(trace.end, more_layers)
         is_rising = False
         if bytes_before > self._highest.get(key, -1):  # else each place had as much before
             self._highest[key] = bytes_before
-            for place, bytes, added in peaks:
+            for place, bytes, added_bytes in peaks:
                 peak = self.peaks.get(place)
                 if peak is None:
                     peak = self.peaks[place] = Peak()
                 if bytes_before + bytes > peak.bytes:
-                    self.peaks[place] = SummedPeak(bytes_before + bytes, kinds_before, added)
+                    self.peaks[place] = SummedPeak(bytes_before + bytes, kinds_before, added_bytes)
                     is_rising = is_rising or (place == end_place and trace.ends_rising)
         self.peak: int = max(self.peak, bytes_before + trace.most)
         self.now += trace.bytes
@@ -265,8 +267,11 @@ class PassTrace:
             }
             for trace in (self, other)
         )
-        first, second = without_numbers
-        return first == second and replace(self, releases_of_other_passes=other.releases_of_other_passes) == other
+        first_trace, second_trace = without_numbers
+        return (
+            first_trace == second_trace
+            and replace(self, releases_of_other_passes=other.releases_of_other_passes) == other
+        )
 
     def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
         """Returns the steps in which the pass frees storages of its chunk's previous pass, as (step, storage)."""
@@ -279,8 +284,8 @@ class PassTrace:
             return self
         if any(x not in numbers for _, x in releases):
             return None
-        renumbered = {(chunk, PREVIOUS, 0): [(i, numbers[x]) for i, x in releases]}
-        return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered)
+        renumbered_releases = {(chunk, PREVIOUS, 0): [(i, numbers[x]) for i, x in releases]}
+        return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)
 
 
 class PassCounter:
@@ -434,8 +439,10 @@ class RecordedPasses:
             indices = [i for i, (x, size, _) in enumerate(events) if size == PLACED or x not in allocated_before]
             events = [events[i] for i in indices]
             passes = [
-                recorded._replace(start=bisect_left(indices, recorded.start), end=bisect_left(indices, recorded.end))
-                for recorded in passes
+                recorded_pass._replace(
+                    start=bisect_left(indices, recorded_pass.start), end=bisect_left(indices, recorded_pass.end)
+                )
+                for recorded_pass in passes
             ]
         traces = TraceReader(events, passes).traces
         return with_unrecorded_cases(traces) if self.by_previous else traces
@@ -448,29 +455,33 @@ def with_unrecorded_cases(traces: Mapping[PassCase, PassTrace]) -> dict[PassCase
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
     that its storages have other numbers; a pass that frees them tells which these are.
     """
-    every = dict(traces)
+    all_traces = dict(traces)
     for chunk in {chunk for chunk, *_ in traces}:
-        second, later = ({(c[1], c[3]): traces[c] for c in traces if (c[0], c[2]) == (chunk, n)} for n in (1, 2))
+        second_traces, later_traces = (
+            {(c[1], c[3]): traces[c] for c in traces if (c[0], c[2]) == (chunk, n)} for n in (1, 2)
+        )
         pairs = {
-            (kind, state): (trace, later[kind, state.removesuffix(FIRST)])
-            for (kind, state), trace in second.items()
-            if (kind, state.removesuffix(FIRST)) in later
+            (kind, state): (trace, later_traces[kind, state.removesuffix(FIRST)])
+            for (kind, state), trace in second_traces.items()
+            if (kind, state.removesuffix(FIRST)) in later_traces
         }
-        if pairs.keys() != second.keys() or not all(trace.is_like(other) for trace, other in pairs.values()):
+        if pairs.keys() != second_traces.keys() or not all(
+            trace.is_like(later_trace) for trace, later_trace in pairs.values()
+        ):
             continue
         numbers: dict[str, dict[int, int]] = {}
-        for (_, state), (trace, other) in pairs.items():
+        for (_, state), (trace, later_trace) in pairs.items():
             if state.endswith(FIRST):
-                releases, later_releases = trace.releases_of_previous(chunk), other.releases_of_previous(chunk)
-                renumbered = zip(later_releases, releases, strict=True)
-                numbers.setdefault(state[-2], {}).update((x, y) for (_, x), (_, y) in renumbered)
-        for (kind, state), trace in later.items():
-            every.setdefault((chunk, kind, 1, state), trace)
+                releases, later_releases = trace.releases_of_previous(chunk), later_trace.releases_of_previous(chunk)
+                release_pairs = zip(later_releases, releases, strict=True)
+                numbers.setdefault(state[-2], {}).update((x, y) for (_, x), (_, y) in release_pairs)
+        for (kind, state), trace in later_traces.items():
+            all_traces.setdefault((chunk, kind, 1, state), trace)
             after_first = trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
             if after_first is not None:
                 for n in (1, 2):
-                    every.setdefault((chunk, kind, n, state + FIRST), after_first)
-    return every
+                    all_traces.setdefault((chunk, kind, n, state + FIRST), after_first)
+    return all_traces
 
 
 def without_storage(output_number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
@@ -556,16 +567,18 @@ class TraceReader:
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
         self.origins: dict[int, tuple[PassId, int]] = {}
-        self.output_storages: set[int] = {storage for recorded in passes for _, _, storage in recorded.outputs}
+        self.output_storages: set[int] = {
+            storage for recorded_pass in passes for _, _, storage in recorded_pass.outputs
+        }
         self.traces: dict[PassCase, PassTrace] = {}
         end = 0
-        for recorded in passes:
-            self._read_between(events[end : recorded.start])
-            end = recorded.end
-            trace = self._trace(recorded)
-            if recorded.pass_id[2] or recorded.previous is not None:
-                trace = trace.relative(recorded.pass_id, recorded.previous)
-            if self.traces.setdefault(recorded.case, trace) != trace:
+        for recorded_pass in passes:
+            self._read_between(events[end : recorded_pass.start])
+            end = recorded_pass.end
+            trace = self._trace(recorded_pass)
+            if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
+                trace = trace.relative(recorded_pass.pass_id, recorded_pass.previous)
+            if self.traces.setdefault(recorded_pass.case, trace) != trace:
                 raise NotRepeating
         self._read_between(events[end:])
 

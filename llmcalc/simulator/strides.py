@@ -52,8 +52,8 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
     """Whether strides are contiguous; strides of axes with one element do not matter."""
     if any(map(is_size_zero, shape)):
         return True
-    dense = contiguous(shape)
-    return all(is_size_one(size) or a == b for size, a, b in zip(shape, strides, dense, strict=True))
+    dense_strides = contiguous(shape)
+    return all(is_size_one(size) or a == b for size, a, b in zip(shape, strides, dense_strides, strict=True))
 
 
 @lru_cache(REMEMBERED)
@@ -151,14 +151,14 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
         if all(strides == first_strides for _, strides in operands) and is_dense(shape, first_strides):
             return first_strides
     if not all(isinstance(n, int) for operand_shape, strides in operands for n in (*operand_shape, *strides)):
-        dense = [
+        dense_shape = [
             strides
             for operand_shape, strides in operands
             if operand_shape == shape and is_dense(operand_shape, strides)
         ]
-        return dense[0] if dense else contiguous(shape)
+        return dense_shape[0] if dense_shape else contiguous(shape)
     rank = len(shape)
-    padded = [
+    padded_shapes = [
         (0,) * (rank - len(operand_shape))
         + tuple(
             0 if size == 1 and result_size != 1 else stride
@@ -168,7 +168,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
         )
         for operand_shape, strides in operands
     ]
-    order = _order(padded, shape)
+    order = _order(padded_shapes, shape)
     out: list[Number] = [0] * rank
     step = 1
     for axis in order:
@@ -193,11 +193,11 @@ def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
 
     for i in range(1, len(order)):
         position = i
-        for previous in range(i - 1, -1, -1):
-            swap = swaps(order[previous], order[position])
+        for previous_axis in range(i - 1, -1, -1):
+            swap = swaps(order[previous_axis], order[position])
             if swap > 0:
-                order[previous], order[position] = order[position], order[previous]
-                position = previous
+                order[previous_axis], order[position] = order[position], order[previous_axis]
+                position = previous_axis
             elif swap < 0:
                 break
     return order

@@ -174,10 +174,10 @@ class ValueTensors:
         levels_up: of which module around it instead, 1 for the nearest.
         """
         if not levels_up and self.frames:
-            current = self.frames[-1]
-            if current.path is None:
-                current.path = self._path_of(self.frames)
-            return current.path
+            current_frame = self.frames[-1]
+            if current_frame.path is None:
+                current_frame.path = self._path_of(self.frames)
+            return current_frame.path
         return self._path_of(self.frames[: len(self.frames) - levels_up])
 
     def _path_of(self, frames: Sequence[Frame]) -> Path:
@@ -188,16 +188,18 @@ class ValueTensors:
             if frame.scope.nth is not None:
                 path.append(frame.scope.nth)
             if frame.layer_index is not None:
-                inner_scopes = [inner.scope for inner in self.frames[i:]]
-                shared = any(scope.about.get("role") == "shared" for scope in inner_scopes)
+                inner_scopes = [inner_frame.scope for inner_frame in self.frames[i:]]
+                is_shared = any(scope.about.get("role") == "shared" for scope in inner_scopes)
                 is_per_layer = any(scope.per_layer for scope in inner_scopes)
-                path.append(frame.owner if shared and not is_per_layer else frame.layer_index)
+                path.append(frame.owner if is_shared and not is_per_layer else frame.layer_index)
         return tuple(path)
 
     @property
     def cache_path(self) -> Path:
         """The path of the current module with the indices of all enclosing layers, which is its key in `store`."""
-        return tuple(part for frame in self.frames for part in (frame.scope.name, frame.scope.nth, frame.layer_index))
+        return tuple(
+            path_part for frame in self.frames for path_part in (frame.scope.name, frame.scope.nth, frame.layer_index)
+        )
 
     @property
     def path(self) -> str:

@@ -33,11 +33,11 @@ class Clips(AudioRule):
     several: Flag = False
 
     def encode(self, seconds: float) -> Encoded:
-        frames, longest = frames_of(seconds, RATE, HOP), self.frames * HOP / RATE
+        frames, clip_seconds = frames_of(seconds, RATE, HOP), self.frames * HOP / RATE
         if frames > self.frames and not self.several:
             raise InputError(
-                f"--audio {seconds:g}: the model reads one clip of at most {longest:g} seconds; expected at most "
-                f"{longest:g}"
+                f"--audio {seconds:g}: the model reads one clip of at most {clip_seconds:g} seconds; expected at most "
+                f"{clip_seconds:g}"
             )
         clips = -(-frames // self.frames)
         positions = clips * self.frames // 2 if self.padded else (frames - 1) // 2 + 1

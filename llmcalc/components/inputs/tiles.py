@@ -41,20 +41,20 @@ class Tiles(ImageRule):
     def _tiles(self, height: int, width: int) -> int:
         """Returns the rows and columns of the grid with the nearest shape; among equals the larger, if half filled."""
         shapes = [
-            (across, down)
-            for across in range(1, self.max_tiles + 1)
-            for down in range(1, self.max_tiles // across + 1)
-            if across * down >= self.min_tiles
+            (tiles_across, tiles_down)
+            for tiles_across in range(1, self.max_tiles + 1)
+            for tiles_down in range(1, self.max_tiles // tiles_across + 1)
+            if tiles_across * tiles_down >= self.min_tiles
         ]
-        best, least_difference = (1, 1), float("inf")
-        for across, down in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
-            difference = abs(width / height - across / down)
-            fills = 2 * width * height > self.size**2 * across * down
+        best_grid, least_difference = (1, 1), float("inf")
+        for tiles_across, tiles_down in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+            difference = abs(width / height - tiles_across / tiles_down)
+            fills = 2 * width * height > self.size**2 * tiles_across * tiles_down
             if difference < least_difference or (difference == least_difference and fills):
-                best, least_difference = (across, down), difference
-        return best[0] * best[1]
+                best_grid, least_difference = (tiles_across, tiles_down), difference
+        return best_grid[0] * best_grid[1]
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
         tiles = self._tiles(height, width)
-        parts, side = tiles + (tiles > 1), self.size // patch_size
-        return Encoded(parts, side, side, parts * (self.tokens + self.tile_marks) + self.marks)
+        images, side = tiles + (tiles > 1), self.size // patch_size
+        return Encoded(images, side, side, images * (self.tokens + self.tile_marks) + self.marks)

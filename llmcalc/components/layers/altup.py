@@ -47,8 +47,8 @@ class AltUp(ResidualStreams):
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
-        if any(layer.requires().get("streams") != required for layer in layers.values()):
+        required_fields = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
+        if any(layer.requires().get("streams") != required_fields for layer in layers.values()):
             raise ValueError(
                 "streams: those of type 'altup' stand where every layer is of type 'altup' with their "
                 "altup_num_inputs, and nowhere else"
@@ -118,24 +118,24 @@ class AltUpLayer(WholeLayer):
         assert isinstance(self.feed_forward, Component)
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
-        predicted, routed = self._predicted_streams(f, x, router)
-        active = f.take(predicted, hidden)
-        f.hold(predicted=predicted)
-        normed = f.part("self_attn_pre_norm", self.norm, active)
+        predicted_streams, router_output = self._predicted_streams(f, x, router)
+        active_stream = f.take(predicted_streams, hidden)
+        f.hold(predicted=predicted_streams)
+        normed = f.part("self_attn_pre_norm", self.norm, active_stream)
         f.hold(read=normed)
         y = self._sublayer_output(f, "self_attn", self.attention, normed)
-        y = f.scale(f.add(f.add(active, y), self._low_rank(f, normed)), 2**-0.5)
+        y = f.scale(f.add(f.add(active_stream, y), self._low_rank(f, normed)), 2**-0.5)
         f.hold(y=y)
         y = f.add(y, self._sublayer_output(f, "mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, y)))
         f.hold(y=y)
-        corrected, first_stream = self._corrected_streams(f, predicted, y, router, routed)
-        f.hold(corrected=corrected, first=first_stream)
-        other_streams = f.take(corrected, Axis("streams", self.altup_num_inputs - 1), hidden)
+        corrected_streams, first_stream = self._corrected_streams(f, predicted_streams, y, router, router_output)
+        f.hold(corrected=corrected_streams, first=first_stream)
+        other_streams = f.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
         with_embedding = f.add(
             other_streams, f.part("per_layer_input", self.per_layer_input, first_stream, norm=self.norm)
         )
         f.hold(fed=with_embedding)
-        return f.cat(f.take(corrected, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
+        return f.cat(f.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
     def _sublayer_output(self, f: Flow, name: str, part: Component, x: Value) -> Value:
         """Returns the output of a sublayer after its norm."""
@@ -159,8 +159,8 @@ class AltUpLayer(WholeLayer):
     def _weights(self, f: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
         """Returns the mixing weights of the streams, computed from the norm of one stream."""
         hidden = normed.axes[-1]
-        routed = f.linear("router", f.scale(normed, 1 / hidden.size), out[0], weight=router)
-        return f.linear("coefficients", f.act(routed, "tanh"), *out)
+        router_output = f.linear("router", f.scale(normed, 1 / hidden.size), out[0], weight=router)
+        return f.linear("coefficients", f.act(router_output, "tanh"), *out)
 
     def _low_rank(self, f: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""
@@ -169,21 +169,23 @@ class AltUpLayer(WholeLayer):
             return f.add(x, f.part("norm", self.norm, y))
 
     def _corrected_streams(
-        self, f: Flow, predicted: Value, sublayer_output: Value, router: Weight, routed: Value
+        self, f: Flow, predicted_streams: Value, sublayer_output: Value, router: Weight, router_output: Value
     ) -> tuple[Value, Value]:
         """Corrects all streams by the sublayers' result. Also returns the scaled first stream, for its embedding.
 
         sublayer_output: the output of the sublayers, whose input was the first stream.
-        router, routed: the router of `predict` and the output of its norm, both of which are reused.
+        router, router_output: the router of `predict` and the output of its norm, both of which are reused.
         """
-        streams, hidden = predicted.axes
+        streams, hidden = predicted_streams.axes
         with f.scope("correct", kind="streams", source=SOURCE):
-            normed = f.normalized(sublayer_output, self.norm, like=routed)
+            normed = f.normalized(sublayer_output, self.norm, like=router_output)
             shares = f.plus(self._weights(f, normed, router, streams), 1.0)
             f.hold(shares=shares)
-            change = f.mul(shares, f.sub(sublayer_output, f.take(predicted, hidden)), axes=predicted.axes)
-            corrected = f.add(predicted, change)
-            return corrected, f.mul(f.take(corrected, hidden), f.vector("scale", hidden))
+            change = f.mul(
+                shares, f.sub(sublayer_output, f.take(predicted_streams, hidden)), axes=predicted_streams.axes
+            )
+            corrected_streams = f.add(predicted_streams, change)
+            return corrected_streams, f.mul(f.take(corrected_streams, hidden), f.vector("scale", hidden))
 
     def reference(self, context: Context) -> nn.Module:
         return _reference_classes()["layer"](self, context)
@@ -270,11 +272,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.coefficients = nn.Linear(streams, streams, bias=False)
             self.scale = vector(torch.ones(hidden))
 
-        def forward(self, predicted: Tensor, active: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
+        def forward(self, predicted_streams: Tensor, active_stream: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
             """Corrects the predicted streams. Also returns the scaled first stream, for the per-layer embedding."""
-            share = self.coefficients(predict.routed(active, self.router)) + 1
-            corrected = predicted + share[..., None] * (active - predicted[:, :, 0])[:, :, None]
-            return corrected, corrected[:, :, 0] * self.scale.weight
+            share = self.coefficients(predict.routed(active_stream, self.router)) + 1
+            corrected_streams = (
+                predicted_streams + share[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]
+            )
+            return corrected_streams, corrected_streams[:, :, 0] * self.scale.weight
 
     class Laurel(nn.Module):
         def __init__(self, rank: int, norm: Norm, context: Context) -> None:
@@ -307,13 +311,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return out
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            predicted = self.predict(x)
-            active = predicted[:, :, 0]
-            normed = self.get_submodule("self_attn_pre_norm")(active)
-            y = (active + self._sublayer_output("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
+            predicted_streams = self.predict(x)
+            active_stream = predicted_streams[:, :, 0]
+            normed = self.get_submodule("self_attn_pre_norm")(active_stream)
+            y = (active_stream + self._sublayer_output("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
             y = y + self._sublayer_output("mlp", self.get_submodule("mlp_pre_norm")(y), run)
-            corrected, first_stream = self.correct(predicted, y, self.predict)
-            with_embedding = corrected[:, :, 1:] + self.per_layer_input(first_stream, run)[:, :, None]
-            return torch.cat([corrected[:, :, :1], with_embedding], 2)
+            corrected_streams, first_stream = self.correct(predicted_streams, y, self.predict)
+            with_embedding = corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, run)[:, :, None]
+            return torch.cat([corrected_streams[:, :, :1], with_embedding], 2)
 
     return {"streams": StreamsReference, "layer": AltUpLayerReference}

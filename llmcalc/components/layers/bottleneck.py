@@ -83,24 +83,24 @@ class BottleneckLayer(WholeLayer):
         return "Sun et al. 2020, §3.1"
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        narrow = Axis("bottleneck", self.bottleneck_size)
-        y = self._into(f, "bottleneck", x, narrow)
-        read = self._into(f, "attention_bottleneck", x, narrow)
-        f.hold(x=x, y=y, read=read)
-        attended = f.part("self_attn", self.attention, read, value_input=x)
-        y = self._sum(f, "self_attn", y, f.dropout(attended, "attention_output", ends_sublayer=True))
-        inner = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
+        narrow_axis = Axis("bottleneck", self.bottleneck_size)
+        y = self._into(f, "bottleneck", x, narrow_axis)
+        attention_input = self._into(f, "attention_bottleneck", x, narrow_axis)
+        f.hold(x=x, y=y, read=attention_input)
+        attention_output = f.part("self_attn", self.attention, attention_input, value_input=x)
+        y = self._sum(f, "self_attn", y, f.dropout(attention_output, "attention_output", ends_sublayer=True))
+        inner_network = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
         for i in range(self.num_feedforward_networks - 1):
-            y = f.part("inner", inner, y, nth=i)
+            y = f.part("inner", inner_network, y, nth=i)
             f.hold(y=y)
         y = self._sum(f, "mlp", y, f.part("mlp", self.feed_forward, y))
-        wide = f.linear("output_bottleneck", y, *x.axes, bias=True)
-        wide = f.dropout(wide, "feed_forward", ends_sublayer=True)
-        return f.part("output_bottleneck_norm", self.norm, f.add(x, wide))
+        layer_output = f.linear("output_bottleneck", y, *x.axes, bias=True)
+        layer_output = f.dropout(layer_output, "feed_forward", ends_sublayer=True)
+        return f.part("output_bottleneck_norm", self.norm, f.add(x, layer_output))
 
-    def _into(self, f: Flow, name: str, x: Value, narrow: Axis) -> Value:
+    def _into(self, f: Flow, name: str, x: Value, narrow_axis: Axis) -> Value:
         """Returns the linear projection of x into the bottleneck's width."""
-        return f.part(f"{name}_norm", self.norm, f.linear(name, x, narrow, bias=True))
+        return f.part(f"{name}_norm", self.norm, f.linear(name, x, narrow_axis, bias=True))
 
     def _sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
         """Returns the norm of the narrow stream after a sublayer with output y."""
@@ -154,21 +154,23 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: BottleneckLayer, context: Context) -> None:
             super().__init__()
-            wide, narrow = context.hidden_size, spec.bottleneck_size
-            inner_context = Context(narrow, context.causal)
-            self._add_into("bottleneck", spec.norm, wide, inner_context)
-            self._add_into("attention_bottleneck", spec.norm, wide, inner_context)
-            self.self_attn = spec.attention.reference(Context(narrow, context.causal, value_size=wide))
+            wide_width, narrow_width = context.hidden_size, spec.bottleneck_size
+            inner_context = Context(narrow_width, context.causal)
+            self._add_into("bottleneck", spec.norm, wide_width, inner_context)
+            self._add_into("attention_bottleneck", spec.norm, wide_width, inner_context)
+            self.self_attn = spec.attention.reference(Context(narrow_width, context.causal, value_size=wide_width))
             self.self_attn_post_norm = spec.norm.reference(inner_context)
-            inner = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
-            self.inner = nn.ModuleList(inner.reference(inner_context) for _ in range(spec.num_feedforward_networks - 1))
+            inner_network = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
+            self.inner = nn.ModuleList(
+                inner_network.reference(inner_context) for _ in range(spec.num_feedforward_networks - 1)
+            )
             self.mlp = spec.feed_forward.reference(inner_context)
             self.mlp_post_norm = spec.norm.reference(inner_context)
-            self.output_bottleneck = nn.Linear(narrow, wide)
+            self.output_bottleneck = nn.Linear(narrow_width, wide_width)
             self.output_bottleneck_norm = spec.norm.reference(context)
 
-        def _add_into(self, name: str, norm: Component, wide: int, inner_context: Context) -> None:
-            self.add_module(name, nn.Linear(wide, inner_context.hidden_size))
+        def _add_into(self, name: str, norm: Component, wide_width: int, inner_context: Context) -> None:
+            self.add_module(name, nn.Linear(wide_width, inner_context.hidden_size))
             self.add_module(f"{name}_norm", norm.reference(inner_context))
 
         def _into(self, name: str, x: Tensor) -> Tensor:
@@ -177,14 +179,14 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             y = self._into("bottleneck", x)
-            attended = self.self_attn(self._into("attention_bottleneck", x), run, x)
-            attended = apply_dropout(self, "attention_output", attended)
-            y = self.self_attn_post_norm(y + attended)
+            attention_output = self.self_attn(self._into("attention_bottleneck", x), run, x)
+            attention_output = apply_dropout(self, "attention_output", attention_output)
+            y = self.self_attn_post_norm(y + attention_output)
             for network in self.inner:
                 y = network(y, run)
             y = self.mlp_post_norm(y + self.mlp(y, run))
-            wide = apply_dropout(self, "feed_forward", self.output_bottleneck(y))
-            out: Tensor = self.output_bottleneck_norm(x + wide)
+            layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(y))
+            out: Tensor = self.output_bottleneck_norm(x + layer_output)
             return out
 
     return BottleneckLayerReference

@@ -49,9 +49,9 @@ class DenseResidualLayer(WholeLayer):
         assert isinstance(self.attention, Component)
         assert isinstance(self.feed_forward, Component)
         f.hold(x=x)
-        attended = f.add(x, f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, x)))
-        f.hold(x=x, attended=attended)
-        y = f.add(attended, f.part("dense", self.dense, f.part("dense_pre_norm", self.norm, attended)))
+        attention_output = f.add(x, f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, x)))
+        f.hold(x=x, attended=attention_output)
+        y = f.add(attention_output, f.part("dense", self.dense, f.part("dense_pre_norm", self.norm, attention_output)))
         f.hold(x=x, y=y)
         return f.add(y, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
 
@@ -86,7 +86,7 @@ def _reference_class() -> type[nn.Module]:
             return out
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            attended = x + self._sublayer("self_attn", x, run)
-            return attended + self._sublayer("dense", attended, run) + self._sublayer("mlp", x, run)
+            attention_output = x + self._sublayer("self_attn", x, run)
+            return attention_output + self._sublayer("dense", attention_output, run) + self._sublayer("mlp", x, run)
 
     return DenseResidualReference

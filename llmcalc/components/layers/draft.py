@@ -59,9 +59,9 @@ class DraftLayer(WholeLayer):
         embedded: Value = f.memo.get("embedded", x)  # x itself where the layer is recorded alone
         normed = f.part("embedding_norm", self.norm, embedded), f.part("self_attn_pre_norm", self.norm, x)
         x = normed[1] if self.norm_before_residual else x
-        joined = f.cat(*normed, axes=(Beside((embedded.axes, x.axes)),))
-        f.hold(x=x, joined=joined)
-        x = f.add(x, f.part("self_attn", self.attention, joined, out=x.axes))
+        joined_input = f.cat(*normed, axes=(Beside((embedded.axes, x.axes)),))
+        f.hold(x=x, joined=joined_input)
+        x = f.add(x, f.part("self_attn", self.attention, joined_input, out=x.axes))
         f.hold(x=x)
         return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
 

@@ -97,14 +97,14 @@ class Gemma4Layer(WholeLayer):
         """Returns examples without per-layer embeddings, which need a stack; one of the stack's examples has them."""
         rms = Norm(type="rmsnorm")
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        dense = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
+        dense_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
         expert = FeedForward(intermediate_size=16, hidden_act="gelu_tanh", gated=True)
         experts = MoE(
             num_experts=5, num_experts_per_tok=2, expert=expert, router=LinearRouter(norm=rms, expert_scale=True)
         )
         return [
-            cls(attention=attention, feed_forward=dense, norm=rms),
-            cls(attention=attention, feed_forward=experts, dense=dense, norm=rms),
+            cls(attention=attention, feed_forward=dense_network, norm=rms),
+            cls(attention=attention, feed_forward=experts, dense=dense_network, norm=rms),
         ]
 
 

@@ -38,8 +38,8 @@ class PerLayerEmbedding(StackPart):
     norm: Norm
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
-        if any(layer.requires().get("per_layer_embedding") != required for layer in layers.values()):
+        required_fields = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
+        if any(layer.requires().get("per_layer_embedding") != required_fields for layer in layers.values()):
             raise ValueError(
                 "per_layer_embedding: stands where every layer has a per_layer_input of its "
                 "hidden_size_per_layer_input, and nowhere else"

@@ -103,8 +103,8 @@ def _reference_class() -> type[nn.Module]:
                 y = self.get_submodule(f"{name}_post_norm")(y)
                 gate: Any = self.get_submodule(f"{name}_residual_gate")
                 share = torch.sigmoid(gate.weight)
-                rest = torch.sqrt((1 - share) * (1 + share))
-                x = rest * x + share * y
+                residual_share = torch.sqrt((1 - share) * (1 + share))
+                x = residual_share * x + share * y
             return x
 
     return ResidualGateReference

@@ -89,18 +89,30 @@ class ShortcutLayer(Layer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms, grouped = Norm(type="rmsnorm"), Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        dense = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        corrected_router, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
-        narrow = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
-        experts = MoE(
-            num_experts=5, num_experts_per_tok=2, identity_experts=identities, expert=narrow, router=corrected_router
+        rms, grouped_attention = (
+            Norm(type="rmsnorm"),
+            Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope()),
         )
-        ungated = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
-        few_experts = MoE(num_experts=3, num_experts_per_tok=1, expert=ungated)
+        dense_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        corrected_router, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
+        narrow_network = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
+        experts = MoE(
+            num_experts=5,
+            num_experts_per_tok=2,
+            identity_experts=identities,
+            expert=narrow_network,
+            router=corrected_router,
+        )
+        ungated_network = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
+        few_experts = MoE(num_experts=3, num_experts_per_tok=1, expert=ungated_network)
         return [
-            cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense, norm=rms),
-            cls(attention=grouped, feed_forward=few_experts, dense=ungated, norm=Norm(type="layernorm")),
+            cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense_network, norm=rms),
+            cls(
+                attention=grouped_attention,
+                feed_forward=few_experts,
+                dense=ungated_network,
+                norm=Norm(type="layernorm"),
+            ),
         ]
 
 

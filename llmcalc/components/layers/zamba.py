@@ -117,14 +117,14 @@ class SharedBlock(Part):
         """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
         network, ffn = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
         gate = f.linear("gate_proj", x, ffn, bias=network.gate_bias)
-        up = f.linear("up_proj", x, ffn, bias=network.up_bias)
-        f.hold(x=x, gate=gate, up=up)
+        up_projection = f.linear("up_proj", x, ffn, bias=network.up_bias)
+        f.hold(x=x, gate=gate, up=up_projection)
         if adapter is not None:
             to_gate, to_up = f.split(adapter(x, (Beside(((ffn,), (ffn,))),)), (ffn,), (ffn,))
             f.hold(to_gate=to_gate)
-            gate, up = f.add(gate, to_gate), f.add(up, to_up)
-            f.hold(gate=gate, up=up)
-        y = f.mul(f.act(gate, network.hidden_act), up)
+            gate, up_projection = f.add(gate, to_gate), f.add(up_projection, to_up)
+            f.hold(gate=gate, up=up_projection)
+        y = f.mul(f.act(gate, network.hidden_act), up_projection)
         return f.linear("down_proj", y, *x.axes, bias=network.down_bias)
 
     def _adapter_output(self, f: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
@@ -173,8 +173,10 @@ class ZambaLayer(Layer):
 
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
         attention = change(self.transformer.attention, 2 * width)
-        changed = self.model_copy(update={"transformer": self.transformer.model_copy(update={"attention": attention})})
-        return super(ZambaLayer, changed).with_mixers(change, width)
+        changed_block = self.model_copy(
+            update={"transformer": self.transformer.model_copy(update={"attention": attention})}
+        )
+        return super(ZambaLayer, changed_block).with_mixers(change, width)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         raise Unscalable(f"layers that share a block have no rule for its sizes at another width; {SCALES}")
@@ -287,11 +289,11 @@ def _reference_class() -> type[nn.Module]:
                 self.adapters = adapters(spec, context.hidden_size, 2 * spec.feed_forward.intermediate_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            gate, up = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
+            gate, up_projection = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
             if hasattr(self, "adapters"):
                 to_gate, to_up = self.adapters[0](x).chunk(2, -1)
-                gate, up = gate + to_gate, up + to_up
-            out: Tensor = self.get_submodule("down_proj")(activate(self.act, gate) * up)
+                gate, up_projection = gate + to_gate, up_projection + to_up
+            out: Tensor = self.get_submodule("down_proj")(activate(self.act, gate) * up_projection)
             return out
 
     class BlockReference(nn.Module):

@@ -307,10 +307,10 @@ class Attention(TokenMixer):
         if bias is None and memory is None:
             bias = f.memo.get("score_bias")
         f.hold(q=q, k=keys, v=values)
-        convolved = None
+        convolved_values = None
         if self.value_convolution is not None:
-            convolved = f.part("value_convolution", self.value_convolution, values, heads=heads, size=size)
-            f.hold(convolved=convolved)
+            convolved_values = f.part("value_convolution", self.value_convolution, values, heads=heads, size=size)
+            f.hold(convolved=convolved_values)
         keys, values = f.repeat(keys, heads), f.repeat(values, heads)
         f.hold(k=keys, v=values)
         if bias is not None:
@@ -335,8 +335,8 @@ class Attention(TokenMixer):
             **limits,
         )
         f.hold(out=y)
-        if convolved is not None:
-            y = f.add(y, convolved)
+        if convolved_values is not None:
+            y = f.add(y, convolved_values)
             f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
@@ -352,9 +352,9 @@ class Attention(TokenMixer):
             y = self.output_gate.flow(f, x, y)
             f.hold(out=y)
         if self.sub_norm is not None:
-            concatenated = f.flat(y)
-            f.hold(whole=concatenated)
-            y = f.part("sub_norm", self.sub_norm, concatenated)
+            concatenated_heads = f.flat(y)
+            f.hold(whole=concatenated_heads)
+            y = f.part("sub_norm", self.sub_norm, concatenated_heads)
         return y
 
     def _projection(self, f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
@@ -390,22 +390,22 @@ class Attention(TokenMixer):
         value_input: Value | None,
     ) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
-        computed: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
+        computed_keys_and_values: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
         if self.kv_shared:
             placeholder = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
-            shareable = (entry for entry in reversed(computed) if self._can_share_with(entry[0]))
+            shareable = (entry for entry in reversed(computed_keys_and_values) if self._can_share_with(entry[0]))
             _, keys, values = next(
-                shareable, computed[-1] if computed else placeholder
+                shareable, computed_keys_and_values[-1] if computed_keys_and_values else placeholder
             )  # nothing: the layer is recorded alone
             return keys.view(*f.rank_part((heads, dim))), values.view(*f.rank_part((heads, size)))
         with f.function():
-            raw = self._projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
-            f.hold(raw=raw)
-            keys = self._normed_and_rotated(f, raw, "k_norm", dim)
-            values = raw
+            raw_keys = self._projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            f.hold(raw=raw_keys)
+            keys = self._normed_and_rotated(f, raw_keys, "k_norm", dim)
+            values = raw_keys
             if not self.attention_k_eq_v:
-                read = x if value_input is None else value_input
-                values = self._projection(f, "v_proj", read, (heads, size), self.v_bias, adapter)
+                values_input = x if value_input is None else value_input
+                values = self._projection(f, "v_proj", values_input, (heads, size), self.v_bias, adapter)
             f.hold(k=keys, v=values)
             if self.v_norm is not None:
                 values = f.norm("v_norm", values, self.v_norm, (size,))
@@ -414,7 +414,7 @@ class Attention(TokenMixer):
                 limit, cache_kind = self._cache_limit_and_kind(cross)
                 keys, values = f.cache("cache", cache_kind, keys, values, limit=limit)
         if not cross:
-            computed.append((self, keys, values))
+            computed_keys_and_values.append((self, keys, values))
         if not cross and f.memo.get("lends"):
             kind = self.sharing_key_of()
             f.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
@@ -634,8 +634,8 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.qk_norm.scope != "projection":
                 normed: Tensor = norm(x)
                 return normed
-            flat = x.transpose(1, 2).flatten(2)
-            heads: Tensor = norm(flat).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            concatenated_heads = x.transpose(1, 2).flatten(2)
+            heads: Tensor = norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             return heads
 
         def _normed_and_rotated(self, x: Tensor, norm: str, run: Run, start: int) -> Tensor:
@@ -653,15 +653,15 @@ def _reference_class() -> type[nn.Module]:
 
         def _keys_and_values(self, x: Tensor, run: Run, value_input: Tensor | None) -> tuple[Tensor, Tensor]:
             if self.cross:
-                cached = None if run.store is None else run.store.get(self.cache)
-                if cached is not None:
-                    return cached[0], cached[1]
+                cached_tensors = None if run.store is None else run.store.get(self.cache)
+                if cached_tensors is not None:
+                    return cached_tensors[0], cached_tensors[1]
                 assert run.memory is not None, "cross-attention needs the encoder's output or a filled cache"
                 x = run.memory
-            raw = self._split_heads(self.k_proj(x), self.head_dim)
-            k = self._normed_and_rotated(raw, "k_norm", run, 0 if self.cross else run.past)
+            raw_keys = self._split_heads(self.k_proj(x), self.head_dim)
+            k = self._normed_and_rotated(raw_keys, "k_norm", run, 0 if self.cross else run.past)
             v = (
-                raw
+                raw_keys
                 if self.spec.attention_k_eq_v
                 else self._split_heads(self.v_proj(x if value_input is None else value_input), self.value_dim)
             )
@@ -729,15 +729,17 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> Tensor:
             """Computes the attention of x. value_input: the input of the values; default x."""
-            low = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
-            q = self._normed_and_rotated(self._split_heads(self.q_proj(low), self.head_dim), "q_norm", run, run.past)
+            query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
+            q = self._normed_and_rotated(
+                self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", run, run.past
+            )
             k, v = self._local_or_shared(x, run, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, run)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, run, run.past + x.shape[1])
             if hasattr(self, "disentangled"):
                 q, bias = self.disentangled(q, k, run.memo["relative_embedding"], run, self.q_proj, self.k_proj)
-            convolved = self.value_convolution(v) if hasattr(self, "value_convolution") else None
+            convolved_values = self.value_convolution(v) if hasattr(self, "value_convolution") else None
             group = self.heads // self.kv_heads
             if group > 1:
                 k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -749,12 +751,14 @@ def _reference_class() -> type[nn.Module]:
                 out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax)
             else:
                 out = self._in_squares(q, k, v, run.columns, self.spec.grid_window, cap)
-            out = (out if convolved is None else out + convolved).transpose(1, 2)
+            out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)
             out = self.head_norm(out) if hasattr(self, "head_norm") else out
             if hasattr(self, "gate_proj"):
                 out = out * self.gate_proj(x).sigmoid().unflatten(-1, (self.heads, -1))
-            concatenated = out.flatten(2)
-            result: Tensor = self.o_proj(self.sub_norm(concatenated) if hasattr(self, "sub_norm") else concatenated)
+            concatenated_heads = out.flatten(2)
+            result: Tensor = self.o_proj(
+                self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads
+            )
             return result
 
     return AttentionReference

@@ -144,30 +144,30 @@ def _reference_class() -> type[nn.Module]:
                 (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
             ).masked_fill(block_distance < 0, float("-inf"))
             rank = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-            selected: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[
+            selected_mask: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[
                 ..., :end
             ] & (keys[None] <= positions[:, None])
-            return selected
+            return selected_mask
 
         def narrow(self, x: Tensor, k: Tensor, v: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask, [batch, heads, tokens, keys].
 
             k, v: [batch, heads, keys, d].
             """
-            selected, group = self(x, run), k.shape[1] // self.spec.index_n_heads
+            selected_mask, group = self(x, run), k.shape[1] // self.spec.index_n_heads
             if group > 1:
-                selected = selected.repeat_interleave(group, 1)
+                selected_mask = selected_mask.repeat_interleave(group, 1)
             if not run.past or x.shape[1] > 1:
-                return k, v, selected
+                return k, v, selected_mask
             end, size = k.shape[-2], self.spec.index_block_size
             read_tokens = min(end, (self.spec.index_topk_blocks - 1) * size + (end - 1) % size + 1)
             indices = (
-                selected[:, :, 0]
+                selected_mask[:, :, 0]
                 .to(torch.int8)
                 .sort(dim=-1, descending=True, stable=True)
                 .indices[..., :read_tokens, None]
             )
             k, v = (t.gather(2, indices.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
-            return k, v, torch.ones_like(selected[..., :read_tokens])
+            return k, v, torch.ones_like(selected_mask[..., :read_tokens])
 
     return BlockIndexerReference

@@ -100,10 +100,10 @@ class CompressedAttention(TokenMixer):
         heads, groups, width, rope = self.num_attention_heads, self.o_groups, self.head_dim, self.qk_rope_head_dim
         if heads * width % groups:
             raise ValueError(f"o_groups: {groups} does not divide {heads} heads of {width}")
-        narrowest = width if self.indexer is None else min(width, self.indexer.index_head_dim)
-        if rope % 2 or rope > narrowest:
-            field = "head_dim" if narrowest == width else "index_head_dim"
-            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {field} {narrowest}")
+        narrowest_head = width if self.indexer is None else min(width, self.indexer.index_head_dim)
+        if rope % 2 or rope > narrowest_head:
+            field = "head_dim" if narrowest_head == width else "index_head_dim"
+            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {field} {narrowest_head}")
         if self.compress_rate is None and (self.overlap or self.indexer is not None):
             raise ValueError("compress_rate: missing; overlap and indexer require one")
         self.position.check_whole("qk_rope_head_dim")
@@ -227,7 +227,7 @@ class CompressedAttention(TokenMixer):
         """Joins the windows of both series; the first series is delayed by one window."""
         window_rows = Beside(((rate,), (rate,)))
         with f.function():
-            (delayed_series, current), (gate_delayed_series, current_gate) = (
+            (delayed_series, current_series), (gate_delayed_series, current_gate) = (
                 f.split(v, (rate, dim), (rate, dim)) for v in (kv, gate)
             )
             zeros = f.zeros(delayed_series, state="last_window"), f.zeros(gate_delayed_series, state="last_window")
@@ -235,9 +235,12 @@ class CompressedAttention(TokenMixer):
             f.hold(first=first_window, gate_first=first_gate)
             op = ops.LastWindow(dim.size, rate.size, rows=tokens)
             f.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
-            delayed, delayed_gate = f.delayed(delayed_series, first_window), f.delayed(gate_delayed_series, first_gate)
-            f.hold(late=delayed, gate_late=delayed_gate)
-            return f.cat(delayed, current, axes=(window_rows, dim)), f.cat(
+            delayed_window, delayed_gate = (
+                f.delayed(delayed_series, first_window),
+                f.delayed(gate_delayed_series, first_gate),
+            )
+            f.hold(late=delayed_window, gate_late=delayed_gate)
+            return f.cat(delayed_window, current_series, axes=(window_rows, dim)), f.cat(
                 delayed_gate, current_gate, axes=(window_rows, dim)
             )
 
@@ -250,8 +253,10 @@ class CompressedAttention(TokenMixer):
 
     def describe(self, hidden_size: int) -> str:
         entries = "" if self.compress_rate is None else f", entries of {self.compress_rate} tokens"
-        selected = "" if self.indexer is None else f", {self.indexer.index_topk} of them"
-        return f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selected}"
+        selection_text = "" if self.indexer is None else f", {self.indexer.index_topk} of them"
+        return (
+            f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selection_text}"
+        )
 
     def reference(self, context: Context) -> nn.Module:
         return _reference_class()(self, context)
@@ -304,25 +309,29 @@ def _reference_class() -> type[nn.Module]:
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """
             assert self.last_window is not None
-            (delayed_series, current), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
-            stored = self.last_window.load(run)
+            (delayed_series, current_series), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
+            stored_window = self.last_window.load(run)
             first_window = (
                 (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
-                if stored is None
-                else tuple(t[:, None] for t in stored)
+                if stored_window is None
+                else tuple(t[:, None] for t in stored_window)
             )
             self.last_window.keep(run, delayed_series[:, -1], gate_delayed_series[:, -1])
-            delayed = (
+            delayed_window = (
                 torch.cat([first_window[0], delayed_series[:, :-1]], 1),
                 torch.cat([first_window[1], gate_delayed_series[:, :-1]], 1),
             )
-            return torch.cat([delayed[0], current], 2), torch.cat([delayed[1], current_gate], 2)
+            return torch.cat([delayed_window[0], current_series], 2), torch.cat([delayed_window[1], current_gate], 2)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            kv, gate, stored = self.kv_proj(x), self.gate_proj(x), self.cache.load(run)
+            kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(run)
             entries: Tensor | None = None
-            if stored is not None:
-                entries, kv, gate = stored[0], torch.cat([stored[1], kv], 1), torch.cat([stored[2], gate], 1)
+            if stored_rows is not None:
+                entries, kv, gate = (
+                    stored_rows[0],
+                    torch.cat([stored_rows[1], kv], 1),
+                    torch.cat([stored_rows[2], gate], 1),
+                )
             windows = kv.shape[1] // self.rate
             window_tokens = windows * self.rate
             pending = kv[:, window_tokens:], gate[:, window_tokens:]
@@ -362,8 +371,8 @@ def _reference_class() -> type[nn.Module]:
             ranked_entries = (
                 scores.masked_fill(~allowed_entries, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             )
-            selected: Tensor = ranked_entries[..., : self.topk]
-            return selected
+            selected_entries: Tensor = ranked_entries[..., : self.topk]
+            return selected_entries
 
     class Core(nn.Module):
         """Scores of each head's queries against the one key head.
@@ -414,12 +423,14 @@ def _reference_class() -> type[nn.Module]:
             allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
                 return entries, allowed_entries
-            selected = self.indexer(x, compressed_query, allowed_entries, run)
+            selected_entries = self.indexer(x, compressed_query, allowed_entries, run)
             if run.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                return entries.gather(1, selected[:, 0, :, None].expand(-1, -1, entries.shape[-1])), allowed_entries[
-                    :, : selected.shape[-1]
-                ]
-            selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1).scatter(-1, selected, True)
+                return entries.gather(
+                    1, selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
+                ), allowed_entries[:, : selected_entries.shape[-1]]
+            selected_mask = (
+                torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
+            )
             return entries, (allowed_entries & selected_mask)[:, None]
 
         def forward(self, x: Tensor, run: Run) -> Tensor:

@@ -54,7 +54,7 @@ def _reference_class() -> type[nn.Module]:
         """Fourier mixing. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            mixed: Tensor = torch.fft.fft2(x.float()).real.to(x.dtype)
-            return mixed
+            mixed_features: Tensor = torch.fft.fft2(x.float()).real.to(x.dtype)
+            return mixed_features
 
     return FourierReference

@@ -179,8 +179,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             dk, dv = self.head_dims
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
-            convolved = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2)
-            q, k, v = convolved.split([self.key_width, self.key_width, self.value_width], -1)
+            convolution_output = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2)
+            q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (y.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for y in (q, k))
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()

@@ -112,7 +112,7 @@ def _reference_class() -> type[nn.Module]:
             (k,) = self.cache(run, k)
             scores = self.core(self._rotated(q, run).transpose(1, 2), k, weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
-            selected: Tensor = ranked_tokens[..., : spec.index_topk]
-            return selected
+            selected_tokens: Tensor = ranked_tokens[..., : spec.index_topk]
+            return selected_tokens
 
     return IndexerReference

@@ -96,10 +96,10 @@ class LocalAttention(TokenMixer):
         if self.global_block_size is not None:
             block = self.global_block_size
             summing, sums = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
-            summed = f.core("sums", summing, x, axes=x.axes, rows=sums)
-            f.hold(summed=summed)
-            summed = summed if self.global_norm is None else f.part("global_norm", self.global_norm, summed)
-            kv_input = f.cat(x, summed, axes=x.axes, rows=WithSums(of=x.rows, block=block))
+            block_sums = f.core("sums", summing, x, axes=x.axes, rows=sums)
+            f.hold(summed=block_sums)
+            block_sums = block_sums if self.global_norm is None else f.part("global_norm", self.global_norm, block_sums)
+            kv_input = f.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=block))
             f.hold(read=kv_input)
         size = self.local_radius + 1
         q = f.in_blocks(f.linear("q_proj", x, heads, dim), size, x.rows)
@@ -175,8 +175,8 @@ def _reference_class() -> type[nn.Module]:
         def _blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
             size = self.spec.local_radius + 1
-            missing = x.new_zeros(x.shape[0], -x.shape[1] % size, *x.shape[2:])
-            blocks: Tensor = torch.cat([x, missing], 1).unflatten(1, (-1, size))
+            padding = x.new_zeros(x.shape[0], -x.shape[1] % size, *x.shape[2:])
+            blocks: Tensor = torch.cat([x, padding], 1).unflatten(1, (-1, size))
             return blocks
 
         def _with_neighbours(self, x: Tensor) -> Tensor:
@@ -243,8 +243,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             tokens, kv_input = x.shape[1], x
             if self.spec.global_block_size is not None:
-                summed = self.sums(x, *self._sums(run, tokens, x.device))
-                kv_input = torch.cat([x, self.global_norm(summed) if hasattr(self, "global_norm") else summed], 1)
+                block_sums = self.sums(x, *self._sums(run, tokens, x.device))
+                kv_input = torch.cat(
+                    [x, self.global_norm(block_sums) if hasattr(self, "global_norm") else block_sums], 1
+                )
             q = self._split_heads(self._blocks(self.get_submodule("q_proj")(x)))
             k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
             mask, bias = self._shared_bias(run, tokens, x.device)

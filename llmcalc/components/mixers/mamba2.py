@@ -96,25 +96,25 @@ class Mamba2(TokenMixer):
             Axis("groups", self.n_groups),
         )
         state, kernel = Axis("state", self.state_size), self.conv_kernel
-        inner: Shape = (heads, dim)
-        conv_channels = Beside((inner, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
+        inner_axes: Shape = (heads, dim)
+        conv_channels = Beside((inner_axes, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
         gate, u, step = f.split(
-            f.linear("in_proj", x, Beside((inner, (conv_channels,), (heads,))), bias=self.use_bias),
-            inner,
+            f.linear("in_proj", x, Beside((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
+            inner_axes,
             (conv_channels,),
             (heads,),
         )
-        biased = self.use_conv_bias
-        u = f.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
+        has_bias = self.use_conv_bias
+        u = f.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
         f.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
         u, b, c = f.split(f.act(u, self.hidden_act), *conv_channels.parts)
         scan_inputs = u, step, f.repeat(b, heads), f.repeat(c, heads)
         sizes = step.width, self.head_dim, self.state_size, x.rows
         y = f.alternatives(
-            chunked=lambda: f.core("scan", ChunkedScan(*sizes, self.chunk_size), *scan_inputs, axes=inner),
-            step=lambda: f.core("scan", HeadScan(*sizes), *scan_inputs, axes=inner),
+            chunked=lambda: f.core("scan", ChunkedScan(*sizes, self.chunk_size), *scan_inputs, axes=inner_axes),
+            step=lambda: f.core("scan", HeadScan(*sizes), *scan_inputs, axes=inner_axes),
         )
-        f.state("ssm_state", *inner, state, bits=STATE_BITS)
+        f.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
         return f.linear(
             "out_proj", self._gated(f, y, f.act(gate, self.hidden_act), groups), *x.axes, bias=self.out_bias
         )
@@ -199,12 +199,12 @@ def _reference_class() -> type[nn.Module]:
         def _chunks(
             self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            tokens, missing = x.shape[1], -x.shape[1] % self.chunk
+            tokens, padding = x.shape[1], -x.shape[1] % self.chunk
 
             def cut(t: Tensor) -> Tensor:
                 """Splits tokens into padded chunks. [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
-                padded = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, missing))
-                chunks: Tensor = padded.unflatten(1, (-1, self.chunk)).movedim(3, 1)
+                padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding))
+                chunks: Tensor = padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
                 return chunks
 
             x, log, b, c = cut(x), cut(log), cut(b), cut(c)
@@ -230,16 +230,18 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Mamba2, context: Context) -> None:
             super().__init__()
             self.spec = spec
-            inner, group_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
-            self.in_proj = nn.Linear(context.hidden_size, 2 * inner + group_width + spec.num_heads, bias=spec.use_bias)
+            inner_width, group_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
+            self.in_proj = nn.Linear(
+                context.hidden_size, 2 * inner_width + group_width + spec.num_heads, bias=spec.use_bias
+            )
             conv: Any = causal_conv_class()
-            self.conv1d = conv(inner + group_width, spec.conv_kernel, spec.use_conv_bias)
+            self.conv1d = conv(inner_width + group_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = state_class()()
             self.ssm_state: Any = state_class()()
             self.scan = ChunkedScan(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:
-                self.norm = norm_reference(spec.norm, inner, groups=spec.n_groups)
-            self.out_proj = nn.Linear(inner, context.hidden_size, bias=spec.out_bias)
+                self.norm = norm_reference(spec.norm, inner_width, groups=spec.n_groups)
+            self.out_proj = nn.Linear(inner_width, context.hidden_size, bias=spec.out_bias)
 
         def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
             gate_values = activate(self.spec.hidden_act, gate)
@@ -252,17 +254,19 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec = self.spec
-            inner, group_width = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
-            gate, convolved, step = self.in_proj(x).split([inner, inner + 2 * group_width, spec.num_heads], -1)
-            convolved = activate(
-                spec.hidden_act, self.conv1d(convolved.transpose(1, 2), run, self.conv_state)
+            inner_width, group_width = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
+            gate, convolution_output, step = self.in_proj(x).split(
+                [inner_width, inner_width + 2 * group_width, spec.num_heads], -1
+            )
+            convolution_output = activate(
+                spec.hidden_act, self.conv1d(convolution_output.transpose(1, 2), run, self.conv_state)
             ).transpose(1, 2)
-            x, b, c = convolved.split([inner, group_width, group_width], -1)
+            x, b, c = convolution_output.split([inner_width, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
             b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
-            stored = self.ssm_state.load(run)
+            stored_state = self.ssm_state.load(run)
             y, last_state = self.scan(
-                x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored is None else stored[0]
+                x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored_state is None else stored_state[0]
             )
             self.ssm_state.keep(run, last_state)
             result: Tensor = self.out_proj(self._gated(y.flatten(2), gate))

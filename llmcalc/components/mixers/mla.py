@@ -138,8 +138,8 @@ class MLA(TokenMixer):
         return self.model_copy(update={"sliding_window": None})
 
     def reach(self) -> tuple[int, ...]:
-        selected = None if self.indexer is None else self.indexer.index_topk
-        return tuple(n for n in (self.sliding_window, selected) if n is not None)
+        selected_tokens = None if self.indexer is None else self.indexer.index_topk
+        return tuple(n for n in (self.sliding_window, selected_tokens) if n is not None)
 
     def with_kv_heads(self, number: int, width: int) -> Self:
         """The mixer with a latent as wide as the keys and values of `number` heads."""
@@ -238,21 +238,19 @@ class MLA(TokenMixer):
         """Returns the query of each head, and the compressed query if there is one."""
         if self.q_lora_rank is None:
             return f.linear("q_proj", x, heads, head), None
-        raw = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
-        c = self._normalize(f, "q_a_norm", raw)
-        f.hold(raw=raw, small=c)
+        raw_latent = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
+        c = self._normalize(f, "q_a_norm", raw_latent)
+        f.hold(raw=raw_latent, small=c)
         if not self.query_gate:
             return f.linear("q_b_proj", c, heads, head), c
-        gate_input = f.cat(c, raw, axes=(Beside((c.axes, raw.axes)),))
+        gate_input = f.cat(c, raw_latent, axes=(Beside((c.axes, raw_latent.axes)),))
         gated = f.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (size,))))
         return gated, c
 
     def describe(self, hidden_size: int) -> str:
         head = self.qk_nope_head_dim + self.qk_rope_head_dim
-        selected = "" if self.indexer is None else f", to {self.indexer.index_topk} tokens"
-        return (
-            f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}{selected}"
-        )
+        selection_text = "" if self.indexer is None else f", to {self.indexer.index_topk} tokens"
+        return f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}{selection_text}"
 
     def reference(self, context: Context) -> nn.Module:
         return _reference_class()(self, context)
@@ -260,17 +258,17 @@ class MLA(TokenMixer):
     @classmethod
     def examples(cls) -> list[Self]:
         sizes: dict[str, Any] = {"num_attention_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 4}
-        plain: dict[str, Any] = {**sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
-        ranked: dict[str, Any] = {**sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
+        plain_fields: dict[str, Any] = {**sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
+        low_rank_fields: dict[str, Any] = {**sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
         return [
-            cls(**plain),
-            cls(**ranked, attention_bias=True),
-            cls(**plain, mla_use_nope=True, output_gate=OutputGate(per="head")),
-            cls(**ranked, indexer=Indexer(index_n_heads=3, index_head_dim=10, index_topk=5)),
-            cls(**plain, sinks=True, output_gate=OutputGate(per="element")),
-            cls(**ranked, query_gate=True),
-            cls(**ranked, o_bias=True, norm=None),
-            cls(**plain, q_lora_rank=20, key_norm=True, sliding_window=5, output_gate=OutputGate(per="head")),
+            cls(**plain_fields),
+            cls(**low_rank_fields, attention_bias=True),
+            cls(**plain_fields, mla_use_nope=True, output_gate=OutputGate(per="head")),
+            cls(**low_rank_fields, indexer=Indexer(index_n_heads=3, index_head_dim=10, index_topk=5)),
+            cls(**plain_fields, sinks=True, output_gate=OutputGate(per="element")),
+            cls(**low_rank_fields, query_gate=True),
+            cls(**low_rank_fields, o_bias=True, norm=None),
+            cls(**plain_fields, q_lora_rank=20, key_norm=True, sliding_window=5, output_gate=OutputGate(per="head")),
         ]
 
 
@@ -338,10 +336,12 @@ def _reference_class() -> type[nn.Module]:
         def _queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
             """Returns the queries, [batch, tokens, heads, …], their gate if there is one, and the indexer's input."""
             spec, head_shape = self.spec, (self.spec.num_attention_heads, -1)
-            raw = x if spec.q_lora_rank is None else self.q_a_proj(x)
-            compressed_query = self.q_a_norm(raw) if hasattr(self, "q_a_norm") else raw
+            raw_latent = x if spec.q_lora_rank is None else self.q_a_proj(x)
+            compressed_query = self.q_a_norm(raw_latent) if hasattr(self, "q_a_norm") else raw_latent
             if spec.query_gate:
-                query_and_gate = self.q_gate_proj(torch.cat([compressed_query, raw], -1)).unflatten(-1, head_shape)
+                query_and_gate = self.q_gate_proj(torch.cat([compressed_query, raw_latent], -1)).unflatten(
+                    -1, head_shape
+                )
                 q, gate = query_and_gate.split([query_and_gate.shape[-1] - spec.v_head_dim, spec.v_head_dim], -1)
                 return q, gate, compressed_query
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(compressed_query)

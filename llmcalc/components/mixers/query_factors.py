@@ -28,9 +28,9 @@ class QueryFactors(Part):
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Records the first projection and the norm."""
-        low = f.part("q_a_norm", self.norm, f.linear("q_a_proj", x, Axis("query_rank", self.rank)))
-        f.hold(low=low)
-        return low
+        low_rank_query = f.part("q_a_norm", self.norm, f.linear("q_a_proj", x, Axis("query_rank", self.rank)))
+        f.hold(low=low_rank_query)
+        return low_rank_query
 
     def reference(self, context: Context) -> tuple[nn.Module, nn.Module]:
         """Builds the first projection and the norm."""

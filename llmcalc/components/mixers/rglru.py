@@ -104,8 +104,8 @@ def _reference_class() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.zeros(blocks, block_width))
 
         def forward(self, x: Tensor) -> Tensor:
-            parts = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)
-            out = torch.baddbmm(self.bias[:, None], parts, self.weight.transpose(1, 2))
+            input_blocks = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)
+            out = torch.baddbmm(self.bias[:, None], input_blocks, self.weight.transpose(1, 2))
             output: Tensor = out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
             return output
 
@@ -147,9 +147,11 @@ def _reference_class() -> type[nn.Module]:
             )  # the first token has no earlier state to decay
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             scaled_input = (u * self.input_gate(u).sigmoid()).float() * input_scale
-            stored = self.recurrent_state.load(run)
+            stored_state = self.recurrent_state.load(run)
             states = linear_scan(
-                log_a.exp(), scaled_input, torch.zeros_like(scaled_input[:, 0]) if stored is None else stored[0]
+                log_a.exp(),
+                scaled_input,
+                torch.zeros_like(scaled_input[:, 0]) if stored_state is None else stored_state[0],
             )
             self.recurrent_state.keep(run, states[:, -1])
             out: Tensor = self.linear_out(states.to(x.dtype) * gate)

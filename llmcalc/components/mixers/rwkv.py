@@ -53,12 +53,13 @@ class RwkvTimeMix(TokenMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         channels = Axis("channels", self.attention_hidden_size)
-        shifted = f.shift(x, state="shift_state")
+        previous_tokens = f.shift(x, state="shift_state")
         f.state("shift_state", *x.axes, kind="shift_state")
         key, value, receptance = (
-            f.linear(name, _token_shift(f, x, shifted, name), channels) for name in ("key", "value", "receptance")
+            f.linear(name, _token_shift(f, x, previous_tokens, name), channels)
+            for name in ("key", "value", "receptance")
         )
-        f.hold(previous=shifted, k=key, v=value, r=receptance)
+        f.hold(previous=previous_tokens, k=key, v=value, r=receptance)
         gate = f.act(receptance, "sigmoid")
         bonus, decay = f.vector("time_first", channels), f.vector("time_decay", channels)
         average = f.scan("wkv", key, value, bonus, decay, axes=(channels,))
@@ -93,14 +94,14 @@ class RwkvChannelMix(SingleWidthNetwork):
         return SOURCE
 
     def flow(self, f: Flow, x: Value) -> Value:
-        shifted = f.shift(x, state="shift_state")
+        previous_tokens = f.shift(x, state="shift_state")
         f.state("shift_state", *x.axes, kind="shift_state")
-        f.hold(previous=shifted)
-        squared = f.linear("key", _token_shift(f, x, shifted, "key"), Axis("ffn", self.intermediate_size))
-        squared = f.act(f.act(squared, "relu"), "square")
-        gate = f.act(f.linear("receptance", _token_shift(f, x, shifted, "receptance"), *x.axes), "sigmoid")
-        f.hold(inner=squared, open_by=gate)
-        return f.mul(gate, f.linear("value", squared, *x.axes))
+        f.hold(previous=previous_tokens)
+        squared_key = f.linear("key", _token_shift(f, x, previous_tokens, "key"), Axis("ffn", self.intermediate_size))
+        squared_key = f.act(f.act(squared_key, "relu"), "square")
+        gate = f.act(f.linear("receptance", _token_shift(f, x, previous_tokens, "receptance"), *x.axes), "sigmoid")
+        f.hold(inner=squared_key, open_by=gate)
+        return f.mul(gate, f.linear("value", squared_key, *x.axes))
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.intermediate_size}"
@@ -120,8 +121,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
     def shifted(x: Tensor, run: Run, state: Any) -> Tensor:
         """Returns the previous token of each token; zeros for the first."""
-        stored = state.load(run)
-        first_row = torch.zeros_like(x[:, :1]) if stored is None else stored[0]
+        stored_token = state.load(run)
+        first_row = torch.zeros_like(x[:, :1]) if stored_token is None else stored_token[0]
         state.keep(run, x[:, -1:])
         return torch.cat([first_row, x[:, :-1]], 1)
 
@@ -150,24 +151,26 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k), decayed per token; the largest exponent is subtracted."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
-            stored = self.recurrent_state.load(run)
+            stored_state = self.recurrent_state.load(run)
             zero = torch.zeros_like(k[:, 0])
-            numerator, denominator, largest = (zero, zero, zero - 1e30) if stored is None else stored
+            numerator, denominator, largest_exponent = (
+                (zero, zero, zero - 1e30) if stored_state is None else stored_state
+            )
             out = []
             for key, value in zip(k.unbind(1), v.unbind(1), strict=True):
-                peak = torch.maximum(largest, key + bonus)
-                state_weight, token_weight = (largest - peak).exp(), (key + bonus - peak).exp()
+                peak = torch.maximum(largest_exponent, key + bonus)
+                state_weight, token_weight = (largest_exponent - peak).exp(), (key + bonus - peak).exp()
                 out.append(
                     (state_weight * numerator + token_weight * value) / (state_weight * denominator + token_weight)
                 )
-                peak = torch.maximum(largest + decay, key)
-                state_weight, token_weight = (largest + decay - peak).exp(), (key - peak).exp()
-                numerator, denominator, largest = (
+                peak = torch.maximum(largest_exponent + decay, key)
+                state_weight, token_weight = (largest_exponent + decay - peak).exp(), (key - peak).exp()
+                numerator, denominator, largest_exponent = (
                     state_weight * numerator + token_weight * value,
                     state_weight * denominator + token_weight,
                     peak,
                 )
-            self.recurrent_state.keep(run, numerator, denominator, largest)
+            self.recurrent_state.keep(run, numerator, denominator, largest_exponent)
             return torch.stack(out, 1)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
@@ -195,9 +198,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             previous_tokens = shifted(x, run, self.shift_state)
-            squared = self.key(token_shift(x, previous_tokens, self.time_mix_key.weight)).relu().square()
+            squared_key = self.key(token_shift(x, previous_tokens, self.time_mix_key.weight)).relu().square()
             gate = self.receptance(token_shift(x, previous_tokens, self.time_mix_receptance.weight)).sigmoid()
-            out: Tensor = gate * self.value(squared)
+            out: Tensor = gate * self.value(squared_key)
             return out
 
     return {"time": TimeMixReference, "channel": ChannelMixReference}

@@ -65,12 +65,12 @@ class ShortConv(TokenMixer):
         return "Liquid AI 2025, §2"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        kernel, biased, axes = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
-        b, c, u = f.split(f.linear("in_proj", x, Beside(axes), bias=biased), *axes)
+        kernel, has_bias, axes = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
+        b, c, u = f.split(f.linear("in_proj", x, Beside(axes), bias=has_bias), *axes)
         f.hold(b=b)
         u = f.mul(b, u)
         if self.grid:
-            y = f.conv("conv", u, *x.axes, kernel=kernel * kernel, groups=x.width, bias=biased)
+            y = f.conv("conv", u, *x.axes, kernel=kernel * kernel, groups=x.width, bias=has_bias)
         else:
             y = f.conv(
                 "conv",
@@ -78,13 +78,13 @@ class ShortConv(TokenMixer):
                 *x.axes,
                 kernel=kernel,
                 groups=x.width,
-                bias=biased,
+                bias=has_bias,
                 padding=kernel - 1,
                 state="conv_state",
             )
             f.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
         f.hold(mixed=y)
-        return f.linear("out_proj", f.mul(c, y), *x.axes, bias=biased)
+        return f.linear("out_proj", f.mul(c, y), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")
@@ -119,12 +119,12 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             b, c, u = self.in_proj(x).transpose(1, 2).chunk(3, 1)
-            convolved = (
+            convolution_output = (
                 self.conv((b * u).unflatten(2, (-1, run.columns))).flatten(2)
                 if self.grid
                 else self.conv(b * u, run, self.conv_state)
             )
-            out: Tensor = self.out_proj((c * convolved).transpose(1, 2))
+            out: Tensor = self.out_proj((c * convolution_output).transpose(1, 2))
             return out
 
     return ShortConvReference

@@ -141,8 +141,8 @@ def activate(name: str, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
     if name == "identity":
         return x
-    activated: Tensor = getattr(F, name)(x)
-    return activated
+    activation_output: Tensor = getattr(F, name)(x)
+    return activation_output
 
 
 @cache

@@ -211,8 +211,8 @@ class MoE(Network):
         return self.expert.style
 
     def active_width(self) -> int:
-        shared = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
-        return self.num_experts_per_tok * self.expert.intermediate_size + shared
+        shared_width = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
+        return self.num_experts_per_tok * self.expert.intermediate_size + shared_width
 
     def widened(self, change: Callable[[int], Number]) -> Self:
         if self.latent is not None:
@@ -268,13 +268,13 @@ class MoE(Network):
         return f.mul(f.act(gate, "sigmoid"), y, y.axes)
 
     def describe(self, hidden_size: int) -> str:
-        shared = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
+        shared_text = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
         identities = (
             f" + {self.identity_experts.zero_expert_num} identities" if self.identity_experts is not None else ""
         )
         return (
             f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities} × "
-            f"{self.expert.describe(hidden_size)}{shared}"
+            f"{self.expert.describe(hidden_size)}{shared_text}"
         )
 
     def reference(self, context: Context) -> nn.Module:
@@ -283,12 +283,12 @@ class MoE(Network):
     @classmethod
     def examples(cls) -> list[Self]:
         swiglu = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
-        ungated = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
-        shared = FeedForward(intermediate_size=28, hidden_act="silu", gated=True)
+        ungated_network = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
+        shared_network = FeedForward(intermediate_size=28, hidden_act="silu", gated=True)
         skipping = RouterMLP(router_hidden_size=7, adds_below=True, skip=True, score_correction="buffer")
         corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
-        learned = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
-        vision = VisionExperts(expert=ungated, router=LinearRouter(score_correction="parameter"))
+        learned_router = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
+        vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
         four_of = {"num_experts": 4, "num_experts_per_tok": 2}
 
         def small_mixture(**fields: Any) -> Any:
@@ -296,18 +296,22 @@ class MoE(Network):
 
         return [
             small_mixture(num_experts=6),
-            small_mixture(num_experts_per_tok=1, expert=ungated, router=LinearRouter(bias=True)),
+            small_mixture(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
             small_mixture(output_bias=True),
-            small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared, shared_expert_gate=True),
-            small_mixture(num_experts=8, shared_expert=shared, router=corrected_router),
-            small_mixture(expert=ungated, shared_expert=shared, latent=Latent(moe_latent_size=8, bias=True)),
-            small_mixture(router=learned),
-            small_mixture(shared_expert=shared, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")),
+            small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
+            small_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
+            small_mixture(
+                expert=ungated_network, shared_expert=shared_network, latent=Latent(moe_latent_size=8, bias=True)
+            ),
+            small_mixture(router=learned_router),
+            small_mixture(
+                shared_expert=shared_network, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")
+            ),
             small_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
             small_mixture(num_experts_per_tok=1, router=skipping),
             small_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
             small_mixture(
-                shared_expert=shared, vision_experts=vision, router=LinearRouter(score_correction="parameter")
+                shared_expert=shared_network, vision_experts=vision, router=LinearRouter(score_correction="parameter")
             ),
             small_mixture(
                 num_experts=3,
@@ -317,9 +321,9 @@ class MoE(Network):
             small_mixture(
                 num_experts_per_tok=3,
                 identity_experts=IdentityExperts(zero_expert_num=1),
-                expert=ungated,
+                expert=ungated_network,
                 latent=Latent(moe_latent_size=8),
-                shared_expert=shared,
+                shared_expert=shared_network,
             ),
             small_mixture(
                 latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
@@ -390,8 +394,8 @@ def dispatch_class() -> type[Any]:
         def combined(self, x: Tensor, weights: Tensor) -> Tensor:
             """Sums the experts' outputs of each token, weighted. [rows, width] → [batch, tokens, width]."""
             if not self.grouped:
-                summed: Tensor = (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
-                return summed
+                weighted_sum: Tensor = (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
+                return weighted_sum
             x = x * weights.to(x.dtype).flatten().index_select(0, self.order)[:, None]
             tokens = weights.shape[:2]
             out: Tensor = x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)

@@ -101,10 +101,10 @@ class ProductKeyMoE(Network):
     @classmethod
     def examples(cls) -> list[Self]:
         swiglu = FeedForward(intermediate_size=28, hidden_act="silu", gated=True, down_bias=True)
-        ungated = FeedForward(intermediate_size=20, hidden_act="relu")
+        ungated_network = FeedForward(intermediate_size=20, hidden_act="relu")
         return [
             cls(num_experts=16, num_keys=4, num_experts_per_tok=3, hidden_act="silu", shared_expert=swiglu),
-            cls(num_experts=11, num_keys=3, num_experts_per_tok=1, hidden_act="gelu", shared_expert=ungated),
+            cls(num_experts=11, num_keys=3, num_experts_per_tok=1, hidden_act="gelu", shared_expert=ungated_network),
         ]
 
 

@@ -276,8 +276,8 @@ def _reference_classes() -> dict[str, type[Any]]:
             top_experts = self.top_experts(scores)
             weights = self.weights(scores, top_experts)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
-                skipped = top_experts == self.none_of_them
-                weights, top_experts = weights.masked_fill(skipped, 0.0), top_experts.masked_fill(skipped, 0)
+                skips_expert = top_experts == self.none_of_them
+                weights, top_experts = weights.masked_fill(skips_expert, 0.0), top_experts.masked_fill(skips_expert, 0)
             return weights, top_experts
 
     class TableRouting(Routing):

@@ -75,8 +75,8 @@ class AudioTower(TowerPart):
     def examples(cls) -> list[Self]:
         layernorm = Norm(type="layernorm")
         mixer = Attention(num_attention_heads=2, q_bias=True, v_bias=True, o_bias=True)
-        ungated = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
-        block = Block(attention=mixer, feed_forward=ungated, norm=layernorm, norm_placement="pre")
+        ungated_network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
+        block = Block(attention=mixer, feed_forward=ungated_network, norm=layernorm, norm_placement="pre")
         stem = ConvStem(num_mel_bins=5, max_source_positions=9)
         stack = Stack(
             num_hidden_layers=2,

@@ -207,31 +207,36 @@ class Conformer(TowerPart):
         from .subsampling import SpectrumConv
 
         rms, layernorm, scale = Norm(type="rmsnorm"), Norm(type="layernorm"), Norm(type="layernorm", bias=False)
-        two = Subsampling(
+        two_convolutions = Subsampling(
             num_mel_bins=12, convolutions=(SpectrumConv(channels=6), SpectrumConv(channels=4)), norm=scale
         )
-        deep = SpectrumConv(channels=4, separable=True, bias=True)
+        separable_convolution = SpectrumConv(channels=4, separable=True, bias=True)
         nemo = Subsampling(
-            num_mel_bins=9, convolutions=(SpectrumConv(channels=4, bias=True), deep, deep), bias=True, standardize=True
+            num_mel_bins=9,
+            convolutions=(SpectrumConv(channels=4, bias=True), separable_convolution, separable_convolution),
+            bias=True,
+            standardize=True,
         )
-        ungated = FeedForward(intermediate_size=40, hidden_act="silu")
+        ungated_network = FeedForward(intermediate_size=40, hidden_act="silu")
         gated = FeedForward(
             intermediate_size=14, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True
         )
-        windowed = ConformerAttention(num_attention_heads=2, relative_keys=True, context_left=4, context_right=1)
-        free = ConformerAttention(num_attention_heads=3, bias=True)
-        light = ConformerConvolution(kernel_size=3, norm=rms)
+        windowed_attention = ConformerAttention(
+            num_attention_heads=2, relative_keys=True, context_left=4, context_right=1
+        )
+        unlimited_attention = ConformerAttention(num_attention_heads=3, bias=True)
+        light_convolution = ConformerConvolution(kernel_size=3, norm=rms)
         with_bias = ConformerConvolution(
             kernel_size=3, gate_act="silu", gate_bias=True, bias=True, multiplier=2, separable=True
         )
         return [
             cls(
                 hidden_size=10,
-                subsampling=two,
+                subsampling=two_convolutions,
                 num_hidden_layers=2,
-                attention=windowed,
-                convolution=light,
-                feed_forward=ungated,
+                attention=windowed_attention,
+                convolution=light_convolution,
+                feed_forward=ungated_network,
                 norm=rms,
                 norm_placement="sandwich",
                 output_size=14,
@@ -241,7 +246,7 @@ class Conformer(TowerPart):
                 hidden_size=12,
                 subsampling=nemo,
                 num_hidden_layers=3,
-                attention=free,
+                attention=unlimited_attention,
                 convolution=with_bias,
                 feed_forward=gated,
                 norm=layernorm,
@@ -299,8 +304,8 @@ def _reference_class() -> type[nn.Module]:
                 positions = torch.arange(frames, device=x.device)
                 distance = positions[:, None] - positions[None, :]
                 scores = scores.masked_fill((distance >= self.left) | (distance < -self.right), float("-inf"))
-            attended = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-            out: Tensor = self.get_submodule("o_proj")(attended.transpose(1, 2).flatten(2))
+            attention_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
+            out: Tensor = self.get_submodule("o_proj")(attention_output.transpose(1, 2).flatten(2))
             return out
 
     class Convolution(nn.Module):

@@ -102,8 +102,8 @@ def line_count(table: Table, width: int) -> int:
     other_width = sum(
         w + len(GAP) for w, c in zip(_widths(cell_texts), table.columns, strict=True) if not c.wrap
     ) + len(INDENT)
-    wrapped = max(1, sum(column.wrap for column in table.columns))
-    wrapped_width = max(1, (width - other_width) // wrapped - len(GAP))
+    wrapped_columns = max(1, sum(column.wrap for column in table.columns))
+    wrapped_width = max(1, (width - other_width) // wrapped_columns - len(GAP))
     rows = sum(
         max(-(-len(t) // wrapped_width) if c.wrap else 1 for t, c in zip(cells, table.columns, strict=True)) or 1
         for cells in cell_texts
@@ -129,11 +129,11 @@ def _grid(table: Table) -> Iterator[str]:
     for i, cells in enumerate(cell_texts):
         if i == 1:
             yield INDENT + "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
-        padded = [
+        padded_cells = [
             t.rjust(w) if c.justify == "right" else t.ljust(w)
             for t, w, c in zip(cells, widths, table.columns, strict=True)
         ]
-        yield INDENT + GAP.join(padded)
+        yield INDENT + GAP.join(padded_cells)
 
 
 def indented(text: str, width: int, hang: str = "") -> Iterator[str]:

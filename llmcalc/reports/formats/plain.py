@@ -91,8 +91,8 @@ def records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
         }
         for cells in _cells(table)
     ]
-    empty = [{key: None if value == "" else value for key, value in row.items()} for row in rows]
-    return empty if keys[0] == TARGET else [{TARGET: table.target, **row} for row in empty]
+    cleaned_rows = [{key: None if value == "" else value for key, value in row.items()} for row in rows]
+    return cleaned_rows if keys[0] == TARGET else [{TARGET: table.target, **row} for row in cleaned_rows]
 
 
 REST = "rest"
@@ -109,12 +109,13 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
         names[row.depth :] = [str(_raw_value(row.cells[0]))]
         if row.is_sum:
             continue
-        below = itertools.takewhile(lambda other, row=row: other.depth > row.depth, rows[index + 1 :])  # type: ignore[misc]
-        parts = [part for part in below if part.depth == row.depth + 1]
+        rows_below = itertools.takewhile(lambda other_row, row=row: other_row.depth > row.depth, rows[index + 1 :])  # type: ignore[misc]
+        part_rows = [part_row for part_row in rows_below if part_row.depth == row.depth + 1]
         name, cells = WITHIN.join(names), row.cells[1:]
-        if parts:
+        if part_rows:
             cells = [
-                _rest(cell, [part.cells[column] for part in parts]) for column, cell in enumerate(row.cells[1:], 1)
+                _rest(cell, [part_row.cells[column] for part_row in part_rows])
+                for column, cell in enumerate(row.cells[1:], 1)
             ]
             numbers = [cell for cell in cells if isinstance(cell, int | float)]
             if min(numbers, default=0) < -1e-9 or not any(isinstance(number, int) and number for number in numbers):
@@ -124,9 +125,9 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
     return leaves
 
 
-def _rest(cell: Any, parts: Sequence[Any]) -> Any:
+def _rest(cell: Any, part_cells: Sequence[Any]) -> Any:
     """Returns a number minus the sum of its parts; another cell's value unchanged."""
-    numbers = [_raw_value(part) for part in parts]
+    numbers = [_raw_value(part_cell) for part_cell in part_cells]
     value = _raw_value(cell)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return cell

@@ -43,12 +43,12 @@ def _heading(console: Console, table: Table) -> None:
 
     if not table.title:
         return
-    fits = len(table.heading) + 3 + len(table.aside) <= console.width
+    fits_on_line = len(table.heading) + 3 + len(table.aside) <= console.width
     title = Text(table.heading, style="bold")
-    if table.aside and fits:
+    if table.aside and fits_on_line:
         title.append("   " + table.aside, style="not bold dim")
     console.print(title)
-    if table.aside and not fits:
+    if table.aside and not fits_on_line:
         _indented(console, table.aside)
 
 
@@ -81,21 +81,21 @@ def _grid(table: Table) -> RichTable:
     for row, cells in zip(table.rows, cell_texts, strict=True):
         cells[0] = "  " * row.depth + cells[0]
     for i, column in enumerate(table.columns):
-        widest = max(len(column.title), *(len(cells[i]) for cells in cell_texts))
+        column_width = max(len(column.title), *(len(cells[i]) for cells in cell_texts))
         grid.add_column(
             Text(column.title),
             justify=column.justify,
             no_wrap=not column.wrap,
-            min_width=None if column.wrap else widest,
+            min_width=None if column.wrap else column_width,
             overflow="fold",
         )
     for row, cells in zip(table.rows, cell_texts, strict=True):
-        coloured = [
+        coloured_cells = [
             Text(cell, style=column.colour(cell, value))
             for column, cell, value in zip(table.columns, cells, row.cells, strict=True)
         ]
-        for column, coloured_text in zip(table.columns, coloured, strict=True):
+        for column, coloured_text in zip(table.columns, coloured_cells, strict=True):
             for pattern, colour in column.marks.items():
                 coloured_text.highlight_regex(pattern, colour)
-        grid.add_row(*coloured, style="bold" if row.strong else None)
+        grid.add_row(*coloured_cells, style="bold" if row.strong else None)
     return grid

@@ -90,8 +90,8 @@ class Elementwise(Views):
         out = self.like(x)
 
         def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
-            scaled, power = self.like(g), self.like(out)
-            return (self.like(scaled, power),)
+            scaled_gradient, power = self.like(g), self.like(out)
+            return (self.like(scaled_gradient, power),)
 
         return record(self.graph, "rsqrt", (x,), out, backward, out)
 

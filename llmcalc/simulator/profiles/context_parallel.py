@@ -52,11 +52,11 @@ def ring_of(layout: Layout, rank: int) -> Ring | None:
 
 def part_of_sequence(layout: Layout, seq: int) -> int:
     """Returns the number of tokens of a sequence on one rank. Raises `InputError` where torch fails."""
-    parts = CHUNKS * layout.cp
+    chunks = CHUNKS * layout.cp
     if layout.cp > 1 and layout.cp_comm == "a2a":
         raise InputError("--cp-comm a2a: torch exchanges keys and values in a ring or all at once; expected p2p")
-    if layout.cp > 1 and seq % parts:
-        nearest_length = max(parts, seq - seq % parts)
+    if layout.cp > 1 and seq % chunks:
+        nearest_length = max(chunks, seq - seq % chunks)
         raise InputError(
             f"--seq {seq}: each rank of --cp {layout.cp} has {CHUNKS} parts of it; expected {nearest_length}"
         )
@@ -81,8 +81,8 @@ class RingAttention(Eager):
     def attention_AttentionCore(self, step: Step) -> None:
         if self.ring is not None:
             crossing = step.ins[1].rows != step.ins[0].rows
-            limited = step.options.get("window") is not None or step.options.get("chunk") is not None
-            if self.choices.attention not in ("flash", "sdpa") or crossing or limited or not step.options["causal"]:
+            has_window = step.options.get("window") is not None or step.options.get("chunk") is not None
+            if self.choices.attention not in ("flash", "sdpa") or crossing or has_window or not step.options["causal"]:
                 raise self.unsupported(
                     f"--cp {self.ring.ranks} takes causal attention without a window in flash kernels", step.name
                 )
@@ -194,17 +194,17 @@ def half(t: Aten, x: Tensor) -> Tensor:
 
 def partial_update(t: Aten, original: Tensor) -> Tensor:
     """Returns a copy with one part replaced, or adds to that part in place (`_partial_update`)."""
-    parts = [half(t, original)] * CHUNKS
-    return t.cat(parts, ROWS)
+    halves = [half(t, original)] * CHUNKS
+    return t.cat(halves, ROWS)
 
 
 class Kernels:
     """Ring attention, forward and backward. spare: whether allocations equal those on a GPU."""
 
-    def __init__(self, graph: Graph, ring: Ring, spare: bool) -> None:
+    def __init__(self, graph: Graph, ring: Ring, allocates_workspace: bool) -> None:
         self.graph: Graph = graph
         self.ring: Ring = ring
-        self.spare: bool = spare
+        self.spare: bool = allocates_workspace
         self.t: Aten = Aten(graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -234,9 +234,9 @@ class Kernels:
 
     def _op(self, q: Tensor) -> list[Tensor]:
         """Runs `_scaled_dot_product_flash_attention`."""
-        new = self.graph.new
-        out = new(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
-        return [out, new(q.shape[:-1], FLOAT32), new((2,), INT64), new((), INT64)]
+        allocate = self.graph.new
+        out = allocate(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
+        return [out, allocate(q.shape[:-1], FLOAT32), allocate((2,), INT64), allocate((), INT64)]
 
     def backward(
         self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor

@@ -59,5 +59,5 @@ def causal_conv1d_fn(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None) 
         return causal_conv1d_bwd(t, x, weight, bias, dout)
 
     with graph.no_grad():
-        dense, out = forward(x)
-    return record_function(graph, "CausalConv1dFn", (x, weight, bias), out, backward, (dense, weight, bias))
+        dense_x, out = forward(x)
+    return record_function(graph, "CausalConv1dFn", (x, weight, bias), out, backward, (dense_x, weight, bias))

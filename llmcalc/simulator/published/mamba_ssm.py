@@ -113,12 +113,12 @@ def selective_scan_with_states(
 
     Returns the output, and the states between chunks, of which the last one is a view.
     """
-    graph, grouped = t.graph, len(b.shape) == 4
+    graph, has_groups = t.graph, len(b.shape) == 4
 
     def forward(u: Tensor, delta: Tensor, b: Tensor, c: Tensor, z: Optional) -> tuple[Optional, ...]:
         u, delta, b, c = (_along(t, x, -1) for x in (u, delta, b, c))
         z = None if z is None else _along(t, z, -1)
-        if not grouped:
+        if not has_groups:
             b, c = t.unsqueeze(b, 1), t.unsqueeze(c, 1)
         out, states, out_z = _scan_fwd(t, u, delta, a, z)
         if z is None:
@@ -141,7 +141,7 @@ def selective_scan_with_states(
         if not is_size_one(dout.strides[-1]):
             dout = t.contiguous(dout)
         du, ddelta, da, db, dc, dd, dbias, dz, _ = _scan_bwd(t, u, delta, a, b, c, d, z, delta_bias, out)
-        if not grouped:
+        if not has_groups:
             db, dc = t.select(db, 1), t.select(dc, 1)
         return du, ddelta, da, db, dc, dd, dz, dbias
 
@@ -161,8 +161,8 @@ def _delta(t: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
 
 def _dense(t: Aten, x_dbl: Tensor, state: Number, batch: Number) -> Tensor:
     """Computes `rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
-    dense = t.unflatten(t.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
-    return t.contiguous(t.transpose(t.unsqueeze(dense, 1), 2, 3))
+    dense_state = t.unflatten(t.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
+    return t.contiguous(t.transpose(t.unsqueeze(dense_state, 1), 2, 3))
 
 
 def mamba_inner_fn(
@@ -231,9 +231,9 @@ def mamba_inner_fn(
             t, conv1d_out, delta, a, b, c, d, z, delta_bias, out, dz, True
         )
         assert out_z is not None
-        flat = channels_first(t, out_z)
+        flat_output = channels_first(t, out_z)
         dout_proj_weight = t.new(out_proj_weight.shape, dout.dtype)
-        del flat
+        del flat_output
         dx_dbl = t.like(x_dbl)
         db = t.contiguous(tokens_first(t, t.select(db, 1)))
         del db  # copied into dx_dbl
@@ -243,9 +243,9 @@ def mamba_inner_fn(
         ddelta_proj_weight = t.new(delta_proj_weight.shape, ddelta.dtype)
         t.new((x_dbl.shape[0], rank), ddelta.dtype)  # einsum("dB,dr->Br"), copied into dx_dbl
         dconv1d_out = channels_first(t, dconv1d_out)
-        flat = tokens_first(t, conv1d_out)
+        flat_output = tokens_first(t, conv1d_out)
         dx_proj_weight = t.new(x_proj_weight.shape, dx_dbl.dtype)
-        del flat
+        del flat_output
         dconv1d_out = split_tokens(t, dconv1d_out, batch)
         dx, dconv1d_weight, dconv1d_bias = causal_conv1d_bwd(t, x, conv1d_weight, conv1d_bias, dconv1d_out, dx)
         return (
@@ -261,9 +261,9 @@ def mamba_inner_fn(
         )
 
     with graph.no_grad():
-        y, dense, x_dbl, b, c, states, out = forward(xz)
+        y, dense_inputs, x_dbl, b, c, states, out = forward(xz)
     weights = conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight
-    saves = dense, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight
+    saves = dense_inputs, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight
     return record_function(
         graph,
         "MambaInnerFn",
@@ -626,15 +626,15 @@ def _dw(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Acceler
     """Computes the gradient of the weight, summed over all programs (layernorm_gated.py:306, in `_layer_norm_bwd`)."""
     warps = min(max(power_of_two(exact_div(x.shape[1], groups)) // 256, 1), 8)
     programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), groups)
-    parts = t.new((programs, x.shape[1]), FLOAT32)
-    return t.to(t.sum(parts, 0), weight.dtype)
+    partial_sums = t.new((programs, x.shape[1]), FLOAT32)
+    return t.to(t.sum(partial_sums, 0), weight.dtype)
 
 
 def _norm_bwd(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
     """Runs `_layer_norm_bwd` (layernorm_gated.py:272) with an allocated gradient of the gate. x: as in the scan."""
-    flat = t.flatten(t.flatten(x, 2), 0, 1)
-    dx = t.like(flat)
-    return dx, _dw(t, flat, weight, groups, accelerator)
+    flat_x = t.flatten(t.flatten(x, 2), 0, 1)
+    dx = t.like(flat_x)
+    return dx, _dw(t, flat_x, weight, groups, accelerator)
 
 
 def rmsnorm_fn(
@@ -657,7 +657,7 @@ def rmsnorm_fn(
         return t.reshape(dx, shape), dw, None if dz is None else t.reshape(dz, shape)
 
     with graph.no_grad():
-        flat, gate = rows(x), None if z is None else rows(z)
-        y, rstd = _layer_norm_fwd(t, flat, groups)
+        flat_x, gate = rows(x), None if z is None else rows(z)
+        y, rstd = _layer_norm_fwd(t, flat_x, groups)
         y = t.reshape(y, shape)
-    return record_function(graph, "LayerNormFn", (x, weight, z), y, backward, (flat, weight, rstd, gate))
+    return record_function(graph, "LayerNormFn", (x, weight, z), y, backward, (flat_x, weight, rstd, gate))

@@ -115,7 +115,7 @@ def _chunkwise(
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
         """Runs triton_xl_chunk/fw.py:20 and fw_parallel.py:16."""
-        _memory, _norm, _largest = _states(t, k, v, chunk)
+        _memory, _norm, _largest_exponent = _states(t, k, v, chunk)
         h = t.new((*q.shape[:3], v.shape[-1]), q.dtype)
         n, m = t.new(i.shape, q.dtype), t.new(i.shape, q.dtype)
         _b = t.new(i.shape, FLOAT32)
@@ -126,7 +126,7 @@ def _chunkwise(
     ) -> Sequence[Gradient]:
         """Runs triton_xl_chunk/bw.py:26."""
         dh = t.contiguous(dh)
-        _memory, _norm, _largest = _states(t, k, v, chunk)
+        _memory, _norm, _largest_exponent = _states(t, k, v, chunk)
         _dmemory = t.like(_memory)
         _b, _a = t.new(i.shape, FLOAT32), t.new(i.shape, FLOAT32)
         dv, dk, dq = t.like(v), t.like(k), t.like(q)
@@ -134,6 +134,6 @@ def _chunkwise(
         return dq, dk, dv, di, df
 
     with graph.no_grad():
-        dense = [t.contiguous(x) for x in xs]
-        h, n, m, last_states = forward(*dense[:4])
-    return record_function(graph, "mLSTMChunkwise", xs, h, backward, (*dense, n, m)), last_states
+        dense_inputs = [t.contiguous(x) for x in xs]
+        h, n, m, last_states = forward(*dense_inputs[:4])
+    return record_function(graph, "mLSTMChunkwise", xs, h, backward, (*dense_inputs, n, m)), last_states

@@ -101,8 +101,8 @@ class BasicKernels(Lowering):
     @compared(BY_TORCH)
     def do_vector(self, step: Step) -> None:
         assert isinstance(step.op, VectorWeight)
-        key, trained = (*self.module_path(), step.name), self.adapters is None and not step.op.frozen
-        self.set(step.outs[0], self.parameter(key, step.op.tensors()[0].shape, self.dtype, trained))
+        key, is_trained = (*self.module_path(), step.name), self.adapters is None and not step.op.frozen
+        self.set(step.outs[0], self.parameter(key, step.op.tensors()[0].shape, self.dtype, is_trained))
 
     @compared(BY_TORCH)
     def do_buffer(self, step: Step) -> None:
@@ -204,10 +204,10 @@ class BasicKernels(Lowering):
             axes = range(-1, 1 - len(x.shape), -1)
             split_axes = (axis for axis in axes if sum(shape[axis] for shape in shapes) == x.shape[axis])
             axis = next(split_axes, -1)
-            parts = self.t.split(x, [shape[axis] for shape in shapes], axis)
+            part_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
-            parts = self.t.split(self.flat(step.ins[0]), [out.width for out in step.outs])
-        for out, view in zip(step.outs, parts, strict=True):
+            part_tensors = self.t.split(self.flat(step.ins[0]), [out.width for out in step.outs])
+        for out, view in zip(step.outs, part_tensors, strict=True):
             self.set(out, view)
 
     @compared(BY_TORCH)
@@ -221,8 +221,8 @@ class BasicKernels(Lowering):
         needs_transpose = len(shape) == 4 and axis == 3
         if needs_transpose:  # heads first
             xs = [self._expand_heads(x, shape) for x in xs]
-        concatenated = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
-        self.set(step.outs[0], self.t.transpose(concatenated, 1, 2) if needs_transpose else concatenated)
+        concatenation = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
+        self.set(step.outs[0], self.t.transpose(concatenation, 1, 2) if needs_transpose else concatenation)
 
     def _join_in_pages(self, xs: list[Tensor], axis: int) -> Tensor:
         """Joins adjacent tensors in the pages of a cache, which are read in place."""
@@ -273,8 +273,8 @@ class BasicKernels(Lowering):
         """Returns the loss: cross-entropy of the logits, plus the cross-entropy of each multi-token prediction."""
         mtp_logits, self.further = self.further, []
         loss = self.loss(logits, labels)
-        for ahead in mtp_logits:
-            loss = self.t.add(loss, self.loss(ahead, labels))
+        for logits_ahead in mtp_logits:
+            loss = self.t.add(loss, self.loss(logits_ahead, labels))
         return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -35,10 +35,10 @@ class ElementwiseKernels(BasicKernels):
     def _align_axes(self, step: Step) -> tuple[Tensor, Tensor]:
         """Returns both operands, with size 1 along axes of the result that they lack."""
         a, b = (self.get(value) for value in step.ins)
-        longest, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes
-        return self._along(step.ins[0], a, axes, longest), self._along(step.ins[1], b, axes, longest)
+        most_axes, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes
+        return self._along(step.ins[0], a, axes, most_axes), self._along(step.ins[1], b, axes, most_axes)
 
-    def _along(self, value: Value, x: Tensor, axes: Shape, longest: int) -> Tensor:
+    def _along(self, value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
         if value.rows is ONCE and value.axes:
             for axis in reversed(axes):
                 if axis in value.axes:
@@ -52,7 +52,7 @@ class ElementwiseKernels(BasicKernels):
             i for i, axis in enumerate(axes) if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
         ]
         if value_axes:  # axes of other names (a gate per head) come first
-            missing_axes = list(range(len(value.axes), longest - leading_axes))
+            missing_axes = list(range(len(value.axes), most_axes - leading_axes))
         for i in missing_axes:
             x = self.t.unsqueeze(x, leading_axes + i)
         return x
@@ -106,8 +106,8 @@ class ElementwiseKernels(BasicKernels):
         beta, eps = t.unbind(constants)
         positive_alpha, negative_alpha = t.unbind(t.function("softplus", alpha))
         positive = t.compare(x)
-        squared = t.mul(t.mul(positive_alpha, x), x)
+        squared_term = t.mul(t.mul(positive_alpha, x), x)
         negative = t.mul(t.add(beta, negative_alpha), t.sub(t.expm1(t.minimum(x, eps)), x))
-        output = t.where(positive, squared, negative)
-        del positive, squared, negative
+        output = t.where(positive, squared_term, negative)
+        del positive, squared_term, negative
         return t.add(output, t.mul(beta, x))

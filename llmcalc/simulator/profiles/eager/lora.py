@@ -59,8 +59,8 @@ class LoraKernels(BasicKernels):
             return False
         if any(frame.layer_index is not None for frame in self.frames):
             return True
-        tied = ("", id(step.weight)) in self.weights
-        return adapters.quantized_head and step.outs[0] is self.result and not tied
+        is_tied = ("", id(step.weight)) in self.weights
+        return adapters.quantized_head and step.outs[0] is self.result and not is_tied
 
     def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
         assert self.adapters is not None
@@ -138,10 +138,10 @@ class LoraKernels(BasicKernels):
     def _run_as_one_product(self, steps: list[Step]) -> None:
         x, widths = self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
         total = sum(widths)
-        biased = [step for step in steps if step.options["bias"]]
-        if len(biased) not in (0, len(steps)):
+        biased_steps = [step for step in steps if step.options["bias"]]
+        if len(biased_steps) not in (0, len(steps)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
-        bias = self.weight(f"{TOGETHER}.bias", (total,)) if biased else None
+        bias = self.weight(f"{TOGETHER}.bias", (total,)) if biased_steps else None
         if self._is_quantised(steps[0]):
             weight = self._new_quantised_weight(TOGETHER, total, x.shape[-1])
         else:
@@ -167,9 +167,10 @@ class LoraKernels(BasicKernels):
         shape, weight_shapes = x.shape, [weight.shape for weight in weights]
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            needed = needs_input_grad[1 : 1 + len(weights)]
+            needed_gradients = needs_input_grad[1 : 1 + len(weights)]
             of_weights = [
-                graph.new(of, g.dtype) if need else None for of, need in zip(weight_shapes, needed, strict=True)
+                graph.new(of, g.dtype) if need else None
+                for of, need in zip(weight_shapes, needed_gradients, strict=True)
             ]
             of_x = graph.new(shape, g.dtype) if needs_input_grad[0] else None
             of_biases = [graph.sum_to_shape((width,), self.t.slice(g, width)) for width in widths[: len(biases)]]
@@ -190,17 +191,17 @@ class LoraKernels(BasicKernels):
 
     def _with_adapters(self, steps: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
         adapters = self.adapters
-        adapted = [] if adapters is None else [step for step in steps if step.name in adapters.targets]
-        if adapters is None or not adapted:
+        adapted_steps = [] if adapters is None else [step for step in steps if step.name in adapters.targets]
+        if adapters is None or not adapted_steps:
             return product
         if adapters.library == "litgpt":
-            return self._run_grouped_adapter(x, product, [step.outs[0].width for step in adapted])
-        if len(adapted) < len(steps):
+            return self._run_grouped_adapter(x, product, [step.outs[0].width for step in adapted_steps])
+        if len(adapted_steps) < len(steps):
             names = ", ".join(step.name for step in steps)
             raise self.unsupported(f"one product has one adapter; expected all of {names} in --lora-targets, or none")
         return self._add_adapter(TOGETHER, x, product, weight)
 
-    def _run_grouped_adapter(self, x: Tensor, pretrained: Tensor, widths: list[Any]) -> Tensor:
+    def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
@@ -210,9 +211,9 @@ class LoraKernels(BasicKernels):
         after_a = t.linear(t.dropout(x) if adapters.dropout else x, lora_a)
         after_b = t.convolution(t.transpose(after_a, -1, -2), t.unsqueeze(lora_b, -1), None, x.shape[1])
         after_b = t.transpose(after_b, -1, -2)
-        width = pretrained.shape[-1]
+        width = pretrained_output.shape[-1]
         lora = t.scale(after_b if same(total, width) else self._pad_adapter_output(after_b, width))
-        return t.add(pretrained, lora)
+        return t.add(pretrained_output, lora)
 
     def _pad_adapter_output(self, x: Tensor, width: Number) -> Tensor:
         """Pads an adapter's output [batch, tokens, …] with zeros; saves a copy for the gradient's shape.

@@ -117,9 +117,9 @@ class PositionKernels(AttentionVariantKernels):
         t = self.t
         distance = self._distances(queries, keys)
         log_bins = t.like(t.like(t.like(distance)), dtype=FLOAT32)
-        binned = t.like(t.like(t.like(t.like(t.like(t.like(log_bins)))), dtype=INT64))
+        bin_indices = t.like(t.like(t.like(t.like(t.like(t.like(log_bins)))), dtype=INT64))
         is_near = t.compare(t.like(distance))
-        return t.like(is_near, distance, t.like(binned, t.like(distance)))
+        return t.like(is_near, distance, t.like(bin_indices, t.like(distance)))
 
     @compared(BY_TORCH)
     def do_at_distance(self, step: Step) -> None:

@@ -42,11 +42,11 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     def branch(self, item: Alternatives) -> Scope:
         """Returns the absorbed form of latent attention to selected keys, in a prefill too."""
-        absorbed = item.branches.get("absorbed")
-        if absorbed is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
+        absorbed_form = item.branches.get("absorbed")
+        if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().branch(item)
-        selects = any(step.options.get("selected") is not None for step in absorbed.steps(idle=False))
-        return absorbed if selects else super().branch(item)
+        selects = any(step.options.get("selected") is not None for step in absorbed_form.steps(idle=False))
+        return absorbed_form if selects else super().branch(item)
 
     def step(self, step: Step) -> None:
         if self.scores_in_kernel and step.verb not in SELECTIONS and step.outs and all(map(is_of_pairs, step.outs)):
@@ -143,9 +143,9 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         if not self.scores_in_kernel:
             super().do_among(step)
             return
-        selected, entries = (self.get(value) for value in step.ins[1:])
+        selected_mask, entries = (self.get(value) for value in step.ins[1:])
         self.values.pop(id(step.ins[2]), None)
-        self.bind(step.outs[0], selected)
+        self.bind(step.outs[0], selected_mask)
         self.bind(step.outs[1], entries)
 
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------

@@ -55,16 +55,16 @@ class DecayKernels(ScanModules):
         """Runs Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
         t, (batch, heads, tokens, size) = self.t, q.shape
         slope = self._slopes(heads)
-        cached = self.cached("recurrent_state")
-        assert cached is not None
-        state, out = cached[0], []
+        cached_state = self.cached("recurrent_state")
+        assert cached_state is not None
+        state, out = cached_state[0], []
         q, k, v = (t.slice(y, 1, 2) for y in (q, k, v))
         if tokens > 1:
             out.append(t.new((batch, heads, tokens - 1, size), q.dtype))
         for _ in range(min(tokens, 2)):
-            faded = t.mul(t.to(t.exp(t.scale(slope, "neg")), q.dtype), state)
-            state = t.add(faded, t.matmul(t.transpose(k, -1, -2), v))
-            del faded
+            decayed_state = t.mul(t.to(t.exp(t.scale(slope, "neg")), q.dtype), state)
+            state = t.add(decayed_state, t.matmul(t.transpose(k, -1, -2), v))
+            del decayed_state
         out.append(t.matmul(q, state))
         return t.cat(out, 2), state
 
@@ -107,8 +107,8 @@ class DecayKernels(ScanModules):
 
     def _memory(self, state: Step) -> list[Tensor] | None:
         """Returns the states in float32; None for a sequence's first token."""
-        cached = self.cached(state.name)
-        return None if cached is None else [self.t.to(x, FLOAT32) for x in cached]
+        cached_states = self.cached(state.name)
+        return None if cached_states is None else [self.t.to(x, FLOAT32) for x in cached_states]
 
     def _soft_cap(self, x: Tensor) -> Tensor:
         """Computes cap · tanh(x / cap)."""

@@ -26,10 +26,10 @@ class DeltaRuleKernels(ScanModules):
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         if self.store is None:
-            parts = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-            widths = [projection.shape[-1] for projection in parts]
-            qkv = t.cat(parts)
-            del parts
+            projections = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+            widths = [projection.shape[-1] for projection in projections]
+            qkv = t.cat(projections)
+            del projections
             kernel = steps["conv1d"].options["kernel"]
             qkv_weight = t.cat([self._filter(name, n, kernel) for name, n in zip("qkv", widths, strict=True)], 0)
             qkv = fla.causal_conv1d(t, qkv, qkv_weight)
