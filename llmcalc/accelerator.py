@@ -139,8 +139,8 @@ class Hardware(Record):
     def _check_fields(self) -> Self:
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
-        sized: tuple[Hardware | Configuration, ...] = (self, *self.configurations)
-        for configuration in sized:
+        sized_entries: tuple[Hardware | Configuration, ...] = (self, *self.configurations)
+        for configuration in sized_entries:
             if (
                 configuration.usable_memory_bytes is not None
                 and configuration.usable_memory_bytes > configuration.memory_bytes
@@ -250,9 +250,9 @@ TIGHT_NOTE = "tight: fits only without the estimated fragmentation"
 """What the verdict `tight` means, as tables say it."""
 
 
-def fits(needed: int, hardware: Iterable[Hardware], fragmentation: int = 0) -> list[Fit]:
+def fits(needed_bytes: int, hardware: Iterable[Hardware], fragmentation: int = 0) -> list[Fit]:
     """Returns whether the required bytes fit on each accelerator alone, smallest memory first."""
     return sorted(
-        (Fit(accelerator, needed, fragmentation) for accelerator in hardware),
+        (Fit(accelerator, needed_bytes, fragmentation) for accelerator in hardware),
         key=lambda fit: (fit.capacity, fit.hardware.name),
     )

@@ -53,9 +53,9 @@ def config_of(model: Any) -> Mapping[str, Any]:
             f"model: {shown(model)}; expected a preset's name, a path, a parsed config.json, a configuration of "
             "transformers, a Preset or a ModelSpec"
         )
-    wrong = next((key for key in config if not isinstance(key, str)), None)
-    if wrong is not None:
-        raise InputError(f"config: the key {shown(wrong)} is not text; expected a parsed config.json")
+    wrong_key = next((key for key in config if not isinstance(key, str)), None)
+    if wrong_key is not None:
+        raise InputError(f"config: the key {shown(wrong_key)} is not text; expected a parsed config.json")
     return config
 
 
@@ -229,7 +229,7 @@ def engine_questions_of(
     """
     from .questions.engines import engine_questions
 
-    reading = {name: options.pop(name) for name in READING if name in options}
+    reading_options = {name: options.pop(name) for name in READING if name in options}
     quantize = options.pop("quantize", None)
     names = _hardware_names(hardware)
     if len(names) > 1:
@@ -239,14 +239,14 @@ def engine_questions_of(
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")
     return engine_questions(
         launch,
-        lambda name: preset_of(name, **reading),
+        lambda name: preset_of(name, **reading_options),
         target=require_model(model) if launch is None else model,
         engines=engines,
         values=options,
         hardware=names[0] if names else None,
         quantize=quantize,
         receipt=None if receipt is None else str(receipt),
-        allow_unknown=bool(reading.get("allow_unknown")),
+        allow_unknown=bool(reading_options.get("allow_unknown")),
     )
 
 

@@ -59,8 +59,8 @@ def draw(
     return figure
 
 
-def _models(models: Iterable[Model], read: Callable[[Model], Any]) -> list[Any]:
-    read_models = [read(model) for model in models]
+def _models(models: Iterable[Model], read_model: Callable[[Model], Any]) -> list[Any]:
+    read_models = [read_model(model) for model in models]
     if not read_models:
         raise InputError("missing argument TARGET; expected one or more models")
     return read_models

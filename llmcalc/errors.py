@@ -60,7 +60,7 @@ def _requirement(extra: str) -> str:
     return f"'{name} @ {url}'" if url else f"'{name}'"
 
 
-def suggest(wrong: str, names: list[str] | dict[str, str], limit: int = 3) -> str:
+def suggest(wrong_name: str, names: list[str] | dict[str, str], limit: int = 3) -> str:
     """Returns ` Did you mean a, b?` with the nearest known names, or an empty string if no name is near.
 
     Names that begin with the given text come first, then names that contain it, then names with the fewest differing
@@ -70,11 +70,11 @@ def suggest(wrong: str, names: list[str] | dict[str, str], limit: int = 3) -> st
     import difflib
 
     names_by_spelling = names if isinstance(names, dict) else {name: name for name in names}
-    key = _letters(wrong[:100])
+    key = _letters(wrong_name[:100])
     sorted_names = sorted((name for name in set(names_by_spelling.values())), key=lambda name: (len(name), name))
     matching_names = [name for name in sorted_names if len(key) > 1 and _letters(name).startswith(key)]
     matching_names += [name for name in sorted_names if len(key) > 2 and key in _letters(name)]
-    similar_spellings = difflib.get_close_matches(wrong.lower()[:100], names_by_spelling, n=2 * limit, cutoff=0.6)
+    similar_spellings = difflib.get_close_matches(wrong_name.lower()[:100], names_by_spelling, n=2 * limit, cutoff=0.6)
     suggestions = list(
         dict.fromkeys([*matching_names, *(names_by_spelling[spelling] for spelling in similar_spellings)])
     )
@@ -92,7 +92,7 @@ def near_to(name: str, names: Iterable[str]) -> str:
     A short name may have fewer errors: at most one for every three letters.
     """
     max_edits = min(2, len(name) // 3)
-    nearest = min(
+    nearest_name = min(
         (
             (edits(name.lower(), candidate.lower()), candidate)
             for candidate in names
@@ -100,7 +100,7 @@ def near_to(name: str, names: Iterable[str]) -> str:
         ),
         default=None,
     )
-    return nearest[1] if nearest is not None and nearest[0] <= max_edits else ""
+    return nearest_name[1] if nearest_name is not None and nearest_name[0] <= max_edits else ""
 
 
 def edits(first_name: str, second_name: str) -> int:

@@ -31,17 +31,17 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
     """
 
     def build(cls: Any) -> Any:
-        defined = set(vars(cls))
+        defined_names = set(vars(cls))
         cls = dataclass(init=False, repr=False, eq=False, slots=slots)(cls)
-        compiled = {"__init__": _constructor} | ({"__eq__": _equality, "__hash__": _hash} if eq else {})
-        methods = {name: _compiled_later(cls, name, source) for name, source in compiled.items()}
+        compiled_methods = {"__init__": _constructor} | ({"__eq__": _equality, "__hash__": _hash} if eq else {})
+        methods = {name: _compiled_later(cls, name, source) for name, source in compiled_methods.items()}
         methods |= {"__setattr__": _refuse, "__delattr__": _refuse}
         if repr:
             methods["__repr__"] = _repr
         if slots:  # a copy would set each slot by `setattr`
             methods |= {"__getstate__": _state, "__setstate__": _set_state}
         for name, method in methods.items():
-            if name not in defined:
+            if name not in defined_names:
                 setattr(cls, name, method)
         return cls
 
@@ -57,11 +57,11 @@ def _compiled_later(cls: Any, name: str, source: Callable[[Any, dict[str, Any]],
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         names: dict[str, Any] = {}
         exec(source(cls, names), names)
-        compiled = names[name]
-        compiled.__qualname__ = f"{cls.__qualname__}.{name}"
+        compiled_methods = names[name]
+        compiled_methods.__qualname__ = f"{cls.__qualname__}.{name}"
         if vars(cls)[name] is method:
-            setattr(cls, name, compiled)
-        return compiled(self, *args, **kwargs)
+            setattr(cls, name, compiled_methods)
+        return compiled_methods(self, *args, **kwargs)
 
     return method
 
@@ -94,8 +94,8 @@ def _values(cls: Any, variable: str) -> str:
 
 
 def _equality(cls: Any, names: dict[str, Any]) -> str:
-    equal = f"{_values(cls, 'self')} == {_values(cls, 'other')}"
-    return f"def __eq__(self, other):\n return {equal} if other.__class__ is self.__class__ else NotImplemented"
+    comparison = f"{_values(cls, 'self')} == {_values(cls, 'other')}"
+    return f"def __eq__(self, other):\n return {comparison} if other.__class__ is self.__class__ else NotImplemented"
 
 
 def _hash(cls: Any, names: dict[str, Any]) -> str:

@@ -125,11 +125,11 @@ def build_page(rebuild: bool = False) -> tuple[Path, str]:
     page = web / "dist"
     if rebuild or not (page / "index.html").is_file():
         script = [sys.executable, str(web / "build.py")]
-        done = subprocess.run(script, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            reason = done.stderr.strip().partition("error: ")[2] or done.stderr.strip().splitlines()[-1]
+        build_result = subprocess.run(script, stderr=subprocess.PIPE, text=True, check=False)
+        if build_result.returncode:
+            reason = build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
             raise InputError(f"the page is not built: {reason}")
-        return page, done.stderr.strip().splitlines()[-1]
+        return page, build_result.stderr.strip().splitlines()[-1]
     return page, "note: the page is older than this checkout; --rebuild builds it anew" if _older(page, web) else ""
 
 

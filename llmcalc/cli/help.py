@@ -81,9 +81,9 @@ COLUMN = 26
 
 def _short_name(option: Any, record: str) -> str:
     """Returns an option's one-letter name and first long name, with the placeholder of its value."""
-    dashed = [name for name in option.opts if name.startswith("--")]
+    long_names = [name for name in option.opts if name.startswith("--")]
     letters = [name for name in option.opts if not name.startswith("--")]
-    name = min(dashed, key=len) if len(dashed[0]) > COLUMN - 8 else dashed[0]
+    name = min(long_names, key=len) if len(long_names[0]) > COLUMN - 8 else long_names[0]
     metavar = "" if option.is_flag else record.rpartition(" ")[2]
     return " ".join(filter(None, (", ".join([*letters, name]), metavar)))
 

@@ -25,10 +25,12 @@ def _framework() -> OptionOfCommand:
     from ..frameworks.registry import NAMES, WITHOUT_A_NAME, framework
 
     records = [framework(name) for name in NAMES]
-    implied = (f"{record.name} {record.implied_by[0]}" for record in records if record.implied_by is not None)
+    implied_frameworks = (
+        f"{record.name} {record.implied_by[0]}" for record in records if record.implied_by is not None
+    )
     names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
     setting = declared(LayoutRequest)["framework"]
-    text = f"{names}. {setting.setting.help} By default {', '.join((*implied, f'else {WITHOUT_A_NAME}'))}."
+    text = f"{names}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
     return option_of(setting, help=text, metavar="NAME", complete=lambda: NAMES)
 
 

@@ -114,8 +114,8 @@ def built_command(within: str, name: str) -> Any:
 
 def _command_group(name: str, module: Any) -> typer.Typer:
     """Returns the commands of a package as a group of commands."""
-    inner = type("Inner", (LazyGroup,), {"within": f".{name}", "names": module.COMMANDS})
-    group = typer.Typer(name=name, cls=inner, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+    group_class = type("Inner", (LazyGroup,), {"within": f".{name}", "names": module.COMMANDS})
+    group = typer.Typer(name=name, cls=group_class, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
     group.callback(help=module.HELP)(lambda: None)
     return group
 
@@ -123,8 +123,8 @@ def _command_group(name: str, module: Any) -> typer.Typer:
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-def _version(requested: bool) -> None:
-    if requested:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"llmcalc {__version__}")
         raise typer.Exit()
 
@@ -174,8 +174,8 @@ def main() -> None:
 
 def _name() -> str:
     """Returns the name under which the program was called, for which shell completion is registered."""
-    called = Path(sys.argv[0]).stem
-    return called if called == "llmcalc-arch" else "llmcalc"
+    program_name = Path(sys.argv[0]).stem
+    return program_name if program_name == "llmcalc-arch" else "llmcalc"
 
 
 def _fail(message: str) -> int:
@@ -226,19 +226,19 @@ def _is_model(word: str) -> bool:
 def _usage(error: Any) -> str:
     """Returns one of typer's usage errors as one line: the option, the given value, the expected values."""
     context = getattr(error, "ctx", None)
-    where = f" ({context.command_path} --help explains)" if context is not None else ""
+    help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed, options = getattr(error, "option_name", None), _options(context)
-        option = OTHER_NAMES.get(typed or "", "")
+        typed_option, options = getattr(error, "option_name", None), _options(context)
+        option = OTHER_NAMES.get(typed_option or "", "")
         if option.partition(" ")[0] in options:
-            message = f"No such option: {typed}; expected {option}"
-        elif typed == "--model" and any(
+            message = f"No such option: {typed_option}; expected {option}"
+        elif typed_option == "--model" and any(
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
-            message = f"No such option: {typed}; expected the model without it: {context.command_path} llama3-8b"
+            message = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
     if parameter is None:
-        return f"{message}{where}"
+        return f"{message}{help_hint}"
     from .options import typed_name
 
     name = (
@@ -247,7 +247,7 @@ def _usage(error: Any) -> str:
         else (parameter.metavar or parameter.name or "").rstrip(".")
     )
     if not error.message:  # nothing was given
-        return f"missing argument {name}{where}"
+        return f"missing argument {name}{help_hint}"
     details = getattr(error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if details is not None:
         from ..sources.files import reason

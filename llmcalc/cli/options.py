@@ -122,7 +122,7 @@ CacheDtype: TypeAlias = Annotated[str, cache_format_option(f"Format of the KV ca
 ElementDtype: TypeAlias = Annotated[str, cache_number_format("Number format of the KV cache: bf16, fp8, int8, int4, …")]
 
 
-def size(name: str, *others: str, text: str, least: int = 1, most: int = LARGEST, panel: str | None = None) -> Any:
+def size(name: str, *other_names: str, text: str, least: int = 1, most: int = LARGEST, panel: str | None = None) -> Any:
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
 
     text, panel: for the help page.
@@ -131,7 +131,9 @@ def size(name: str, *others: str, text: str, least: int = 1, most: int = LARGEST
     def checked(option: typer.CallbackParam, number: int | None) -> int | None:
         return maybe_whole(typed_name(option), number, least, most)
 
-    return typer.Option(name, *others, metavar="N", parser=_length, callback=checked, help=text, rich_help_panel=panel)
+    return typer.Option(
+        name, *other_names, metavar="N", parser=_length, callback=checked, help=text, rich_help_panel=panel
+    )
 
 
 def _length(value: str | int) -> int:

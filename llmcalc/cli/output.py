@@ -111,14 +111,14 @@ def write_whole(path: Path, option: str) -> Iterator[TextIOWrapper]:
             handle, name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
         except OSError as error:
             raise _write_error(path, option, error) from None
-        part = Path(name)
+        partial_file = Path(name)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as out:
                 yield out
-            part.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
-            part.replace(target)
+            partial_file.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
+            partial_file.replace(target)
         finally:
-            part.unlink(missing_ok=True)
+            partial_file.unlink(missing_ok=True)
 
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -144,18 +144,18 @@ def _finally_on_signals() -> Iterator[None]:
     def unwind(number: int, _: FrameType | None) -> None:
         raise _Signalled(number)
 
-    before = {}
+    previous_handlers = {}
     try:
         for number in ENDING:
             if signal.getsignal(number) == signal.SIG_DFL:  # an ignored signal (nohup) stays ignored
                 with suppress(ValueError):  # not the main thread
-                    before[number] = signal.signal(number, unwind)
+                    previous_handlers[number] = signal.signal(number, unwind)
         yield
     except _Signalled as stop:
         signal.signal(stop.number, signal.SIG_DFL)
         os.kill(os.getpid(), stop.number)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 

@@ -58,8 +58,8 @@ class Reading(NamedTuple):
 
         preset = load(target, tuple(self.overrides or ()), self.head, self.allow_unknown)
         absent = [OPTIONAL_PARTS[part] for part in sorted(include) if not getattr(preset.model, part)]
-        missing = (f"{part.option} changes nothing: the model has no {part.title}" for part in absent)
-        for note in (*preset.notes, *missing):
+        missing_parts = (f"{part.option} changes nothing: the model has no {part.title}" for part in absent)
+        for note in (*preset.notes, *missing_parts):
             remark(f"note: {preset.name}: {note}")
         return preset
 

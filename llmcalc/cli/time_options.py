@@ -165,13 +165,15 @@ class TimedRun:
             with_mtp=bool(self.include),
         )
 
-    def ask(self, question: RunQuestion, **more: Any) -> ReportedAnswer:
+    def ask(self, question: RunQuestion, **more_options: Any) -> ReportedAnswer:
         """Answers the question. more: further fields of `TimeOptions`."""
         from ..questions.times import TimeOptions, ask_time
         from ..sources.preset import name_in_errors
 
         names = ("global_batch", "stack", "overlap", "nic", "engine", "server", "calibrate")
-        options = TimeOptions(**{name: self.values[name] for name in names}, context=self.values["cached"], **more)
+        options = TimeOptions(
+            **{name: self.values[name] for name in names}, context=self.values["cached"], **more_options
+        )
         with name_in_errors(question.preset):
             return ask_time(question, options, self.is_given, self.load)
 
@@ -179,7 +181,7 @@ class TimedRun:
 def takes_timed_run(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameter `run` by the options of a timed run."""
     settings, layout = settings_options(), layout_options()
-    reading, read = OPTIONS["reading"]
+    reading, read_options = OPTIONS["reading"]
     context = {"context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
     model = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
     options = {**context, **settings, **layout, **TIME_OPTIONS, **model, **reading}
@@ -191,7 +193,7 @@ def takes_timed_run(command: CommandFunction) -> CommandFunction:
             {name: chosen[name] for name in TIME_OPTIONS},
             chosen["target"],
             included(chosen["with_mtp"]),
-            read(chosen),
+            read_options(chosen),
             partial(is_given, chosen["context"]),
         )
 

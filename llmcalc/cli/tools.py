@@ -59,10 +59,10 @@ class Tool(NamedTuple):
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, `options` with the others by name, and `keys`."""
         properties = {name: schema for name, schema in self.arguments.items() if name in self.common}
-        others = ", ".join(name for name in self.arguments if name not in self.common)
+        other_names = ", ".join(name for name in self.arguments if name not in self.common)
         texts: list[str] = []
-        if others:
-            texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {others}.")
+        if other_names:
+            texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}.")
         if self.name in WITH_ENGINES:
             texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
         if texts:
@@ -112,8 +112,8 @@ def _argument_name(tool: str, parameter: Any) -> str:
     return _option(parameter).replace("-", "_")
 
 
-def _text(**more: Any) -> dict[str, Any]:
-    return {"type": "string", "maxLength": LONGEST_TEXT, **more}
+def _text(**more_fields: Any) -> dict[str, Any]:
+    return {"type": "string", "maxLength": LONGEST_TEXT, **more_fields}
 
 
 def _model(description: str) -> dict[str, Any]:
@@ -159,9 +159,9 @@ def call(name: str, arguments: Mapping[str, Any]) -> Any:
             raise InputError(f"{argument}: missing; expected {tool.arguments[argument]['description']}")
     values = dict(arguments)
     keys, options = values.pop("keys", None), values.pop("options", {})
-    repeated = sorted(options.keys() & values.keys())
-    if repeated:
-        raise InputError(f"options: {repeated[0]} is an argument too; expected it once")
+    repeated_names = sorted(options.keys() & values.keys())
+    if repeated_names:
+        raise InputError(f"options: {repeated_names[0]} is an argument too; expected it once")
     is_of_engine = "engine" in values or "launch" in values
     _check(tool.arguments, {key: value for key, value in options.items() if key in tool.arguments or not is_of_engine})
     values |= options
@@ -183,15 +183,17 @@ def _check_size(arguments: Mapping[str, Any]) -> None:
         raise InputError(f"arguments: are larger than {LARGEST_CONFIG:,} bytes; expected a name or a shorter config")
 
 
-def _check(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raises `InputError` for the first argument that is unknown or has another type. known: argument → schema."""
+def _check(known_arguments: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raises `InputError` for the first argument that is unknown or of another type. known_arguments: their schemas."""
     from jsonschema import Draft202012Validator
 
     for argument, value in arguments.items():
-        if argument not in known:
-            raise InputError(f"{argument}: there is no such argument.{suggest(argument, list(known))}")
-        if not Draft202012Validator(known[argument]).is_valid(value):
-            raise InputError(f"{argument}: {shown(value)} does not fit; expected {known[argument]['description']}")
+        if argument not in known_arguments:
+            raise InputError(f"{argument}: there is no such argument.{suggest(argument, list(known_arguments))}")
+        if not Draft202012Validator(known_arguments[argument]).is_valid(value):
+            raise InputError(
+                f"{argument}: {shown(value)} does not fit; expected {known_arguments[argument]['description']}"
+            )
 
 
 def _check_model(model: Any) -> None:
@@ -204,7 +206,7 @@ def _selected(document: Any, keys: list[str]) -> Any:
     """Returns the requested keys of a document, or of each of a list of documents."""
     if isinstance(document, list):
         return [_selected(entry, keys) for entry in document]
-    unknown = [key for key in keys if key not in document]
-    if unknown:
-        raise InputError(f"keys: the answer has no '{unknown[0]}'; expected of {', '.join(document)}")
+    unknown_keys = [key for key in keys if key not in document]
+    if unknown_keys:
+        raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected of {', '.join(document)}")
     return {key: document[key] for key in keys}

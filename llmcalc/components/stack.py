@@ -186,7 +186,8 @@ class Stack(Component):
                 sharing_keys.add(sharing_key)
             elif sharing_key not in sharing_keys:
                 raise ValueError(
-                    f"{borrowed_fields[name]}: no layer below '{name}' attends alike and makes what it would share; expected "
+                    f"{borrowed_fields[name]}: no layer below '{name}' attends alike and makes what it would share; "
+                    "expected "
                     "a layer below that does"
                 )
 

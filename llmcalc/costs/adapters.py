@@ -44,12 +44,12 @@ class LowRank:
         """
         tensors = []
         for product in self._products(tree, include):
-            adapted = [(place, op) for place, op in product if place.node.name in self.targets]
-            if adapted:
-                (place, op), out_width = adapted[0], 0
-                for _, linear in adapted:
+            adapted_products = [(place, op) for place, op in product if place.node.name in self.targets]
+            if adapted_products:
+                (place, op), out_width = adapted_products[0], 0
+                for _, linear in adapted_products:
                     out_width = add(out_width, linear.n_out)
-                rank = self.rank * (len(adapted) if self.library == "litgpt" else 1)
+                rank = self.rank * (len(adapted_products) if self.library == "litgpt" else 1)
                 for shape in ((rank, op.n_in), (out_width, self.rank)):
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), place.kind, place.times))
         return tensors
@@ -72,9 +72,9 @@ class LowRank:
         is counted at its owner.
         """
         weights: Number = 0
-        stored: Number = 0
+        total_bytes: Number = 0
         if self.base == "none":
-            return weights, stored
+            return weights, total_bytes
         heads = [[linear] for linear in _linears(tree, include, layers=False) if linear[0].kind == "lm_head"]
         for product in [*self._products(tree, include), *(heads if self.quantized_head else [])]:
             rows, columns = 0, product[0][1].n_in
@@ -85,15 +85,15 @@ class LowRank:
             if not is_zero(rows):
                 copies = product[0][0].times
                 weights = add(weights, times(rows * columns, copies))
-                stored = add(stored, times(stored_bytes(self.base, rows, columns), copies))
-        return weights, stored
+                total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, columns), copies))
+        return weights, total_bytes
 
     def _products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields lists of linear layers inside transformer layers; the layers of a list run as one product."""
-        fused = self.fused_qkv or self.library == "litgpt"
+        fuses_qkv = self.fused_qkv or self.library == "litgpt"
         pending_products: list[tuple[Place, Linear]] = []
         for place, op in _linears(tree, include):
-            joins = fused and place.node.name in PROJECTIONS
+            joins = fuses_qkv and place.node.name in PROJECTIONS
             if pending_products and not (joins and pending_products[0][0].above is place.above):
                 yield pending_products
                 pending_products = []

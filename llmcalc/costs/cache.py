@@ -147,10 +147,10 @@ class CacheSize:
     @property
     def what_if(self) -> list[WhatIf]:
         """Yields the cache sizes of the same model with other key/value heads or without windows."""
-        changed = [
+        changed_caches = [
             (change, replace(self, spec=spec, tree=_cached_tree(spec))) for change, spec in changed_models(self.spec)
         ]
-        return [WhatIf(change, cache, cache.bytes / self.bytes) for change, cache in changed]
+        return [WhatIf(change, cache, cache.bytes / self.bytes) for change, cache in changed_caches]
 
     @property
     def contexts(self) -> list[int]:

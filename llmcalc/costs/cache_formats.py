@@ -73,11 +73,13 @@ class CacheFormat:
 
         vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
-        stored = [(heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(vectors)]
-        if self.even and len(stored) == 2:
-            (heads, key), (_, value) = stored
+        stored_vectors = [
+            (heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(vectors)
+        ]
+        if self.even and len(stored_vectors) == 2:
+            (heads, key), (_, value) = stored_vectors
             return 8 * heads * (key + value + (key + value) % 2)
-        return 8 * sum(heads * size for heads, size in stored)
+        return 8 * sum(heads * size for heads, size in stored_vectors)
 
 
 PLAIN = "a scale per tensor or none, which is not counted"
@@ -165,13 +167,13 @@ def cache_format(name: str) -> CacheFormat:
     )
 
 
-def cache_bits_in(stored: CacheFormat) -> Cost:
+def cache_bits_in(stored_format: CacheFormat) -> Cost:
     """Returns the function that counts an op's cached bits, with keys and values in a cache format.
 
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """
-    if stored.name in DTYPE_BITS:
-        return lambda use: use.cache_bits(stored.keys.bits)
+    if stored_format.name in DTYPE_BITS:
+        return lambda use: use.cache_bits(stored_format.keys.bits)
 
     def cost(use: Use) -> Number:
         op = use.op
@@ -179,20 +181,22 @@ def cache_bits_in(stored: CacheFormat) -> Cost:
             return 0
         if isinstance(op, State):
             return use.cache_bits(STATE_BITS)
-        if stored.latent and getattr(op, "kind", "") not in LATENT_KINDS:
+        if stored_format.latent and getattr(op, "kind", "") not in LATENT_KINDS:
             kind = getattr(op, "kind", "cache").replace("_", " ")
             raise InputError(
-                f"{stored.name}: stores the latents of MLA, and the model has a cache of {kind}; expected a number "
+                f"{stored_format.name}: stores the latents of MLA, and the model has a cache of {kind}; expected a "
+                "number "
                 "format such as fp8, or blocks such as q8_0"
             )
-        if isinstance(op, KVCache) and not (stored.of_heads and op.kind == "latent_attention"):
-            return exact_div(use.cache_bits(1), op.width) * stored.bits_per_token(op.vectors)
-        if stored.of_heads:
+        if isinstance(op, KVCache) and not (stored_format.of_heads and op.kind == "latent_attention"):
+            return exact_div(use.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
+        if stored_format.of_heads:
             kind = getattr(op, "kind", "cache").replace("_", " ")
             raise InputError(
-                f"{stored.name}: stores keys and values of heads, and the model's {kind} holds others; expected a "
+                f"{stored_format.name}: stores keys and values of heads, and the model's {kind} holds others; "
+                "expected a "
                 "number format such as fp8, or blocks such as q8_0"
             )
-        return use.cache_bits(stored.keys.element_bits)
+        return use.cache_bits(stored_format.keys.element_bits)
 
     return cost

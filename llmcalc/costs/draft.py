@@ -19,9 +19,11 @@ def check_draft(target: ModelSpec, draft: ModelSpec, target_name: str, option: s
 
     target_name: the target's name. option: the option or flag that names the draft, with the draft's name.
     """
-    for spec, where in ((target, f"TARGET {target_name}"), (draft, option)):
+    for spec, place_in_error in ((target, f"TARGET {target_name}"), (draft, option)):
         if spec.kind != "decoder" or not isinstance(spec.head, LMHead):
-            raise InputError(f"{where}: tokens are drafted by a decoder, for a decoder; expected language models")
+            raise InputError(
+                f"{place_in_error}: tokens are drafted by a decoder, for a decoder; expected language models"
+            )
     if states_of(target) is not None:
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
     if draft.vocab_size != target.vocab_size and draft.from_target:

@@ -127,9 +127,9 @@ class FlopCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """FLOPs by component. The entries are disjoint and add up to `total`; recomputation is a separate entry."""
-        parts = by_kind(self.tree, step_of, self.run_config, self.include)
-        parts |= {TOWERS.name: self.encoders} if self.encoders else {}
-        return {**parts, "recomputation": self.recomputed} if self.recomputed else parts
+        flops_by_component = by_kind(self.tree, step_of, self.run_config, self.include)
+        flops_by_component |= {TOWERS.name: self.encoders} if self.encoders else {}
+        return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component
 
     def cost(self, cost: Cost) -> Number:
         """Returns the total of another cost function over the same tree and run."""

@@ -111,19 +111,19 @@ def _recomputed_count(layer: Place, recompute: Recompute) -> Number:
     return sum(i % recompute.every == 0 for i in indices)
 
 
-def _modules_below(layer: Place, above: str = "") -> Iterator[tuple[str, Place]]:
+def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, Place]]:
     """Yields (path relative to the layer, module) for the modules of a layer."""
     for child in layer.children():
-        path = f"{above}{child.node.name}"
+        path = f"{parent_path}{child.node.name}"
         yield path, child
         yield from _modules_below(child, f"{path}.")
 
 
-def _scopes_by_path(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:
+def _scopes_by_path(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
     """Yields (path relative to the layer, steps) for every module of a layer."""
     for item in scope.items:
         if isinstance(item, Scope):
-            path = f"{above}{item.name}"
+            path = f"{parent_path}{item.name}"
             yield path, item
             yield from _scopes_by_path(item, f"{path}.")
 

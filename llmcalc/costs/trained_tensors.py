@@ -70,8 +70,8 @@ def bytes_of(elements: Number, dtype: str) -> Number:
 def sum_over(tensors: Iterable[TrainedTensor], quantity: Callable[[ParamTensor], Number]) -> Number:
     """Sums a quantity over tensors."""
     total: Number = 0
-    for trained in tensors:
-        total = add(total, times(quantity(trained.tensor), trained.times))
+    for trained_tensor in tensors:
+        total = add(total, times(quantity(trained_tensor.tensor), trained_tensor.times))
     return total
 
 

@@ -42,9 +42,9 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     changes.append((ModelChange("mqa", "as MQA"), lambda mixer, width: mixer.with_kv_heads(1, width)))
     changes.append((ModelChange("no_windows", "without windows"), lambda mixer, _: mixer.without_window()))
     for model_change, change in changes:
-        changed = with_mixers(spec, change)
-        if any(getattr(changed, name) != getattr(spec, name) for name in type(spec).model_fields):
-            yield model_change, changed
+        changed_spec = with_mixers(spec, change)
+        if any(getattr(changed_spec, name) != getattr(spec, name) for name in type(spec).model_fields):
+            yield model_change, changed_spec
 
 
 def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:

@@ -84,8 +84,8 @@ def runtime_of(hardware: Hardware | None, config: str | None = None, expandable:
     if hardware is not None and hardware.vendor in UNIFIED:
         return Runtime(0, 0, expandable, name)
     capability = None if hardware is None else hardware.compute_capability
-    large = capability is None or int(capability.partition(".")[0]) in LARGE
-    workspace = (LARGE_WORKSPACE if large else WORKSPACE) if config is None else workspace_bytes(config)
+    is_large = capability is None or int(capability.partition(".")[0]) in LARGE
+    workspace = (LARGE_WORKSPACE if is_large else WORKSPACE) if config is None else workspace_bytes(config)
     version = Runtime.capability if capability is None else int(capability.replace(".", ""))
     units = None if hardware is None else hardware.compute_units
     multiprocessors = units.count if units is not None and units.name in ("SM", "CU") else None
@@ -103,8 +103,8 @@ def context_bytes(capability: str, multiprocessors: int | None) -> int:
     multiprocessors: their number; None for that of the GPU in the table.
     A capability between those of the table has the context of the one before it, an earlier one that of the first.
     """
-    known = [name for name in CONTEXTS if float(name) <= float(capability)]
-    mib, measured_multiprocessors = CONTEXTS[known[-1] if known else next(iter(CONTEXTS))]
+    known_capabilities = [name for name in CONTEXTS if float(name) <= float(capability)]
+    mib, measured_multiprocessors = CONTEXTS[known_capabilities[-1] if known_capabilities else next(iter(CONTEXTS))]
     return (mib << 20) * (multiprocessors or measured_multiprocessors) // measured_multiprocessors
 
 

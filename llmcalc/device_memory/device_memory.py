@@ -189,10 +189,10 @@ def device_memory(
     encoders: the peaks of encoders that run before a prompt; default none.
     """
     stacks = layer_stacks(spec, recompute_period)
-    result, whole = _replay(run, runtime, stacks)
+    result, is_complete = _replay(run, runtime, stacks)
     _add_unreplayed(result, unreplayed)
     _add_encoders(result, unreplayed, encoders)
-    return summarize(result, runtime, stacks, tensors, whole)
+    return summarize(result, runtime, stacks, tensors, is_complete)
 
 
 def summarize(
@@ -200,27 +200,27 @@ def summarize(
     runtime: Runtime,
     stacks: list[LayerStack],
     tensors: Term,
-    whole: bool = True,
+    is_complete: bool = True,
     extra_terms: Sequence[Term] = (),
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 
     stacks: the stacks of the model.
     tensors: the term of the tensors, with their evidence.
-    whole: whether all layers were replayed on the allocator; default true.
+    is_complete: whether all layers were replayed on the allocator; default true.
     extra_terms: terms that are part of the tensors; default none.
     """
     place, peak = result.peak
     workspaces = peak.kinds["overhead"]
     kinds = peak.kinds | {"overhead": workspaces + result.slop}
     total = peak.bytes + result.slop
-    reserved = max(result.reserved, total)
+    reserved_bytes = max(result.reserved, total)
     return DeviceMemory(
         exact_bytes=peak.bytes - workspaces,
         peak_bytes=total,
         after_step_bytes=result.after + result.slop_after,
-        reserved_bytes=reserved,
-        device_bytes=reserved + runtime.context,
+        reserved_bytes=reserved_bytes,
+        device_bytes=reserved_bytes + runtime.context,
         peak_at=Point(place.phase, node_path(place, stacks), peak.bytes),
         by_kind=kinds,
         timeline=tuple(timeline(result, stacks)),
@@ -229,28 +229,28 @@ def summarize(
             replace(tensors, bytes=peak.bytes - workspaces),
             *extra_terms,
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
-            Term("rounding to blocks", result.slop, *_allocator_evidence(whole), TORCH, True),
-            Term("free blocks", reserved - total, "estimate", _allocator_evidence(whole)[1], TORCH, True),
+            Term("rounding to blocks", result.slop, *_allocator_evidence(is_complete), TORCH, True),
+            Term("free blocks", reserved_bytes - total, "estimate", _allocator_evidence(is_complete)[1], TORCH, True),
             Term("CUDA context", runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
 
-def _allocator_evidence(whole: bool) -> tuple[Status, str]:
+def _allocator_evidence(is_complete: bool) -> tuple[Status, str]:
     """Returns the status and the source of the allocator's overhead."""
     source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
-    return ("source", source) if whole else ("estimate", f"{source} for some layers, extrapolated to all")
+    return ("source", source) if is_complete else ("estimate", f"{source} for some layers, extrapolated to all")
 
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
     """Disables garbage collection inside a `with`: a replay creates many objects, which reference counts free."""
-    enabled = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if was_enabled:
             gc.enable()
 
 
@@ -265,7 +265,8 @@ def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Repla
     recorded_repeats = {i: stacks[i].kind_repeats(RECORDED_REPEATS) for i in repeating}
     try:
         analyses = [
-            RepeatAnalysis(recorded, stacks, repeating) for recorded in run(recorded_repeats, runtime.workspace)
+            RepeatAnalysis(recorded_events, stacks, repeating)
+            for recorded_events in run(recorded_repeats, runtime.workspace)
         ]
     except NotRepeating:
         repeating = []
@@ -275,7 +276,9 @@ def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Repla
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
             raise InputError(message) from None
-        analyses = [RepeatAnalysis(recorded, stacks, repeating) for recorded in run({}, runtime.workspace)]
+        analyses = [
+            RepeatAnalysis(recorded_events, stacks, repeating) for recorded_events in run({}, runtime.workspace)
+        ]
 
     def counted(layers: Mapping[int, int]) -> ReplayResult:
         return _join_results([analysis.counted(layers) for analysis in analyses])
@@ -286,20 +289,20 @@ def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Repla
         )
 
     result = extrapolate_layers(counted, stacks) if repeating else highest_pass(counted({}))
-    whole = not repeating or sum(stack.layers for stack in stacks) <= MOST_REPLAYED_LAYERS
-    if whole:
+    is_complete = not repeating or sum(stack.layers for stack in stacks) <= MOST_REPLAYED_LAYERS
+    if is_complete:
         added_bytes = overhead({})
     else:
         shorter, longer = (
             {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating} for layers in EXTRAPOLATED_FROM
         )
         longer = {i: min(stacks[i].repeats, max(longer[i], shorter[i] + 1)) for i in repeating}
-        added = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
-        missing = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
-        added_bytes = overhead(shorter).extrapolate(overhead(longer), missing, added)
+        added_layers = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
+        missing_layers = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
+        added_bytes = overhead(shorter).extrapolate(overhead(longer), missing_layers, added_layers)
     result.slop, result.slop_after = added_bytes.slop, added_bytes.slop_after
     result.reserved = result.peak[1].bytes + added_bytes.slop + added_bytes.free
-    return result, whole
+    return result, is_complete
 
 
 def check_layers(spec: ModelSpec) -> None:

@@ -46,14 +46,14 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, choices: C
             ]
             for replay in replays:
                 replay.graph.enabled = False
-            metered, unmetered = replays
-            unmetered.prepare(program)
-            metered.weights = unmetered.weights
+            metered_lowering, unmetered_lowering = replays
+            unmetered_lowering.prepare(program)
+            metered_lowering.weights = unmetered_lowering.weights
             meter.place = Place("prefill")
-            metered.take_frames(program)
-            received = metered.enter(program)
-            del received
-            metered.run(program)
+            metered_lowering.take_frames(program)
+            received_input = metered_lowering.enter(program)
+            del received_input
+            metered_lowering.run(program)
             peaks.append(EncoderPeak(node.name, meter.peak))
     return peaks
 

@@ -129,8 +129,10 @@ class Memory:
         else:
             run = self._inference(attention, runtime)
         recompute_period = self.settings.recomputed().every
-        unreplayed, encoders = self._unreplayed(), self._encoders(attention)
-        device = device_memory(self.spec, run, runtime, unreplayed, self.tensors(attention), recompute_period, encoders)
+        unreplayed_bytes, encoders = self._unreplayed(), self._encoders(attention)
+        device = device_memory(
+            self.spec, run, runtime, unreplayed_bytes, self.tensors(attention), recompute_period, encoders
+        )
         if self.settings.phase != "training":
             return device
         return replace(device, host=host_terms(self.spec, self.states, self.training(), recompute_period))
@@ -189,9 +191,11 @@ class Memory:
         if use.phase == "training":
             return self._towers()
         block = cache_block(settings, use)
-        paged = [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
-        stored = [UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._towers()
-        return [*paged, *stored, *self.other_models]
+        paged_cache_bytes = (
+            [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
+        )
+        stored_weight_bytes = [UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._towers()
+        return [*paged_cache_bytes, *stored_weight_bytes, *self.other_models]
 
     def _towers(self) -> list[UnreplayedBytes]:
         """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
@@ -235,7 +239,7 @@ class Memory:
             (bool(cache_block(settings, use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
         ]
-        estimated = [
+        estimated_parts = [
             (
                 use.grad_dtype not in ("", use.adapter_dtype or use.dtype),
                 "sums of gradients in a format of their own",
@@ -250,7 +254,7 @@ class Memory:
             *evidence_of_run(self.spec, kernel_choices(settings, self.spec, attention), optimizer, use.count.include),
             *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
             *(Evidence("setting", text, Witness("source", text, "")) for holds, text in from_source if holds),
-            *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated if holds),
+            *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated_parts if holds),
         ]
 
 

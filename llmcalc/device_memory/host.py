@@ -40,12 +40,12 @@ def host_terms(spec: ModelSpec, use: MemoryUse, training: Training, recompute_pe
 def offloaded_bytes(spec: ModelSpec, training: Training, recompute_period: int) -> int:
     """Returns the pinned bytes of one micro-batch's offloaded activations, which are linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
-    short = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
-    base = _offload_bytes(spec, training, short)
+    short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
+    base = _offload_bytes(spec, training, short_run_repeats)
     return base + sum(
         (stacks[i].repeats - SHORT_RUN_REPEATS)
-        * (_offload_bytes(spec, training, {**short, i: SHORT_RUN_REPEATS + 1}) - base)
-        for i in short
+        * (_offload_bytes(spec, training, {**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) - base)
+        for i in short_run_repeats
     )
 
 

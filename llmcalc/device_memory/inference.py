@@ -125,8 +125,8 @@ class InferenceRun:
         graph.enabled = False
         inference = self.inference
         run_config = self._run_config("prefill", Pass(inference.seq, 0))
-        divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
-        profile = Served if divided else Eager
+        is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
+        profile = Served if is_divided else Eager
         run = profile(
             graph,
             run_config,
@@ -174,9 +174,9 @@ class InferenceRun:
         if self.inference.weights:
             self._prepare(self.lowering)
         else:
-            unmetered = self._lowering(Graph(NoMeter()))
-            self._prepare(unmetered)
-            self.lowering.weights = unmetered.weights
+            unmetered_lowering = self._lowering(Graph(NoMeter()))
+            self._prepare(unmetered_lowering)
+            self.lowering.weights = unmetered_lowering.weights
         if self.caches:
             self.lowering.store = {}
         if self.inference.phase == "decode":
@@ -198,15 +198,15 @@ class InferenceRun:
 
         chunks: the number of chunks.
         """
-        unmetered = self._lowering(Graph(NoMeter()))
-        unmetered.weights, unmetered.store = self.lowering.weights, {}
-        first, last = self.prompt_pass(0), self.prompt_pass(chunks - 1)
-        between = [Pass(last.past - first.tokens, first.tokens)] if chunks > 2 else []
-        for prompt_pass in (first, *between, *([last] if chunks > 1 else [])):
-            self._run(unmetered, "prefill", prompt_pass)
+        unmetered_lowering = self._lowering(Graph(NoMeter()))
+        unmetered_lowering.weights, unmetered_lowering.store = self.lowering.weights, {}
+        first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunks - 1)
+        middle_passes = [Pass(last_pass.past - first_pass.tokens, first_pass.tokens)] if chunks > 2 else []
+        for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunks > 1 else [])):
+            self._run(unmetered_lowering, "prefill", prompt_pass)
         with counted_as(self.meter, "cache"):
             self.lowering.store = {}
-            for key, tensors in unmetered.store.items():
+            for key, tensors in unmetered_lowering.store.items():
                 self.meter.parameter_path = key
                 self.lowering.store[key] = tuple(
                     x if self.inference.paged else empty(self.meter, x.shape, x.dtype, x.strides) for x in tensors
@@ -226,9 +226,9 @@ class InferenceRun:
         A chunk needs more memory than the one before it.
         """
         chunks = self.chunks
-        late = max(1, chunks - MOST_CHUNKS + 1)
-        for i in (0, *range(late, chunks)):
-            if i == late > 1:
+        first_late_chunk = max(1, chunks - MOST_CHUNKS + 1)
+        for i in (0, *range(first_late_chunk, chunks)):
+            if i == first_late_chunk > 1:
                 self.lowering.store = {}
                 self.meter.place = Place("between")
                 self.fill_cache(i)
@@ -261,9 +261,9 @@ class InferenceRun:
             lowering.take_frames(self.program)
             if self.program.frames is None:
                 inputs[SOURCE] = empty(meter, (inference.batch, lowering.run_config.workload.source), INT64)
-        received = lowering.enter(self.program)
+        received_input = lowering.enter(self.program)
         lowering.run(self.program)
-        del received
+        del received_input
         lowering.further = []
         inputs.clear()
 

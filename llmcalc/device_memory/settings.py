@@ -81,37 +81,37 @@ MOST_MICROBATCHES = 2**20
 """The most micro-batches per step. From the second on all are alike, so two are replayed."""
 
 
-def check_number_format(where: str, value: str) -> str:
+def check_number_format(option_name: str, value: str) -> str:
     """Returns the full name of a number format. Raises `InputError` for an unknown number format."""
     try:
         return dtype(value)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{option_name}: {error}") from None
 
 
-def check_cache_format(where: str, value: str) -> str:
+def check_cache_format(option_name: str, value: str) -> str:
     """Returns the name of a cache format unchanged. Raises `InputError` for an unknown cache format."""
     from ..costs.cache_formats import cache_format
 
     try:
         cache_format(value)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{option_name}: {error}") from None
     return value
 
 
-def check_optimizer(where: str, value: str) -> str:
+def check_optimizer(option_name: str, value: str) -> str:
     """Returns an optimizer's usual name. Raises `InputError` for a name that is neither a name nor an alias."""
-    return value if value in NAMES else optimizer(value, where).name
+    return value if value in NAMES else optimizer(value, option_name).name
 
 
-def check_recompute(where: str, value: str) -> str:
+def check_recompute(option_name: str, value: str) -> str:
     """Returns a value of `recompute` unchanged. Raises `InputError` for an invalid value."""
     recompute_of(value)
     return value
 
 
-def check_capacity(where: str, value: str) -> str:
+def check_capacity(option_name: str, value: str) -> str:
     """Returns a value of `moe` unchanged. Raises `InputError` for an invalid value."""
     from ..workload.expert_capacity import capacity_of
 
@@ -119,17 +119,17 @@ def check_capacity(where: str, value: str) -> str:
     return value
 
 
-def check_probability(where: str, value: float) -> float:
+def check_probability(option_name: str, value: float) -> float:
     """Returns a dropout probability. Raises `InputError` unless it is at least 0 and below 1."""
     if not 0 <= value < 1:
-        raise InputError(f"{where} {value:g}: not a probability of dropout; expected a number from 0 to below 1")
+        raise InputError(f"{option_name} {value:g}: not a probability of dropout; expected a number from 0 to below 1")
     return value
 
 
-def check_version(where: str, value: str) -> str:
+def check_version(option_name: str, value: str) -> str:
     """Returns a version such as 2.4.1. Raises `InputError` for a text of another form."""
     if not _VERSION.fullmatch(value):
-        raise InputError(f"{where} {value}: not a version; expected one such as 2.4.1")
+        raise InputError(f"{option_name} {value}: not a version; expected one such as 2.4.1")
     return value
 
 

@@ -109,8 +109,8 @@ def training_run(
         names = ", ".join(record.implementations)
         raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {record.name} has {names}")
     states = use.optimizer.dtype
-    updated = use.adapter_dtype or ("float32" if use.has_master else use.dtype)
-    usual_formats = ("", record.state_format, updated)
+    update_dtype = use.adapter_dtype or ("float32" if use.has_master else use.dtype)
+    usual_formats = ("", record.state_format, update_dtype)
     adapters = None
     if use.adapters is not None:
         adapters = Adapters(

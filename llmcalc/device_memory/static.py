@@ -74,8 +74,8 @@ class MemoryUse:
             return self.quantized.total
         if self.adapters is None:
             return bytes_of(self.count.total, self.dtype)
-        narrow, stored = self.adapters.quantized_base(self.count.tree, self.count.include)
-        frozen = bytes_of(self.count.total - narrow, self.dtype) + stored
+        quantized_weights, stored_bytes = self.adapters.quantized_base(self.count.tree, self.count.include)
+        frozen = bytes_of(self.count.total - quantized_weights, self.dtype) + stored_bytes
         return add(
             frozen, add(*(bytes_of(elements_of(tensors), dtype) for tensors, dtype in self._adapters_and_copies))
         )
@@ -213,12 +213,12 @@ def _inference(
     published: str,
     config: Mapping[str, Any] | Checkpoint | None,
 ) -> MemoryUse:
-    weights, stored = dtype(settings.dtype or published), None
+    weights, stored_size = dtype(settings.dtype or published), None
     scheme = _scheme(settings, config)
     if scheme is not None:
         weights = _unconverted_format(settings, published)
         names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
-        stored = quantized_size(spec, scheme, weights, count.include, names)
+        stored_size = quantized_size(spec, scheme, weights, count.include, names)
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec) if settings.seq is None else settings.seq
     if settings.inputs.is_given and isinstance(spec, RankModel):
@@ -227,10 +227,10 @@ def _inference(
     seq += 0 if inputs is None else inputs.added_tokens
     workload = Workload(batch, seq, source=settings.source, phase="prefill")
     if spec.kind == "encoder":
-        return MemoryUse(count, settings.phase, weights, workload, quantized=stored, inputs=inputs)
+        return MemoryUse(count, settings.phase, weights, workload, quantized=stored_size, inputs=inputs)
     activation_format = weights if settings.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
     cache = cache_format(settings.kv_dtype or activation_format).name
-    return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored, inputs=inputs)
+    return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored_size, inputs=inputs)
 
 
 def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
@@ -292,7 +292,9 @@ def _checked_optimizer(settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
     record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
     if settings.momentum is not None and not record.has_momentum:
-        with_momentum = " or ".join(other.name for other in optimizers() if other.has_momentum)
+        with_momentum = " or ".join(
+            other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
+        )
         raise InputError(f"--momentum: for --optimizer {with_momentum}, not {record.name}")
     if settings.optimizer_dtype is not None and (record.state_format or (record.has_momentum and not momentum)):
         raise InputError(f"--optimizer-dtype: not for --optimizer {record.name}: {record.state_format_note}")
@@ -325,7 +327,7 @@ def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None
     if settings.lora_rank is None:
         return None, ""
     targets = DEFAULT_TARGETS if settings.lora_targets is None else settings.lora_targets
-    requested = LowRank(
+    requested_adapters = LowRank(
         settings.lora_rank,
         frozenset(),
         settings.base or "none",
@@ -334,7 +336,7 @@ def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None
         bool(settings.quantized_head),
         bool(settings.fused_qkv),
     )
-    adapters = low_rank(count.tree, requested, targets, count.include)
+    adapters = low_rank(count.tree, requested_adapters, targets, count.include)
     return adapters, _float_format(settings.lora_dtype, "--lora-dtype", "float32")
 
 

@@ -281,36 +281,39 @@ class TrainingRun:
 
     def _update_parameter(self, weight: Tensor) -> None:
         """Updates one parameter and frees its gradient (`register_post_accumulate_grad_hook`)."""
-        trained = self._by_parameter.get(id(weight))
-        if trained is None:
+        trained_parameter = self._by_parameter.get(id(weight))
+        if trained_parameter is None:
             return
-        trained.gradient = weight.grad
+        trained_parameter.gradient = weight.grad
         training = self.training
         run_step(
             self.graph,
             training.optimizer,
-            [trained],
+            [trained_parameter],
             training.implementation,
             training.momentum,
             training.state_dtype,
             training.torch,
         )
-        trained.gradient = weight.grad = None
+        trained_parameter.gradient = weight.grad = None
 
     @cached_property
     def _by_parameter(self) -> dict[int, OptimizedParameter]:
-        return {id(weight): trained for weight, trained in zip(self.parameters, self.trained, strict=True)}
+        return {
+            id(weight): trained_parameter
+            for weight, trained_parameter in zip(self.parameters, self.trained, strict=True)
+        }
 
     def update(self) -> None:
         """Runs the optimizer's step; with master weights, on fp32 copies of the gradients."""
         self.meter.place = Place("step")
         copies: list[Tensor] = []
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
-        for trained, gradient in zip(self.trained, gradients, strict=True):
-            trained.gradient, self.meter.parameter_path = gradient, trained.path
+        for trained_parameter, gradient in zip(self.trained, gradients, strict=True):
+            trained_parameter.gradient, self.meter.parameter_path = gradient, trained_parameter.path
             if self.training.master and gradient is not None and gradient.dtype is not FLOAT32:
-                trained.gradient = self.graph.new(gradient.shape, FLOAT32)
-                copies.append(trained.gradient)
+                trained_parameter.gradient = self.graph.new(gradient.shape, FLOAT32)
+                copies.append(trained_parameter.gradient)
         self.meter.parameter_path = None
         del gradients
         with self.graph.no_grad():
@@ -323,8 +326,8 @@ class TrainingRun:
                 self.training.state_dtype,
                 self.training.torch,
             )
-        for trained in self.trained:
-            trained.gradient = None
+        for trained_parameter in self.trained:
+            trained_parameter.gradient = None
 
     def zero_grad(self) -> None:
         """Frees the gradients, or keeps them as zeros."""
@@ -392,10 +395,10 @@ def record(
     spec: ModelSpec, training: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
     """Records set-up and two steps for `RepeatAnalysis`. layers, workspace: as in `TrainingRun`."""
-    recorded = None
+    recorded_steps = None
     if not (training.keeps_gradients or training.optimizer_in_backward):
-        recorded = _record_passes_once(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
-    return recorded or two_steps(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
+        recorded_steps = _record_passes_once(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
+    return recorded_steps or two_steps(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
 
 
 def _record_passes_once(run: TrainingRun, meter: Recorder) -> RecordedEvents | None:
@@ -422,7 +425,7 @@ def repeat_steps(
 ) -> RecordedEvents | None:
     """Returns two steps with the same passes; None if the steps differ. batch: events that allocate the tokens."""
     run.update()
-    first = meter.cut()
+    first_events = meter.cut()
     run.update()
     update = meter.cut()
     run.zero_grad()
@@ -432,7 +435,9 @@ def repeat_steps(
     if not (is_repeatable(batch, passes, zero_grad, next_batch) and is_self_contained(update)):
         return None
     next_batch += rename_events(batch, next_batch)
-    return RecordedEvents(set_up, [batch, passes, first, zero_grad], [next_batch, passes, update, zero_grad], PHASES)
+    return RecordedEvents(
+        set_up, [batch, passes, first_events, zero_grad], [next_batch, passes, update, zero_grad], PHASES
+    )
 
 
 def two_steps(run: TrainingRun, meter: Recorder) -> RecordedEvents:
@@ -440,6 +445,6 @@ def two_steps(run: TrainingRun, meter: Recorder) -> RecordedEvents:
     run.set_up()
     set_up = meter.cut()
     run.step()
-    first = meter.cut()
+    first_events = meter.cut()
     run.step()
-    return RecordedEvents(set_up, [first], [meter.cut()], PHASES)
+    return RecordedEvents(set_up, [first_events], [meter.cut()], PHASES)

@@ -99,9 +99,9 @@ class GradientRules(NamedTuple):
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a ZeRO stage that the framework does not support."""
         if layout.zero not in self.zero_stages:
-            expected = " or ".join(f"--zero {stage}" if stage else "none" for stage in self.zero_stages)
+            expected_stages = " or ".join(f"--zero {stage}" if stage else "none" for stage in self.zero_stages)
             raise InputError(
-                f"--zero {layout.zero}: is not modelled of --framework {self.framework}; expected {expected}"
+                f"--zero {layout.zero}: is not modelled of --framework {self.framework}; expected {expected_stages}"
             )
 
 
@@ -131,11 +131,11 @@ def rank_messages(
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
     run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
     reentrant = gradients.own_checkpointing and recompute.layers
-    recomputed = replace(recompute, reentrant=True) if reentrant else recompute
+    recompute_rule = replace(recompute, reentrant=True) if reentrant else recompute
     chunks = list(_chunks(spec, layout, micro_batches, rank, by_index=recompute.every > 1))
     messages: list[Message] = []
     for chunk in chunks:
-        rules = width, include, gradients.own_checkpointing, recomputed
+        rules = width, include, gradients.own_checkpointing, recompute_rule
         for collective in _collectives(chunk.program, run_config, *rules):
             group, ranks, kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
             messages.append(Message(group, ranks, kind, bytes, collective.times * chunk.batches))
@@ -166,8 +166,8 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
     counts: dict[Message, Number] = {}
     for message in messages:
         if message.ranks > 1 and message.bytes and message.count:
-            uncounted = message._replace(count=0)
-            counts[uncounted] = counts.get(uncounted, 0) + message.count
+            message_without_count = message._replace(count=0)
+            counts[message_without_count] = counts.get(message_without_count, 0) + message.count
     return [message._replace(count=count) for message, count in counts.items()]
 
 
@@ -232,8 +232,8 @@ def _tensor_group_gradients(
         pairs = zip(weight_shards(chunk.program, include), weight_shards(undivided_program, include), strict=True)
         partial_sums = [
             shard
-            for shard, undivided in pairs
-            if shard.tensor.shape == undivided.tensor.shape
+            for shard, undivided_shard in pairs
+            if shard.tensor.shape == undivided_shard.tensor.shape
             and not shard.expert
             and (layout.sequence_parallel or shard.of_heads)
         ]
@@ -308,8 +308,8 @@ def _embedding_messages(
     spec: ModelSpec, layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
 ) -> Iterator[Message]:
     """Yields all-reduces of the embedding's gradient between first and last stage, if both have the embedding."""
-    tied = spec.tie_word_embeddings and spec.head.type == "lm"
-    if layout.pp == 1 or not (tied or (spec.mtp is not None and MTP.name in include)):
+    is_tied = spec.tie_word_embeddings and spec.head.type == "lm"
+    if layout.pp == 1 or not (is_tied or (spec.mtp is not None and MTP.name in include)):
         return
     for chunk in chunks:
         if chunk.stage is not None and (chunk.stage.first or chunk.stage.last) and chunk.program.tables:

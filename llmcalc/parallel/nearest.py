@@ -123,8 +123,8 @@ def _nearest_sizes(size: int, possible: Iterable[int], *extra_sizes: int) -> lis
 def _tensor_sizes(axes: set[Axis], size: int) -> Iterable[int]:
     """Returns tensor-parallel sizes near `size` that may divide the axes."""
     lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - {"kv_heads"}]
-    common = gcd(*(length for length in lengths if isinstance(length, int)))
-    return divisors(common, FAR * size) if common else range(max(1, size - FEW), size + FEW + 1)
+    common_divisor = gcd(*(length for length in lengths if isinstance(length, int)))
+    return divisors(common_divisor, FAR * size) if common_divisor else range(max(1, size - FEW), size + FEW + 1)
 
 
 def _replicas(request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) -> set[int]:

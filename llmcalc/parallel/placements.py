@@ -190,10 +190,10 @@ class Placements:
             )
         last_message = len(self.messages) if recompute.reentrant else self.last_saved
         indices, repeat = layer.about["indices"], layer.about["repeat"]
-        recomputed = repeat if indices is None else sum(i % recompute.every == 0 for i in indices)
+        recomputed_count = repeat if indices is None else sum(i % recompute.every == 0 for i in indices)
         for message in self.messages[start:last_message]:
             if not message.backward:
-                repetitions = exact_div(times(message.times, recomputed), repeat)
+                repetitions = exact_div(times(message.times, recomputed_count), repeat)
                 self.messages.append(message._replace(backward=True, times=repetitions))
 
     def _add_message(

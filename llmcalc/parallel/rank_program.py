@@ -125,9 +125,11 @@ class RankAxes:
             return Shard(axis.name, 1, size, degree)
         if size % degree:
             option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
-            expected = ", ".join(map(str, divisors(size, 4 * degree)))
+            expected_degrees = ", ".join(map(str, divisors(size, 4 * degree)))
             name = FIELDS.get(axis.name, axis.name)
-            raise ImpossibleLayout(f"{option} {degree}: does not divide {name} {size}; expected one of {expected}")
+            raise ImpossibleLayout(
+                f"{option} {degree}: does not divide {name} {size}; expected one of {expected_degrees}"
+            )
         return Shard(axis.name, size // degree, size, degree)
 
 
@@ -331,16 +333,16 @@ class RankFlow(Flow):
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
             self.result = self.exit
-        computed = {id(scope.after) for scope in self.root.scopes() if scope.after is not None} | {id(self.entry)}
+        computed_ids = {id(scope.after) for scope in self.root.scopes() if scope.after is not None} | {id(self.entry)}
         for step in self.root.steps(idle=False):
             for value in step.ins:
-                if id(value.storage) not in computed and not value.storage.fixed and step.verb not in NO_OPERATIONS:
+                if id(value.storage) not in computed_ids and not value.storage.fixed and step.verb not in NO_OPERATIONS:
                     pp, name = self.rank_axes.layout.pp, step.name or step.verb
                     raise InputError(
                         f"--pp {pp}: {name} in layers after the first stage reads what only the first stage computes, "
                         "which is not modelled; expected --pp 1"
                     )
-            computed |= {id(value.storage) for value in step.outs}
+            computed_ids |= {id(value.storage) for value in step.outs}
 
 
 WITH_AXES = (
@@ -410,7 +412,7 @@ def shared_rank_program(
     Arguments and errors are those of `rank_program`.
     """
     experts, coordinates = layout.ep * layout.expert_tp, layout.coordinates(rank)
-    divided = Layout(
+    layout_of_sizes = Layout(
         tp=layout.tp,
         pp=layout.pp,
         cp=layout.cp,
@@ -420,8 +422,8 @@ def shared_rank_program(
         sequence_parallel=layout.sequence_parallel,
         cp_comm=layout.cp_comm,
     )
-    rank_axes = RankAxes(divided, Coordinates(coordinates.tp, 0, 0, 0, coordinates.etp, coordinates.ep, 0))
-    stages_apart = replace(divided, pp=1)  # the number of stages is in errors alone
+    rank_axes = RankAxes(layout_of_sizes, Coordinates(coordinates.tp, 0, 0, 0, coordinates.etp, coordinates.ep, 0))
+    stages_apart = replace(layout_of_sizes, pp=1)  # the number of stages is in errors alone
     key = id(spec), stages_apart, rank_axes.coordinates, stage and (stage.layers, stage.first, stage.last)
     if key not in _shared_programs:
         if len(_shared_programs) >= MAX_SHARED_PROGRAMS:
@@ -455,7 +457,9 @@ def no_pipeline_reason(spec: ModelSpec) -> str:
         return "a pipeline of an encoder-decoder is not modelled"
     if spec.main.shared_layers:
         return "a pipeline of layers that share parameters is not modelled"
-    borrowed = next(filter(None, (layer.borrows() for layer in spec.main.kinds().values())), "")
-    if borrowed:
-        return f"a pipeline of layers with {borrowed}, which need what is computed outside of them, is not modelled"
+    borrowed_field = next(filter(None, (layer.borrows() for layer in spec.main.kinds().values())), "")
+    if borrowed_field:
+        return (
+            f"a pipeline of layers with {borrowed_field}, which need what is computed outside of them, is not modelled"
+        )
     return ""

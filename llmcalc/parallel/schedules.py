@@ -276,19 +276,19 @@ def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
     distance_to_middle, is_middle = half_ranks - 1 - distance_to_end, distance_to_end == half_ranks - 1
     order: list[Action] = []
     counts: Counter[tuple[Kind, int]] = Counter()
-    delayed: list[Action] = []  # backward passes of weights, first in first out
+    delayed_actions: list[Action] = []  # backward passes of weights, first in first out
 
-    def run(kind: Kind, direction: int, overlapped: bool = False) -> None:
+    def run(kind: Kind, direction: int, is_overlapped: bool = False) -> None:
         chunk = direction ^ (rank >= half_ranks)
-        passed: Kind = "F" if kind == "F" else "B"
-        i = counts[passed, chunk]
-        counts[passed, chunk] += 1
-        order.append(Action(kind, chunk, i + chunk * half_microbatches, overlapped))
+        pass_kind: Kind = "F" if kind == "F" else "B"
+        i = counts[pass_kind, chunk]
+        counts[pass_kind, chunk] += 1
+        order.append(Action(kind, chunk, i + chunk * half_microbatches, is_overlapped))
         if kind == "I":
-            delayed.append(Action("W", chunk, i + chunk * half_microbatches))
+            delayed_actions.append(Action("W", chunk, i + chunk * half_microbatches))
 
     def pair(forward: int, backward: int) -> None:
-        run("F", forward, overlapped=True)
+        run("F", forward, is_overlapped=True)
         run("B", backward)
 
     for _ in range(2 * distance_to_middle):  # step 1
@@ -298,7 +298,7 @@ def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
         run("F", 1)
     for _ in range(distance_to_middle):  # step 3
         run("I", 1)
-        order.append(delayed.pop(0))
+        order.append(delayed_actions.pop(0))
         run("F", 1)
     for i in range(half_microbatches - ranks + distance_to_end + 1):  # step 4, the main one
         if i == 0 and is_middle:  # "we don't overlap these two chunks to further reduce bubble size"
@@ -314,9 +314,9 @@ def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
     for i in range(2 * split):
         run("I" if i >= split else "B", 1 - i % 2)
     for _ in range(distance_to_middle):  # step 7
-        order.append(delayed.pop(0))
+        order.append(delayed_actions.pop(0))
         run("I", 0)
-    return tuple(order + delayed)  # step 8
+    return tuple(order + delayed_actions)  # step 8
 
 
 # --- time -------------------------------------------------------------------------------------------------------------

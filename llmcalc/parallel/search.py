@@ -115,9 +115,9 @@ def search(
     return result
 
 
-def _sizes(fixed: int | None, multiple: int, maximum: int | None = None) -> list[int]:
+def _sizes(fixed_size: int | None, multiple: int, maximum: int | None = None) -> list[int]:
     """Returns the group sizes to try: the fixed size, or the divisors of `multiple` up to a maximum."""
-    return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed is None else [fixed]
+    return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed_size is None else [fixed_size]
 
 
 def tokens_multiple(cp: int) -> int:
@@ -140,15 +140,17 @@ def _check_request(rules: LayoutRules, request: LayoutRequest) -> None:
             f"--schedule {request.schedule}: no replay runs it with --framework {rules.name}; "
             f"expected {' or '.join(REPLAYED_SCHEDULES)}"
         )
-    interleaved = request.schedule == "interleaved"
-    if interleaved and "vpp" in rules.untried:
+    is_interleaved = request.schedule == "interleaved"
+    if is_interleaved and "vpp" in rules.untried:
         raise InputError(f"--schedule interleaved: is not tried for --framework {rules.name}; expected 1f1b")
-    if request.pp == 1 and (interleaved or (request.vpp or 1) > 1):
-        option = "--schedule interleaved" if interleaved else f"--vpp {request.vpp}"
+    if request.pp == 1 and (is_interleaved or (request.vpp or 1) > 1):
+        option = "--schedule interleaved" if is_interleaved else f"--vpp {request.vpp}"
         raise InputError(f"{option}: chunks of a rank need a pipeline; expected --pp of at least 2")
-    if request.schedule is not None and request.vpp is not None and interleaved != (request.vpp > 1):
-        expected = "--vpp of at least 2" if interleaved else "--vpp 1"
-        raise InputError(f"--schedule {request.schedule}: has another number of chunks a rank; expected {expected}")
+    if request.schedule is not None and request.vpp is not None and is_interleaved != (request.vpp > 1):
+        expected_option = "--vpp of at least 2" if is_interleaved else "--vpp 1"
+        raise InputError(
+            f"--schedule {request.schedule}: has another number of chunks a rank; expected {expected_option}"
+        )
 
 
 def _matches_request(request: LayoutRequest, sizes: dict[str, int]) -> bool:

@@ -30,12 +30,12 @@ def breakdown(title: str, subtitle: str, run: TimedRun, depth: int = 3) -> Figur
     from matplotlib import rc_context
 
     bars = _bars(run, depth)
-    parts = [(PART_NAMES[name], seconds) for name, seconds in _parts(run)]
-    figure = new_figure(9, 2.2 + 0.3 * (len(parts) + 1 + len(bars)))
+    time_parts = [(PART_NAMES[name], seconds) for name, seconds in _parts(run)]
+    figure = new_figure(9, 2.2 + 0.3 * (len(time_parts) + 1 + len(bars)))
     with rc_context(STYLE):
-        heights = (len(parts) + 1.6, len(bars) + 0.6)
+        heights = (len(time_parts) + 1.6, len(bars) + 0.6)
         parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
-        draw_parts(parts_axes, run, parts)
+        draw_parts(parts_axes, run, time_parts)
         draw_nodes(node_axes, run, bars)
         figure.suptitle(label(title), x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
         parts_axes.set_title(label(subtitle), color=INK, fontsize=9)
@@ -70,23 +70,23 @@ def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
     ax.set_xlabel(unit)
 
 
-def draw_parts(ax: Axes, run: TimedRun, parts: list[tuple[str, float]]) -> None:
+def draw_parts(ax: Axes, run: TimedRun, time_parts: list[tuple[str, float]]) -> None:
     """Draws the estimate by bounds with a whisker for its range, and below it its parts one after another."""
     unit = unit_of(run.seconds)
     factor, start = FACTORS[unit], 0.0
     for bound, seconds in run.bounds.items():
         ax.barh(0, seconds / factor, left=start / factor, color=BOUNDS[bound], height=HEIGHT)
         start += seconds
-    low, high = float(run.range.low) / factor, float(run.range.high) / factor
-    ax.plot([low, high], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
-    ax.text(high, 0, f"  {range_of(run.range, ' to ')} {unit}", va="center", color=INK)
+    low_end, high_end = float(run.range.low) / factor, float(run.range.high) / factor
+    ax.plot([low_end, high_end], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
+    ax.text(high_end, 0, f"  {range_of(run.range, ' to ')} {unit}", va="center", color=INK)
     start = 0.0
-    for row, (_, seconds) in enumerate(parts, 1):
+    for row, (_, seconds) in enumerate(time_parts, 1):
         ax.barh(row, seconds / factor, left=start / factor, color=FAINT, height=HEIGHT)
         start += seconds
         ax.text(start / factor, row, f"  {_share_text(seconds, run)}", va="center", color=INK)
-    _time_axis(ax, ["estimate, with its range", *(name for name, _ in parts)], unit)
-    ax.set_xlim(0, 1.28 * high)
+    _time_axis(ax, ["estimate, with its range", *(name for name, _ in time_parts)], unit)
+    ax.set_xlim(0, 1.28 * high_end)
 
 
 def draw_nodes(ax: Axes, run: TimedRun, bars: list[tuple[str, Node]]) -> None:

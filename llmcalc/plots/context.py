@@ -85,9 +85,9 @@ def _draw(
     ax.margins(x=0)
     for i, (preset, values) in enumerate(curves):
         style = curve_style(i)
-        longest = longest_sequence(preset.model) or CONTEXTS[-1]
+        longest_context = longest_sequence(preset.model) or CONTEXTS[-1]
         plotted_values = [
-            value if tokens <= longest else float("nan") for tokens, value in zip(CONTEXTS, values, strict=True)
+            value if tokens <= longest_context else float("nan") for tokens, value in zip(CONTEXTS, values, strict=True)
         ]
         # Past the context that the model was made for:
         ax.plot(CONTEXTS, values, color=style.colour, linewidth=1.2, linestyle=":")

@@ -63,14 +63,14 @@ def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, h
     for rank, i in enumerate(order):
         mean, size = heights[i] - rank * distance, 1
         while blocks and blocks[-1][0] >= mean:
-            below, count = blocks.pop()
-            mean, size = (mean * size + below * count) / (size + count), size + count
+            label_below, count = blocks.pop()
+            mean, size = (mean * size + label_below * count) / (size + count), size + count
         blocks.append((mean, size))
     means = [mean for mean, size in blocks for _ in range(size)]
-    highest = max(high - (len(order) - 1) * distance, low)
+    highest_start = max(high - (len(order) - 1) * distance, low)
     spread = [0.0] * len(order)
     for rank, (i, mean) in enumerate(zip(order, means, strict=True)):
-        spread[i] = min(max(mean, low), highest) + rank * distance
+        spread[i] = min(max(mean, low), highest_start) + rank * distance
     return spread
 
 
@@ -119,8 +119,8 @@ def place_names(
             color=INK,
         )
         own_point = ax.transData.transform(point)
-        for right, up, alignment in places:
-            text.set_position((right, up))
+        for shift_right, shift_up, alignment in places:
+            text.set_position((shift_right, shift_up))
             text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()
             box = Box(extent.x0 - 1, extent.y0 - 1, extent.x1 + 1, extent.y1 + 1)
@@ -136,7 +136,7 @@ def place_names(
                 if (x, y) != tuple(own_point)
             )
             if is_inside and not covers and not any(box.overlaps(text_box) for text_box in placed_boxes):
-                if (right, up, alignment) not in PLACES:
+                if (shift_right, shift_up, alignment) not in PLACES:
                     line = {
                         "arrowstyle": "-",
                         "color": INK,
@@ -145,7 +145,9 @@ def place_names(
                         "shrinkA": 0,
                         "shrinkB": 2,
                     }
-                    ax.annotate("", point, xytext=(right, up), textcoords="offset points", arrowprops=line, zorder=1)
+                    ax.annotate(
+                        "", point, xytext=(shift_right, shift_up), textcoords="offset points", arrowprops=line, zorder=1
+                    )
                 placed_boxes.append(box)
                 annotations.append(text)
                 break

@@ -90,13 +90,13 @@ def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = (
     from .shapes import aspect
 
     names = [_preset_of_label(name) for name in labels]
-    selected = select_presets(selection)
+    selected_presets = select_presets(selection)
     for name in names:
-        if name not in {preset.name for preset, _ in selected}:
+        if name not in {preset.name for preset, _ in selected_presets}:
             raise InputError(f"--label {name}: is not among the models drawn; expected one that the filters take")
     models = [
         (preset, quantities(preset.model, usual_sequence(preset.model), "bfloat16", count))
-        for preset, count in selected
+        for preset, count in selected_presets
     ]
     return aspect(models, labels=names)
 
@@ -118,8 +118,8 @@ def memory_picture(question: RunQuestion) -> Figure:
 
     with name_in_errors(question.preset):
         memory = question.on_one_device()
-        fits = [memory.device.fit_on(hardware) for hardware in question.accelerators]
-        return picture(question.preset.display, memory, fits)
+        accelerator_fits = [memory.device.fit_on(hardware) for hardware in question.accelerators]
+        return picture(question.preset.display, memory, accelerator_fits)
 
 
 def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
@@ -128,10 +128,10 @@ def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
 
     max_microbatches = MOST_PASSES // (layout.pp * layout.vpp)
     if num_microbatches > max_microbatches:
-        expected = f"at most {max_microbatches}" if max_microbatches else "fewer stages"
+        expected_limit = f"at most {max_microbatches}" if max_microbatches else "fewer stages"
         raise InputError(
             f"--num-microbatches: {num_microbatches} on {layout.pp * layout.vpp} stages are more than can be drawn; "
-            f"expected {expected}"
+            f"expected {expected_limit}"
         )
     return timetable(pipeline(layout, num_microbatches))
 
@@ -153,8 +153,8 @@ def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
     from .breakdown import breakdown
 
     answer = ask()
-    parts = answer.report().tables[0]
-    return breakdown(parts.heading, parts.aside, answer.result, depth)
+    parts_table = answer.report().tables[0]
+    return breakdown(parts_table.heading, parts_table.aside, answer.result, depth)
 
 
 def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:

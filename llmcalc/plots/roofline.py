@@ -78,8 +78,8 @@ def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
 
 def _pass_text(run: TimedRun, words: str, seconds: float) -> str:
     """Writes the legend of a pass, with the share of its time that the points have."""
-    fits = "" if run.resident_bytes <= run.hardware.capacity_bytes else ", whose memory they do not fit"
-    return f"{label(words)}{fits}; points: {units.percent(seconds / run.seconds, 0)} of its time"
+    memory_hint = "" if run.resident_bytes <= run.hardware.capacity_bytes else ", whose memory they do not fit"
+    return f"{label(words)}{memory_hint}; points: {units.percent(seconds / run.seconds, 0)} of its time"
 
 
 def _roof(ax: Axes, run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
@@ -129,14 +129,14 @@ def _name_points(
     points.sort(key=lambda point: -point[0])
     names: dict[tuple[float, float], list[str]] = {}
     for _, point, path in points:
-        neighbour = next((other for other in names if _distance(point, other) < NEAR), point)
+        neighbour = next((other_point for other_point in names if _distance(point, other_point) < NEAR), point)
         names.setdefault(neighbour, []).append(".".join(path.split(".")[-2:]))
     words = [
-        first if not other_points else f"{first} and {len(other_points)} more"
-        for first, *other_points in names.values()
+        first_point if not other_points else f"{first_point} and {len(other_points)} more"
+        for first_point, *other_points in names.values()
     ]
     place_names(ax, list(names), words, roofs, (*PLACES, *FAR_PLACES))
 
 
-def _distance(point: tuple[float, float], other: tuple[float, float]) -> float:
-    return max(abs(math.log10(value / other_value)) for value, other_value in zip(point, other, strict=True))
+def _distance(point: tuple[float, float], other_point: tuple[float, float]) -> float:
+    return max(abs(math.log10(value / other_value)) for value, other_value in zip(point, other_point, strict=True))

@@ -37,8 +37,8 @@ def schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
     from matplotlib import rc_context
 
-    shortest = min(timetable.costs.duration(kind) for kind in kinds_of(timetable))
-    width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest))
+    shortest_pass = min(timetable.costs.duration(kind) for kind in kinds_of(timetable))
+    width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass))
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
     with rc_context({**STYLE, "hatch.linewidth": 0.7}):
         timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
@@ -59,8 +59,8 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     bars: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
     for rank, spans in enumerate(timetable.spans):
         is_lower_half = False
-        for (kind, chunk, micro_batch, overlapped), start, end in spans:
-            tall = HEIGHT / 2 if overlapped or is_lower_half else HEIGHT
+        for (kind, chunk, micro_batch, is_overlapped), start, end in spans:
+            tall = HEIGHT / 2 if is_overlapped or is_lower_half else HEIGHT
             lower_edge = float(rank) if is_lower_half else rank - HEIGHT / 2
             bars.setdefault((kind, chunk, lower_edge, tall), []).append((start, end - start))
             label_text = str(micro_batch)
@@ -68,7 +68,7 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
                 x, y, size = (start + end) / 2, lower_edge + tall / 2, 8 if tall == HEIGHT else 7
                 text_background = TEXT_BACKGROUND if palette.HATCHES[kind] else None
                 ax.text(x, y, label_text, ha="center", va="center", size=size, color=palette.INK, bbox=text_background)
-            is_lower_half = overlapped
+            is_lower_half = is_overlapped
     paler = 0.6 / max(1, timetable.pipeline.chunks - 1)
     for (kind, chunk, lower_edge, tall), time_ranges in bars.items():
         colour = tuple(channel + (1 - channel) * paler * chunk for channel in to_rgb(palette.PASSES[kind]))

@@ -22,7 +22,7 @@ class CurveStyle(NamedTuple):
 
 def curve_style(i: int) -> CurveStyle:
     """Returns the style of curve number `i`, counted from 0; the styles repeat after 24 curves."""
-    turn = i // len(SERIES) % len(LINES)
+    round_index = i // len(SERIES) % len(LINES)
     colour = SERIES[i % len(SERIES)]
-    channels = [round(int(colour[at : at + 2], 16) * SHADES[turn]) for at in (1, 3, 5)]
-    return CurveStyle("#" + "".join(f"{channel:02x}" for channel in channels), LINES[turn])
+    channels = [round(int(colour[position : position + 2], 16) * SHADES[round_index]) for position in (1, 3, 5)]
+    return CurveStyle("#" + "".join(f"{channel:02x}" for channel in channels), LINES[round_index])

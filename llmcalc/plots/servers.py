@@ -48,8 +48,8 @@ def front_points(answer: Servers) -> list[tuple[int, Point]]:
 
 def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
     """Draws every server's curve, those on the front in colour, the front, and the chosen server's load."""
-    front = front_points(answer)
-    on_front = list(dict.fromkeys(index for index, _ in front))
+    front_servers = front_points(answer)
+    on_front = list(dict.fromkeys(index for index, _ in front_servers))
     colours = dict(zip(on_front, SERIES, strict=False))
     for index, curve in enumerate(answer.curves):
         x, y = _milliseconds(curve), [point.per_device for point in curve]
@@ -58,7 +58,7 @@ def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
             ax.plot(x, y, color=colours[index], linewidth=1.4, marker="o", markersize=3, label=name, zorder=3)
         else:
             ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
-    points = [point for _, point in front]
+    points = [point for _, point in front_servers]
     ax.plot(
         _milliseconds(points),
         [point.per_device for point in points],
@@ -88,8 +88,8 @@ def _milliseconds(points: Sequence[Point]) -> list[float]:
 
 def _mark_chosen(ax: Axes, point: Point) -> None:
     """Draws a star at the chosen load, and a whisker for the range of its TPOT."""
-    low, estimate, high = (1e3 * float(end) for end in (point.tpot.low, point.tpot.estimate, point.tpot.high))
-    ax.plot([low, high], [point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4)
+    low_ms, estimate, high_ms = (1e3 * float(end) for end in (point.tpot.low, point.tpot.estimate, point.tpot.high))
+    ax.plot([low_ms, high_ms], [point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4)
     users = f"chosen: {point.concurrency:,} users, with its range"
     ax.plot([estimate], [point.per_device], color=INK, marker="*", markersize=12, linestyle="", label=users, zorder=5)
 
@@ -99,8 +99,8 @@ def draw_load(ax: Axes, answer: Servers, limits: Limits) -> None:
     index = shown_index(answer)
     curve = answer.curves[index]
     users = [point.concurrency for point in curve]
-    low, high = ([1e3 * float(getattr(point.tpot, end)) for point in curve] for end in ("low", "high"))
-    ax.fill_between(users, low, high, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
+    low_curve, high_curve = ([1e3 * float(getattr(point.tpot, end)) for point in curve] for end in ("low", "high"))
+    ax.fill_between(users, low_curve, high_curve, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
     ax.plot(users, _milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate")
     if answer.chosen is not None:
         point = answer.chosen.point

@@ -124,8 +124,10 @@ def aspect(
             axes[0].legend(frameon=False, fontsize=9)
             axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
         for ax_of_panel, points in plotted_models:
-            alone = list({(point.x, point.y): point for point in reversed(points)}.values())[::-1]  # one name a place
-            chosen = [point for point in points if point.preset in labels] if labels else alone[:MOST_NAMES]
+            distinct_points = list({(point.x, point.y): point for point in reversed(points)}.values())[
+                ::-1
+            ]  # one name a place
+            chosen = [point for point in points if point.preset in labels] if labels else distinct_points[:MOST_NAMES]
             place_names(
                 ax_of_panel,
                 [(point.x, point.y) for point in chosen],
@@ -196,10 +198,10 @@ def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, 
     return sorted(points, key=lambda point: -abs(point.y / median - median / point.y))
 
 
-def _year(released: str) -> float:
+def _year(release_date: str) -> float:
     """Converts `2024-07` to 2024.5; returns 0 for an unknown date."""
-    parts = [int(number) for number in released.split("-") if number]
-    if not parts:
+    date_parts = [int(number) for number in release_date.split("-") if number]
+    if not date_parts:
         return 0.0
-    month = parts[1] if len(parts) > 1 else 7
-    return parts[0] + (month - 1) / 12
+    month = date_parts[1] if len(date_parts) > 1 else 7
+    return date_parts[0] + (month - 1) / 12

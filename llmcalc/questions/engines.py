@@ -60,7 +60,8 @@ class EngineQuestion:
         if self.hardware is None:
             unknown_text = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
             raise InputError(
-                f"--hardware: missing; an engine's budget is a share of the device's memory (such as h100){unknown_text}"
+                "--hardware: missing; an engine's budget is a share of the device's memory (such as "
+                f"h100){unknown_text}"
             )
         accelerator = find_hardware(self.hardware)
         for text in self.engines:

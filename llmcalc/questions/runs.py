@@ -209,7 +209,8 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         raise InputError(f"missing argument TARGET: {place_in_error} names no model; add TARGET, the model's name")
     if model_name.startswith(("$", "`")):
         raise InputError(
-            f"{place_in_error}: the model, '{model_name[:80]}', is known only when the script runs; add TARGET, the model's name"
+            f"{place_in_error}: the model, '{model_name[:80]}', is known only when the script runs; add TARGET, the "
+            "model's name"
         )
     try:
         return read_model(model_name)
@@ -217,10 +218,14 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         preset = known_model(model_name) if _PATH.match(model_name) else None
         if preset is None:
             raise InputError(
-                f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, a preset, a "
+                f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, "
+                "a preset, a "
                 "config.json or a hub id"
             ) from None
-        note = f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset {preset.name}"
+        note = (
+            f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset "
+            f"{preset.name}"
+        )
         return preset.model_copy(update={"notes": (*preset.notes, note)})
 
 

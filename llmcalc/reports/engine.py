@@ -112,7 +112,7 @@ def fit_report(
 ) -> Report:
     """Returns the report of `fit`: the fewest accelerators on which the engine starts with the users' cache.
 
-    timed_runs: of each option, a token of all users; None without a time. users: requests at once. is_named: whether the
+    timed_runs: of each option, a token of all users; None without a time. users: concurrent requests. is_named: if the
     user named the accelerator.
     """
     from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data

@@ -198,7 +198,8 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
     }
     screen = _Screen(
         f"{VERDICTS[fit.verdict]} on {plural(layout_plan.devices, fit.hardware.title)}",
-        f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, {layout_text(best_layout.layout)}",
+        f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
+        f"{layout_text(best_layout.layout)}",
         rows,
         notes,
     )

@@ -142,7 +142,8 @@ def _notes(layout_plan: LayoutPlan) -> list[str]:
         upper_bound = max(candidate.upper_bound for candidate in layout_plan.plan.unreplayed)
         notes.insert(
             0,
-            f"{count:,} more of {plural(layout_plan.plan.tried, 'layout')} may fit: their tensors do, and the allocator's "
+            f"{count:,} more of {plural(layout_plan.plan.tried, 'layout')} may fit: their tensors do, and the "
+            "allocator's "
             f"overhead is not known (at most {units.GIB.write(upper_bound)} {units.GIB.name} in all); --rows "
             f"{layout_plan.rows + count} replays more of them",
         )

@@ -120,7 +120,8 @@ def class_text(estimate: Range, title: str) -> str:
         return f"{title} on this device was never tested: the range is the widest"
     median, p90 = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
     return (
-        f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before were {median} off "
+        f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before "
+        f"were {median} off "
         f"by median, one in ten by more than {p90}"
     )
 

@@ -263,7 +263,8 @@ def _fixed_sizes(study: Study) -> str:
     width = "active d_ff" if first_stack.mixture_of_experts else "d_ff"
     return (
         f"held fixed: {width} = {first_stack.feed_forward_ratio:.2f} h, head_dim {first_stack.head_dim}{kv}, "
-        f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {study.family.step}, so that head counts stay "
+        f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {study.family.step}, so that head counts "
+        "stay "
         "integers"
     )
 

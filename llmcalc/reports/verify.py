@@ -84,9 +84,13 @@ def _summary(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
 
 def _speed(measured_speed: dict[str, Any]) -> str:
     """Writes the measured speed of one forward pass in one line."""
-    rate = f"{units.amount(measured_speed['flops_per_second'], 'FLOP/s')} over a forward pass of {measured_speed['tokens']:,} tokens"
+    rate = (
+        f"{units.amount(measured_speed['flops_per_second'], 'FLOP/s')} over a forward pass of "
+        f"{measured_speed['tokens']:,} tokens"
+    )
     memory = (
-        f"; weights {units.memory(measured_speed['weights_bytes'])}, peak {units.memory(measured_speed['peak_allocated_bytes'])}"
+        f"; weights {units.memory(measured_speed['weights_bytes'])}, peak "
+        f"{units.memory(measured_speed['peak_allocated_bytes'])}"
         if "weights_bytes" in measured_speed
         else ""
     )
@@ -250,10 +254,12 @@ def _coverage(verdicts: list[Verdict]) -> str:
     ]
     more_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (
-        f"{single_count:,} of {plural(single_count + summed_count + len(missing_paths), 'part')} that hold parameters are compared individually"
+        f"{single_count:,} of {plural(single_count + summed_count + len(missing_paths), 'part')} that hold parameters "
+        "are compared individually"
         + (f", {summed_count:,} as sums, where the class fuses several modules into one" if summed_count else "")
         + (
-            f", {len(missing_paths):,} only within the totals above them: {', '.join(missing_paths[:MOST_MISSING])}{more_text}"
+            f", {len(missing_paths):,} only within the totals above them: "
+            f"{', '.join(missing_paths[:MOST_MISSING])}{more_text}"
             if missing_paths
             else ""
         )

@@ -75,15 +75,15 @@ def field_paths(
 @cache
 def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     """Returns every field name that occurs anywhere in a spec."""
-    visited: set[type[BaseModel]] = set()
+    visited_models: set[type[BaseModel]] = set()
     names: set[str] = set()
     todo = [model]
     while todo:
-        current = todo.pop()
-        if current in visited:
+        current_model = todo.pop()
+        if current_model in visited_models:
             continue
-        visited.add(current)
-        for name, field in current.model_fields.items():
+        visited_models.add(current_model)
+        for name, field in current_model.model_fields.items():
             names.add(name)
             todo += field_members(field)
     return sorted(names)

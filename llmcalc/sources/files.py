@@ -38,8 +38,8 @@ def read_text(path: Path, limit: int | None = None) -> str:
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
     kind = "JSON" if path.suffix == ".json" else "TOML"
-    expected = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
-    data = read_bytes(path, largest_text(path) if limit is None else limit, expected)
+    expected_file = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
+    data = read_bytes(path, largest_text(path) if limit is None else limit, expected_file)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

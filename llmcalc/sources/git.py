@@ -147,12 +147,12 @@ def _require_its_own_repository(ref: str, root: Path) -> None:
             "lists those of other users)"
         )
     git_folder = os.fsdecode(answer.out.removesuffix(b"\n"))
-    expected = root / ".git"
+    expected_folder = root / ".git"
     try:
-        if expected.is_file():
-            with expected.open("rb") as file:
-                expected = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
-        is_same = os.path.samefile(git_folder, expected)
+        if expected_folder.is_file():
+            with expected_folder.open("rb") as file:
+                expected_folder = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
+        is_same = os.path.samefile(git_folder, expected_folder)
     except (OSError, ValueError):  # ValueError: a NUL in the path
         is_same = False
     if not is_same:

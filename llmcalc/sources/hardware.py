@@ -79,8 +79,8 @@ def find_hardware(argument: str) -> Hardware:
     """
     if Path(argument).suffix.lower() == ".toml":
         return read_hardware(argument)
-    sized = memory_only(argument)
-    return sized if sized is not None else _by_name(argument)
+    memory_size_accelerator = memory_only(argument)
+    return memory_size_accelerator if memory_size_accelerator is not None else _by_name(argument)
 
 
 def read_hardware(file: str) -> Hardware:
@@ -140,9 +140,9 @@ def _by_name(argument: str) -> Hardware:
             names.setdefault(normalized(spelling), name)
             if key and normalized(spelling) == key:
                 return hardware
-    sized = _by_configuration(argument)
-    if sized is not None:
-        return sized
+    configured_accelerator = _by_configuration(argument)
+    if configured_accelerator is not None:
+        return configured_accelerator
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
         raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
     suggestion = suggest(argument, list(hardware_names())) or suggest(key, names)

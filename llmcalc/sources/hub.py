@@ -121,9 +121,9 @@ def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
 
     import huggingface_hub
 
-    cached = huggingface_hub.try_to_load_from_cache(repo, name, revision=revision)
+    cached_path = huggingface_hub.try_to_load_from_cache(repo, name, revision=revision)
     options: dict[str, Any] = {}
-    if not isinstance(cached, str):
+    if not isinstance(cached_path, str):
         # One attempt: without this a download retries an unreachable hub for half a minute.
         size = huggingface_hub.get_hf_file_metadata(
             huggingface_hub.hf_hub_url(repo, name, revision=revision), timeout=REQUEST_SECONDS
@@ -159,16 +159,16 @@ def _headers(repo: str, revision: str | None, deadline: float) -> Checkpoint:
     def url(name: str) -> str:
         return str(huggingface_hub.hf_hub_url(repo, name, revision=revision))
 
-    single = "model.safetensors"
+    single_file = "model.safetensors"
     try:
-        huggingface_hub.get_hf_file_metadata(url(single), timeout=REQUEST_SECONDS)
+        huggingface_hub.get_hf_file_metadata(url(single_file), timeout=REQUEST_SECONDS)
     except EntryNotFoundError:
-        index = f"{single}.index.json"
+        index = f"{single_file}.index.json"
         data = read_bytes(_download(repo, index, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint")
         weight_map = parse_index(data, f"{repo}/{index}")
         texts = _fetch_all({name: url(name) for name in dict.fromkeys(weight_map.values())}, deadline)
-        return join_shards(weight_map, lambda name, most: (texts[name], None), f"{repo}/{index}", f"{repo}/")
-    return parse_header(_fetch_all({single: url(single)}, deadline)[single], f"{repo}/{single}")
+        return join_shards(weight_map, lambda name, limit: (texts[name], None), f"{repo}/{index}", f"{repo}/")
+    return parse_header(_fetch_all({single_file: url(single_file)}, deadline)[single_file], f"{repo}/{single_file}")
 
 
 def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
@@ -232,13 +232,13 @@ def _fetch_start(url: str, count: int, deadline: float) -> bytes:
         return _first_bytes(response.status_code, response.iter_content(2**16), count, deadline)
 
 
-def _first_bytes(status: int, parts: Iterable[bytes], count: int, deadline: float) -> bytes:
+def _first_bytes(status: int, received_parts: Iterable[bytes], count: int, deadline: float) -> bytes:
     """Reads the first `count` bytes of a response."""
     if status not in (200, 206):
         raise OSError(f"HTTP status {status}")
     data = bytearray()
-    for part in parts:
-        data += part
+    for received_bytes in received_parts:
+        data += received_bytes
         if len(data) >= count:
             break
         if time.monotonic() > deadline:

@@ -83,18 +83,18 @@ def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
     """Returns field → its description in the docstring of the class, or of the nearest base class that has one."""
     texts: dict[str, str] = {}
     for owner in cls.__mro__:
-        stated: dict[str, str] = {}
+        field_texts: dict[str, str] = {}
         names: list[str] = []
         for line in inspect.cleandoc(owner.__dict__.get("__doc__") or "").splitlines():
             field = FIELD.match(line)
             if field is not None:
                 names = field[1].split(", ")
-                stated |= dict.fromkeys(names, _capitalized(field[2]))
+                field_texts |= dict.fromkeys(names, _capitalized(field[2]))
             elif line.startswith(" "):
-                stated |= {name: f"{stated[name]} {line.strip()}" for name in names}
+                field_texts |= {name: f"{field_texts[name]} {line.strip()}" for name in names}
             else:
                 names = []
-        texts = stated | texts
+        texts = field_texts | texts
     return texts
 
 

@@ -18,8 +18,8 @@ from .preset import Preset
 def presets_dir() -> Path:
     """Returns the folder `presets/`: inside the package if installed from a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
-    packaged = package / "presets"
-    return packaged if packaged.is_dir() else package.parent / "presets"
+    packaged_folder = package / "presets"
+    return packaged_folder if packaged_folder.is_dir() else package.parent / "presets"
 
 
 @cache
@@ -98,10 +98,12 @@ def known_model(name: str) -> Preset | None:
     """Returns the preset of a model's name or path, as logs and launch files state it; None if there is none."""
     in_cache = _CACHED.search(name)
     name = in_cache[1].replace("--", "/") if in_cache else name.strip().rstrip("/")
-    last = name.rpartition("/")[2]
-    preset_name = next((preset for part in (name, last) if part and (preset := find_preset(part))), None)
-    if preset_name is None and normalized(last):
-        preset_name = _short_aliases().get(normalized(last))
+    last_segment = name.rpartition("/")[2]
+    preset_name = next(
+        (preset for name_part in (name, last_segment) if name_part and (preset := find_preset(name_part))), None
+    )
+    if preset_name is None and normalized(last_segment):
+        preset_name = _short_aliases().get(normalized(last_segment))
     return None if preset_name is None else load_preset(preset_name)
 
 

@@ -17,19 +17,19 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
     if not texts:
         return list(model_names()), False
     names: set[str] = set()
-    exact = True
+    all_exact = True
     for text in texts:
         name = find_preset(text) if normalized(text) else None
         if name is not None:
             names.add(name)
             continue
-        exact = False
+        all_exact = False
         matches = [n for n in model_names() if normalized(text) and normalized(text) in _spellings(n)]
         if not matches:
             suggestion = suggest(text, aliases() | {name: name for name in model_names()})
             raise InputError(f"no preset has '{text}' in its name.{suggestion} (llmcalc presets lists all)")
         names.update(matches)
-    return sorted(names), exact
+    return sorted(names), all_exact
 
 
 def _spellings(name: str) -> str:

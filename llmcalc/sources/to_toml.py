@@ -85,10 +85,10 @@ def _value(value: Any, base: Any = None) -> Any:
     return NONE if value is None else value
 
 
-def _difference(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Returns the table that turns `base` into `other` when merged over it. `other` has every field of `base`."""
+def _difference(base: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:
+    """Returns the table that turns `base` into `other_table` when merged over it; `other_table` has all its fields."""
     out: dict[str, Any] = {}
-    for key, value in other.items():
+    for key, value in other_table.items():
         base_value = base.get(key)
         if isinstance(value, dict) and isinstance(base_value, dict) and value.get("type") == base_value.get("type"):
             changes = _difference(base_value, value)

@@ -110,8 +110,10 @@ def _value_check(
 ) -> Callable[[], Check]:
     def count() -> Check:
         with _naming_model(location):
-            measured = _measure_value(preset, key, settings)
-        return Check(model.target, key, bound.settings, measured, bound.limits, warning=_too_long(preset, settings))
+            measured_value = _measure_value(preset, key, settings)
+        return Check(
+            model.target, key, bound.settings, measured_value, bound.limits, warning=_too_long(preset, settings)
+        )
 
     return count
 

@@ -85,19 +85,19 @@ class Limit(Record):
     operator: Operator
     value: Fraction
 
-    def holds(self, measured: Fraction) -> bool:
+    def holds(self, measured_value: Fraction) -> bool:
         """Whether a value is within the limit."""
         match self.operator:
             case "<=":
-                return measured <= self.value
+                return measured_value <= self.value
             case ">=":
-                return measured >= self.value
+                return measured_value >= self.value
             case "==":
-                return measured == self.value
+                return measured_value == self.value
             case "<":
-                return measured < self.value
+                return measured_value < self.value
             case ">":
-                return measured > self.value
+                return measured_value > self.value
 
 
 class Bound(Record):
@@ -216,10 +216,14 @@ def _names(value: Any) -> Any:
 def _check_settings(key: str, settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a setting that does not apply to a key."""
     fields = sorted([*other_keys, *SETTINGS[key]])
-    expected = f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[key] is RUN else ", ".join(fields)
+    expected_settings = (
+        f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[key] is RUN else ", ".join(fields)
+    )
     for name in settings:
         if name not in fields:
-            raise ValueError(f"{key}.{name}: unknown field; expected one of {expected}.{suggest(name, fields)}")
+            raise ValueError(
+                f"{key}.{name}: unknown field; expected one of {expected_settings}.{suggest(name, fields)}"
+            )
 
 
 def _limit(location: str, value: Any, kind: Kind, operator: str, operator_fixed: bool = False) -> dict[str, Any]:

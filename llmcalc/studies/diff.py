@@ -157,7 +157,7 @@ def _fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
 
 def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
     """Adds the default sizes of heads that a description leaves out (see `Attention`)."""
-    completed = dict(fields)
+    completed_fields = dict(fields)
     for path, heads in fields.items():
         attention, _, name = path.rpartition(".")
         if name != "num_attention_heads" or f"{attention}.head_dim" not in fields:
@@ -171,9 +171,9 @@ def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
         sizes = {"num_key_value_heads": heads, "head_dim": next(widths, 0) // heads or None}
         for size in (*sizes, "v_head_dim"):
             key = f"{attention}.{size}"
-            if key in completed and completed[key] is None:
-                completed[key] = sizes[size] if size in sizes else completed[f"{attention}.head_dim"]
-    return completed
+            if key in completed_fields and completed_fields[key] is None:
+                completed_fields[key] = sizes[size] if size in sizes else completed_fields[f"{attention}.head_dim"]
+    return completed_fields
 
 
 def _flatten_fields(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -191,11 +191,11 @@ def _nodes(before: Preset | None, after: Preset | None, seq: int, dtype: str, na
         {} if preset is None else _by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
         for preset in (before, after)
     )
-    compared = (
+    compared_nodes = (
         Quantity(path, old_costs.get(path), new_costs.get(path), unit)
         for path in dict.fromkeys([*new_costs, *old_costs])
     )
-    return sorted((preset for preset in compared if preset.changed), key=lambda preset: -abs(preset.change))
+    return sorted((preset for preset in compared_nodes if preset.changed), key=lambda preset: -abs(preset.change))
 
 
 COMPONENTS = ("parameters", "forward FLOPs", "KV cache")

@@ -66,19 +66,19 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
     layout_request: parallelism options; group sizes in it apply to every layout.
     Raises `InputError` where no layout can be tried at all.
     """
-    replicas, best = serving_replicas(memory, hardware, layout_request)
-    fitting = best.fit.verdict != "no"
-    fewest = best.layout if fitting else _layout_on_more(memory, hardware, layout_request)
-    worst = fit(inference_rank(memory, best.layout, best.rank, memory.runtime), hardware)
-    batch, seq, changes = worst.batch, worst.seq, worst.changes
-    for rank in _end_ranks(best.layout):
-        if rank != best.rank:
-            rank_run = inference_rank(memory, best.layout, rank, memory.runtime)
+    replicas, best_replica = serving_replicas(memory, hardware, layout_request)
+    best_fits = best_replica.fit.verdict != "no"
+    fewest_layout = best_replica.layout if best_fits else _layout_on_more(memory, hardware, layout_request)
+    worst_fit = fit(inference_rank(memory, best_replica.layout, best_replica.rank, memory.runtime), hardware)
+    batch, seq, changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
+    for rank in _end_ranks(best_replica.layout):
+        if rank != best_replica.rank:
+            rank_run = inference_rank(memory, best_replica.layout, rank, memory.runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
-    if not fitting and fewest is not None:
-        larger_replica = _replica(memory, hardware, fewest)
-        changes = (Change(f"--devices {fewest.world} {fewest.options()}", larger_replica.fit), *changes)
-    timed = [
+    if not best_fits and fewest_layout is not None:
+        larger_replica = _replica(memory, hardware, fewest_layout)
+        changes = (Change(f"--devices {fewest_layout.world} {fewest_layout.options()}", larger_replica.fit), *changes)
+    timed_replicas = [
         replace(replica, decoding=decoded_token(memory, hardware, replica.layout))
         if replica.fit.verdict != "no"
         else replica
@@ -86,11 +86,11 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
     ]
     return ServingFitting(
         memory,
-        tuple(timed),
-        best,
-        None if fewest is None else fewest.tp * fewest.pp,
-        fewest,
-        replace(worst, batch=batch, seq=seq, changes=changes),
+        tuple(timed_replicas),
+        best_replica,
+        None if fewest_layout is None else fewest_layout.tp * fewest_layout.pp,
+        fewest_layout,
+        replace(worst_fit, batch=batch, seq=seq, changes=changes),
     )
 
 
@@ -101,11 +101,13 @@ def serving_replicas(memory: Memory, hardware: Hardware, request: LayoutRequest)
     Raises `InputError` where no layout is possible.
     """
     assert request.devices is not None
-    tried = tuple(_replica(memory, hardware, layout) for layout in serving_layouts(memory, request, request.devices))
-    if not tried:
+    tried_replicas = tuple(
+        _replica(memory, hardware, layout) for layout in serving_layouts(memory, request, request.devices)
+    )
+    if not tried_replicas:
         raise ImpossibleLayout(f"--devices {request.devices}: no layout of these is possible")
-    fitting = (replica for replica in tried if replica.fit.verdict != "no")
-    return tried, next(fitting, min(tried, key=lambda replica: replica.fit.needed))
+    fitting_replicas = (replica for replica in tried_replicas if replica.fit.verdict != "no")
+    return tried_replicas, next(fitting_replicas, min(tried_replicas, key=lambda replica: replica.fit.needed))
 
 
 def serving_layouts(memory: Memory, layout_request: LayoutRequest, devices: int) -> Iterator[Layout]:
@@ -146,12 +148,12 @@ def _end_ranks(layout: Layout) -> tuple[int, ...]:
 
 def _replica(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
     """Returns a layout with its largest rank."""
-    fits = {
+    fit_by_rank = {
         rank: rank_memory(inference_rank(memory, layout, rank, memory.runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)
     }
-    rank = max(fits, key=lambda rank: (fits[rank].needed, -rank))
-    return Replica(layout, rank, fits[rank])
+    rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed, -rank))
+    return Replica(layout, rank, fit_by_rank[rank])
 
 
 def _layout_on_more(memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:

@@ -118,8 +118,8 @@ def _cache(preset: Preset) -> dict[str, Any] | None:
 
 def _weights(preset: Preset) -> dict[str, int | None]:
     """Returns the weights' bytes as published and by number format; None for formats that cannot store them."""
-    stored = memory(preset.model, published=preset.dtype, config=preset.checkpoint)
-    sizes: dict[str, int | None] = {"published": stored.weights}
+    published_memory = memory(preset.model, published=preset.dtype, config=preset.checkpoint)
+    sizes: dict[str, int | None] = {"published": published_memory.weights}
     for name in (short_dtype("bfloat16"), *FORMATS):
         chosen = Settings(quantize=name) if name in FORMATS else Settings(dtype=name)
         try:
@@ -129,14 +129,14 @@ def _weights(preset: Preset) -> dict[str, int | None]:
     return sizes
 
 
-def changes_of(locked: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[Change]:
     """Returns the values that differ between two entries, in the order of the newer entry."""
-    before, after = dict(_leaves(locked)), dict(_leaves(now))
-    target = str(now["target"])
+    values_before, values_now = dict(_leaves(locked_entry)), dict(_leaves(current_entry))
+    target = str(current_entry["target"])
     return [
-        Change(target, key, before.get(key), after.get(key))
-        for key in dict.fromkeys((*after, *before))
-        if before.get(key) != after.get(key)
+        Change(target, key, values_before.get(key), values_now.get(key))
+        for key in dict.fromkeys((*values_now, *values_before))
+        if values_before.get(key) != values_now.get(key)
     ]
 
 

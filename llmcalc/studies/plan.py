@@ -227,7 +227,7 @@ def plan_of(
         global_batch = micro_batch * layout_request.devices
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
     estimates = estimates or LayoutEstimates(memory, record)
-    times, untimed = _times(memory, hardware, by, time_settings, record)
+    layout_times, untimed_reason = _times(memory, hardware, by, time_settings, record)
 
     @cache
     def run_of(number: int, recompute: str) -> Memory:
@@ -235,8 +235,8 @@ def plan_of(
 
     @cache
     def times_of(recompute: str) -> TrainingTimes:
-        assert times is not None
-        return times.of_run(estimates.with_recompute(recompute).memory)
+        assert layout_times is not None
+        return layout_times.of_run(estimates.with_recompute(recompute).memory)
 
     version = layout_request.framework_version or ""
 
@@ -248,8 +248,8 @@ def plan_of(
         return estimates.with_recompute(recompute).as_configured.largest_rank(layout, number)
 
     def replay(layout: Layout, number: int, recompute: str, enough: int | None) -> int:
-        worst = largest(layout, number, recompute)[1] if enough is not None else 0
-        return replayed(run_of(number, recompute), record, version, layout, worst, enough)
+        largest_rank_stage = largest(layout, number, recompute)[1] if enough is not None else 0
+        return replayed(run_of(number, recompute), record, version, layout, largest_rank_stage, enough)
 
     errors = record.estimate_errors
     result = plan(
@@ -262,12 +262,14 @@ def plan_of(
         errors,
         nearest,
         None
-        if times is None
+        if layout_times is None
         else lambda layout, number, recompute: float(times_of(recompute).step(layout, number).seconds),
-        _recomputations(memory, record) if times is not None else (AS_CONFIGURED,),
+        _recomputations(memory, record) if layout_times is not None else (AS_CONFIGURED,),
         lambda layout, number, recompute: estimates.with_recompute(recompute).as_configured.least_bytes(layout, number),
     )
-    return LayoutPlan(estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, times, untimed)
+    return LayoutPlan(
+        estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, layout_times, untimed_reason
+    )
 
 
 def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
@@ -383,12 +385,12 @@ class _Candidates:
             kernels, and None is returned if it does not fit with the rest; false by default.
         Raises `InputError` for a layout that can have none of the values.
         """
-        last: Candidate | None = None
-        skipped = False
+        last_candidate: Candidate | None = None
+        skips_value = False
         for recompute in values:
             run = layout, micro_batches, recompute
             if only_fitting and _kernels(layout) in self._measured and self._is_too_large(*run):
-                skipped = True
+                skips_value = True
                 continue
             try:
                 bytes = self.needed(*run)
@@ -396,27 +398,29 @@ class _Candidates:
                 sent_bytes = self.sent(*run) if may_fit else None
                 step_seconds = self.seconds(*run) if may_fit and self.seconds is not None else None
             except InputError:
-                if last is None and skipped:
+                if last_candidate is None and skips_value:
                     return self.of(layout, micro_batches, values)
-                if last is None:
+                if last_candidate is None:
                     raise
                 continue
             self._measured.add(_kernels(layout))
             bubble_share = bubble(layout, micro_batches) if may_fit else None
             sizes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
-            last = Candidate(layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute)
+            last_candidate = Candidate(
+                layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute
+            )
             if may_fit:
-                return last
-        return None if skipped else last
+                return last_candidate
+        return None if skips_value else last_candidate
 
     def with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """Returns the layout with the next `--recompute` value with which it may fit; None without such a value."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
-            recomputed = self.of(candidate.layout, candidate.micro_batches, values) if values else None
+            recomputed_candidate = self.of(candidate.layout, candidate.micro_batches, values) if values else None
         except InputError:
             return None
-        return None if recomputed is None or recomputed.bubble is None else recomputed
+        return None if recomputed_candidate is None or recomputed_candidate.bubble is None else recomputed_candidate
 
 
 def _kernels(layout: Layout) -> tuple[object, ...]:
@@ -516,20 +520,20 @@ def _with_too_large(
 
     They have the order of the search; replayed ones come later, and last those that fit with no run.
     """
-    every = list(refused_candidates)
+    all_refused = list(refused_candidates)
     for layout, micro_batches in sorted(too_large, key=lambda run: candidates.never_fits(run[0])):
         candidate = candidates.try_(layout, micro_batches)
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
         else:
-            every.append(candidate)
+            all_refused.append(candidate)
     place = {run: number for number, run in enumerate(layouts.possible)}
 
     def order(candidate: Candidate) -> tuple[bool, bool, int]:
         number = 0 if candidate.replayed else place[candidate.layout, candidate.micro_batches]
         return candidates.never_fits(candidate.layout), candidate.replayed, number
 
-    return sorted(every, key=order)
+    return sorted(all_refused, key=order)
 
 
 def _smallest_replay(
@@ -542,19 +546,22 @@ def _smallest_replay(
     It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout that
     cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest replay so far.
     """
-    smallest: Candidate | None = None
+    smallest_candidate: Candidate | None = None
     replays = 0
     for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
-        if smallest is not None and (
-            smallest.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
+        if smallest_candidate is not None and (
+            smallest_candidate.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
         ):
             break
-        replayed, replays = replay(candidate, None if smallest is None else smallest.device_bytes), replays + 1
-        if replayed is None:
+        replayed_candidate, replays = (
+            replay(candidate, None if smallest_candidate is None else smallest_candidate.device_bytes),
+            replays + 1,
+        )
+        if replayed_candidate is None:
             refused_candidates.remove(candidate)
-        elif smallest is None or replayed.device_bytes < smallest.device_bytes:
-            smallest = replayed
-    return smallest
+        elif smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:
+            smallest_candidate = replayed_candidate
+    return smallest_candidate
 
 
 NEAREST_REPLAYS = 4
@@ -568,13 +575,13 @@ def by_time(candidates: list[Candidate]) -> list[Candidate]:
 
 def ties(candidates: list[Candidate]) -> list[bool]:
     """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of its tie."""
-    tied: list[bool] = []
-    first = 0.0
+    tie_flags: list[bool] = []
+    first_seconds = 0.0
     for candidate in candidates:
         seconds = candidate.seconds or 0.0
-        tied.append(bool(first) and seconds <= (1 + TIE) * first)
-        first = first if tied[-1] else seconds
-    return tied
+        tie_flags.append(bool(first_seconds) and seconds <= (1 + TIE) * first_seconds)
+        first_seconds = first_seconds if tie_flags[-1] else seconds
+    return tie_flags
 
 
 PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
@@ -630,9 +637,9 @@ def bubble(layout: Layout, micro_batches: int) -> float:
     """
     if layout.pp == 1:
         return 0.0
-    simulated = distinct_micro_batches(layout, micro_batches)
-    timetable = _run(layout.pp, layout.vpp, layout.schedule, simulated)
-    remaining_time = (micro_batches - simulated) * layout.vpp * FORWARD_AND_BACKWARD
+    simulated_micro_batches = distinct_micro_batches(layout, micro_batches)
+    timetable = _run(layout.pp, layout.vpp, layout.schedule, simulated_micro_batches)
+    remaining_time = (micro_batches - simulated_micro_batches) * layout.vpp * FORWARD_AND_BACKWARD
     return timetable.idle / (timetable.time + remaining_time)
 
 

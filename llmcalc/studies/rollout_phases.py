@@ -73,8 +73,8 @@ class _Phases:
         self.context = device.device_bytes - device.reserved_bytes
         step = device.moments.get("step", {})
         self.states = {kind: step.get(kind, 0) for kind in TRAINED}
-        others = ("weights", "optimizer", "overhead")
-        self.states["gradients"] = max(0, device.after_step_bytes - sum(step.get(kind, 0) for kind in others))
+        other_terms = ("weights", "optimizer", "overhead")
+        self.states["gradients"] = max(0, device.after_step_bytes - sum(step.get(kind, 0) for kind in other_terms))
         tp = cluster.layout.tp
         self.vocab = -(-preset.model.vocab_size // tp)
         self.model = EngineRank(preset, cluster.layout, 0, with_towers=False)
@@ -89,8 +89,8 @@ class _Phases:
             return None
         record, version = engine_and_version(self.rollout.engine)
         if record.budgets_free_memory:
-            free = hardware.capacity_bytes - sum(term.bytes for term in self._between())
-            hardware = hardware.model_copy(update={"driver_total": max(free, 1), "usable_memory_bytes": None})
+            free_bytes = hardware.capacity_bytes - sum(term.bytes for term in self._between())
+            hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
             flags = read_values(record.title, record.known_flags(), self.rollout.flags)
             return record.memory_on(self.preset, hardware, version, flags)
@@ -112,10 +112,10 @@ class _Phases:
         """Returns the bytes that training keeps on the device while none of its passes runs."""
         return list(_present([*self._trained(()), *self._others(), self._context()]))
 
-    def _trained(self, loaded: Iterable[str]) -> Iterator[PhaseTerm]:
-        """Yields states of the trained model. loaded: states that this phase loads from the host."""
+    def _trained(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
+        """Yields states of the trained model. loaded_states: states that this phase loads from the host."""
         for kind in TRAINED:
-            if kind not in self.rollout.offloaded or kind in loaded:
+            if kind not in self.rollout.offloaded or kind in loaded_states:
                 yield PhaseTerm(kind, self.states[kind], "source", self.rollout.source)
 
     def _others(self) -> Iterator[PhaseTerm]:
@@ -171,9 +171,9 @@ class _Phases:
 
     def _largest_matrix(self) -> int:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
-        dense, _, experts = EngineRank(self.preset, with_towers=False).widths
+        dense_width, _, experts = EngineRank(self.preset, with_towers=False).widths
         h = self.model.hidden_size
-        width = max(dense, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
+        width = max(dense_width, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
         return 2 * width * h
 
     def _log_probabilities(self) -> Iterator[PhaseTerm]:
@@ -183,8 +183,8 @@ class _Phases:
         yield from self._others()
         if rollout.reference.place == "host" and "weights" not in rollout.offloaded:
             yield self._reference()
-        gathered = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
-        yield PhaseTerm("gathered_weights", max(0, gathered), "estimate", "the training's forward pass")
+        gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
+        yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         rows = rollout.sequences * rollout.logit_tokens
         yield PhaseTerm("logits", rows * self.vocab * rollout.logit_bytes, "estimate", rollout.source)
         yield PhaseTerm("activations", self._layer_bytes(), "estimate", "the widest layer's vectors per token")
@@ -193,13 +193,13 @@ class _Phases:
 
     def _layer_bytes(self) -> int:
         """Returns the bytes of one layer's activations in a pass without gradients."""
-        dense, gated, experts = self.model.widths
-        wide = dense * (3 if gated else 2)
+        dense_width, gated, experts = self.model.widths
+        widest = dense_width * (3 if gated else 2)
         if experts is not None:
-            wide = max(wide, experts.top_k * 3 * experts.width)
+            widest = max(widest, experts.top_k * 3 * experts.width)
         element = max(2, DTYPE_BITS[self.cluster.memory.states.dtype] // 8)
         rows = self.rollout.sequences * self.rollout.tokens
-        return rows * element * (HIDDEN_VECTORS * self.model.hidden_size + wide)
+        return rows * element * (HIDDEN_VECTORS * self.model.hidden_size + widest)
 
     def _update(self) -> Iterator[PhaseTerm]:
         """Returns the phase of the training step, with an idle engine. A critic is trained after the trained model."""

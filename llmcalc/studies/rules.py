@@ -80,10 +80,10 @@ def _widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    sizes, active = mixer.heads(width), network.active_width()
-    if mixer.kind != "attention" or sizes is None or active is None:
+    sizes, active_width = mixer.heads(width), network.active_width()
+    if mixer.kind != "attention" or sizes is None or active_width is None:
         return None
-    return sizes.heads, sizes.head_dim, active
+    return sizes.heads, sizes.head_dim, active_width
 
 
 def sizes(spec: ModelSpec) -> Sizes:
@@ -254,14 +254,14 @@ def _kaplan_n(p: ParameterCount) -> int:
 
 def _parameters(p: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
     """Yields the common definitions of N: (key, name, counted parameters in words, source, N)."""
-    active = p.active != p.total
+    has_inactive = p.active != p.total
     yield (
         "kaplan",
         "Kaplan §2.1",
-        ", N non-embedding" + (" active" if active else ""),
+        ", N non-embedding" + (" active" if has_inactive else ""),
         "Kaplan 2020, §2.1",
         _kaplan_n(p),
     )
-    if active:
+    if has_inactive:
         yield "active", "active parameters", "", "the same with every active parameter", p.active
     yield "total", "all parameters", "", "the same with every parameter", p.total

@@ -174,16 +174,16 @@ class TimedRun:
     @cached_property
     def hardware_utilization(self) -> float:
         """Hardware FLOPs utilization with causal attention pairs, including recomputed layers."""
-        recomputed = 0.0 if self.plan is None else self.plan.recompute / 3
-        return self.utilization("causal") * (1 + recomputed)
+        recompute_share = 0.0 if self.plan is None else self.plan.recompute / 3
+        return self.utilization("causal") * (1 + recompute_share)
 
     @cached_property
     def rules(self) -> dict[str, float | None]:
         """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND of frozen weights."""
         if self.plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}
-        active = ParameterCount(self.spec, self.spec.tree(), self.include).active
-        seconds = self.tokens * active / (self.devices * self.peak * UTILIZATION)
+        active_params = ParameterCount(self.spec, self.spec.tree(), self.include).active
+        seconds = self.tokens * active_params / (self.devices * self.peak * UTILIZATION)
         if self.plan.adapters is not None:
             return {"4ND": 4 * seconds, "6ND": None, "8ND": None}
         return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
@@ -197,12 +197,12 @@ class TimedRun:
         """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree, 0 for
         one."""
         sums: dict[tuple[str, str], dict[Bound, float]] = {}
-        for times, line in self.lines:
+        for run_count, line in self.lines:
             path = ".".join(line.path.split(".")[:depth]) if depth else "model"
             entry = sums.setdefault((path or "model", line.kind), dict.fromkeys(BOUNDS, 0.0))
-            entry["memory" if line.memory > line.compute else "compute"] += times * max(line.compute, line.memory)
-            entry["network"] += times * line.network
-            entry["wait"] += times * line.wait
+            entry["memory" if line.memory > line.compute else "compute"] += run_count * max(line.compute, line.memory)
+            entry["network"] += run_count * line.network
+            entry["wait"] += run_count * line.wait
         for name, bound, seconds in self._parts_of_the_run():
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         nodes = [_node(path, kind, by_bound) for (path, kind), by_bound in sums.items()]
@@ -288,10 +288,10 @@ class TrainingTimes:
 
     def of_run(self, memory: Memory) -> TrainingTimes:
         """Returns the estimates of the same model with other settings of recomputation."""
-        times = copy(self)
-        times.memory = memory
-        times.share, times.core = recomputed_share(memory.settings.recomputed())
-        return times
+        copy_of_times = copy(self)
+        copy_of_times.memory = memory
+        copy_of_times.share, copy_of_times.core = recomputed_share(memory.settings.recomputed())
+        return copy_of_times
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the training step of a layout, without its seconds."""
@@ -319,13 +319,13 @@ class TrainingTimes:
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the timed run of a layout with all of its parts."""
         plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
-        parts = {name: float(seconds) for name, seconds in step.parts.items()}
+        part_seconds = {name: float(seconds) for name, seconds in step.parts.items()}
         weights = [self._runs(step, plan, line) for line in step.priced.lines]
         waits, host = self._layer_waits(step, plan), self._host_waits(step, plan)
         total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True))
         total += waits + host
-        scale = parts["work"] / total
-        parts_of_run = parts | ({"layer waits": waits * scale} if waits else {})
+        scale = part_seconds["work"] / total
+        parts_of_run = part_seconds | ({"layer waits": waits * scale} if waits else {})
         lines = zip([weight * scale for weight in weights], step.priced.lines, strict=True)
         return TimedRun(
             self.memory.spec,
@@ -365,12 +365,12 @@ class TrainingTimes:
 
     def _host_waits(self, step: Step, plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
-        priced, seconds = step.priced, 0.0
-        for layer in range(len(priced.work.layer_kinds)):
+        timed_pass, seconds = step.priced, 0.0
+        for layer in range(len(timed_pass.work.layer_kinds)):
             for backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
-                kernels = priced.layer_seconds(layer, backward=backward)
-                wait = host_wait(priced, self.stack, layer, backward, kernels)
-                seconds += float(priced.work.count(layer) * runs * wait)
+                kernels = timed_pass.layer_seconds(layer, backward=backward)
+                wait = host_wait(timed_pass, self.stack, layer, backward, kernels)
+                seconds += float(timed_pass.work.count(layer) * runs * wait)
         return seconds
 
     def _alternatives(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
@@ -395,8 +395,8 @@ class TrainingTimes:
         if layout.world > self.device.domain:
             half = replace(self.device, nic=self.device.nic / 2)
             slower.append(("half of the network (--nic)", half, self.stack, plan))
-        for words, device, stack, changed in slower:
-            yield words, float(StepPrices(spec, device, stack).step(changed).seconds)
+        for words, device, stack, changed_settings in slower:
+            yield words, float(StepPrices(spec, device, stack).step(changed_settings).seconds)
 
 
 def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
@@ -495,10 +495,10 @@ def time_inference(
     sizes = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     stack = with_attention(settings.stack_for(time_phase), memory.settings.attn_implementation)
-    timed = _timed_inference(
+    timed_run = _timed_inference(
         memory, hardware, device, stack, time_phase, layout, sizes, formats, answer_on(device, stack)
     )
-    return replace(timed, pricer=lambda device, stack: float(answer_on(device, stack).seconds))
+    return replace(timed_run, pricer=lambda device, stack: float(answer_on(device, stack).seconds))
 
 
 def _timed_inference(
@@ -513,10 +513,12 @@ def _timed_inference(
     answer: InferencePass,
 ) -> TimedRun:
     lines = tuple(
-        (float(line.times * priced.work.count(line.layer)), line) for priced in answer.priced for line in priced.lines
+        (float(line.times * timed_pass.work.count(line.layer)), line)
+        for timed_pass in answer.priced
+        for line in timed_pass.lines
     )
-    parts = {name: float(seconds) for name, seconds in answer.parts.items()}
-    by_kernels = sum(times * line.seconds for times, line in lines)
+    part_seconds = {name: float(seconds) for name, seconds in answer.parts.items()}
+    by_kernels = sum(run_count * line.seconds for run_count, line in lines)
     sequences, seq, context = sizes
     return TimedRun(
         memory.spec,
@@ -531,20 +533,20 @@ def _timed_inference(
         formats,
         None,
         expected_range(float(answer.seconds), phase, device, stack, memory.spec),
-        parts,
+        part_seconds,
         lines,
-        tuple(priced.work for priced in answer.priced),
-        hidden_host=max(0.0, parts["kernels"] - float(by_kernels)),
+        tuple(timed_pass.work for timed_pass in answer.priced),
+        hidden_host=max(0.0, part_seconds["kernels"] - float(by_kernels)),
         resident_bytes=int(memory.states.weights + memory.states.kv_cache) // (layout.tp * layout.pp),
     )
 
 
 def explain_measured(run: TimedRun, seconds: float) -> list[str]:
     """Returns lines that may explain a measured time. Raises `InputError` for a time that is not positive."""
-    low, high = float(run.range.low), float(run.range.high)
-    if low <= seconds <= high:
+    low_seconds, high_seconds = float(run.range.low), float(run.range.high)
+    if low_seconds <= seconds <= high_seconds:
         return [f"{signed_percent(seconds / run.seconds - 1, 0)} against the estimate"]
-    if seconds < low:
+    if seconds < low_seconds:
         return [
             f"{run.seconds / seconds:.1f} times as fast as the estimate: compare the tokens of a step, the number "
             "format and what is recomputed"

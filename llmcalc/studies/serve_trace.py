@@ -111,9 +111,9 @@ def trace_times(server: Server, trace: Trace, steps: StepSeconds | None = None) 
     step = server.range(1.0, "decode")
     steps = steps or steps_of(server, trace)
     runs = [_served(server, trace, steps, float(scale)) for scale in (1.0, step.low, step.high)]
-    likely = runs[0]
-    seconds = max(request.end for request in likely)
-    in_server = sum(request.ttft + (request.tpot or 0.0) * (trace.mean_output - 1) for request in likely)
+    likely_run = runs[0]
+    seconds = max(request.end for request in likely_run)
+    in_server = sum(request.ttft + (request.tpot or 0.0) * (trace.mean_output - 1) for request in likely_run)
     return TraceTimes(
         _percentiles([[request.ttft for request in run] for run in runs]),
         _percentiles([_tpots(run) for run in runs]),
@@ -153,8 +153,8 @@ def _percentiles(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
 
 def _at(seconds: Sequence[float], percent: int) -> float:
     """Returns a percentile of the requests' seconds; 0 without requests."""
-    ordered = sorted(seconds) or [0.0]
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+    sorted_seconds = sorted(seconds) or [0.0]
+    return sorted_seconds[min(len(sorted_seconds) - 1, len(sorted_seconds) * percent // 100)]
 
 
 def sized_for_trace(
@@ -169,22 +169,22 @@ def sized_for_trace(
     def broken(number: int) -> str:
         return _broken(_served(server.with_replicas(number), trace, steps, 1.0), limits)
 
-    low, high = 0, replicas or 1  # the former is too few
-    reason = broken(high)
-    while reason and replicas is None and high < MOST_REPLICAS:
-        low, high = high, 2 * high
-        reason = broken(high)
-    while not reason and replicas is None and high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if broken(middle) else (low, middle)
-    sized = server.with_replicas(high)
-    return sized, trace_times(sized, trace, steps), reason
+    too_few_replicas, enough_replicas = 0, replicas or 1  # the former is too few
+    reason = broken(enough_replicas)
+    while reason and replicas is None and enough_replicas < MOST_REPLICAS:
+        too_few_replicas, enough_replicas = enough_replicas, 2 * enough_replicas
+        reason = broken(enough_replicas)
+    while not reason and replicas is None and enough_replicas - too_few_replicas > 1:
+        middle = (too_few_replicas + enough_replicas) // 2
+        too_few_replicas, enough_replicas = (middle, enough_replicas) if broken(middle) else (too_few_replicas, middle)
+    sized_server = server.with_replicas(enough_replicas)
+    return sized_server, trace_times(sized_server, trace, steps), reason
 
 
 def _broken(run: Sequence[ServedRequest], limits: Limits) -> str:
     """Returns why the requests' latencies exceed the limits; empty if they do not."""
     ttfts = [request.ttft for request in run]
-    for name, most, seconds in (("tpot", limits.tpot, _tpots(run)), ("ttft", limits.ttft, ttfts)):
-        if most is not None and _at(seconds, LIMIT_PERCENTILE) > most:
+    for name, limit, seconds in (("tpot", limits.tpot, _tpots(run)), ("ttft", limits.ttft, ttfts)):
+        if limit is not None and _at(seconds, LIMIT_PERCENTILE) > limit:
             return f"{name.upper()} of one request in ten above --{name}"
     return ""

@@ -116,9 +116,9 @@ class SizesRequest:
             attention = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
             yield LayoutSizes(tp, self.pp or 1, attention, ep)
             return
-        most = min(MOST_REPLICA, self.devices or MOST_REPLICA)
+        most_devices = min(MOST_REPLICA, self.devices or MOST_REPLICA)
         for tp, pp in product((1, 2, 4, NODE), STAGES):
-            if tp * pp > most:
+            if tp * pp > most_devices:
                 continue
             yield LayoutSizes(tp, pp)
             if not experts:
@@ -126,7 +126,7 @@ class SizesRequest:
             if tp > 1 and experts % tp == 0:
                 yield LayoutSizes(tp, pp, 1, tp)
             for dp in ATTENTION_RANKS if pp == 1 else ():
-                if tp * dp <= most and experts % (tp * dp) == 0:
+                if tp * dp <= most_devices and experts % (tp * dp) == 0:
                     yield LayoutSizes(tp, pp, dp, tp * dp)
 
     def replicas(self, sizes: LayoutSizes) -> int | None:
@@ -163,9 +163,9 @@ class Point:
     @property
     def end_to_end(self) -> Amount:
         """The seconds of a whole request, with the sum of its parts' ranges."""
-        further = self.load.output - 1
-        parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
-        return Amount(*(ttft + further * tpot for ttft, tpot in parts))
+        further_tokens = self.load.output - 1
+        latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
+        return Amount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
 
 
 @dataclass(frozen=True)
@@ -219,11 +219,11 @@ class Server:
         """The most concurrent requests that all replicas hold."""
         return self.most_sequences * self.replicas
 
-    def curve(self, also: int | None = None) -> list[Point]:
-        """Returns the server at 1, 2, 4, … concurrent requests and at the most. also: one more concurrency."""
+    def curve(self, extra_concurrency: int | None = None) -> list[Point]:
+        """Returns the server at 1, 2, 4, … concurrent requests and at the most. extra_concurrency: another one."""
         steps = {2**i for i in range(self.most.bit_length())} | {self.most}
-        steps |= {also} if also is not None and also <= self.most else set()
-        return [self.point(step) for step in sorted(steps) if step >= self.replicas or step == also]
+        steps |= {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most else set()
+        return [self.point(step) for step in sorted(steps) if step >= self.replicas or step == extra_concurrency]
 
     def most_within(self, limits: Limits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
@@ -310,29 +310,29 @@ class ServeStudy:
     def answer(self) -> Servers:
         """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
         why_not: Counter[str] = Counter()
-        fitting = list(self._fitting(why_not))
-        if not fitting and not why_not:
+        fitting_servers = list(self._fitting(why_not))
+        if not fitting_servers and not why_not:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         servers: list[Server] = []
         at_limits: list[Point | None] = []
         keeps_limits: list[bool] = []
         traces: list[TraceTimes] = []
-        for server in fitting:
+        for server in fitting_servers:
             if self.trace is None:
-                sized, point, reason = self._sized(server)
+                sized_server, point, reason = self._sized(server)
             else:
-                sized, times, reason = sized_for_trace(
+                sized_server, trace_times, reason = sized_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.limits
                 )
-                point = sized.point(min(max(1, round(times.mean_concurrency)), sized.most))
-                traces.append(times)
-            servers.append(sized)
+                point = sized_server.point(min(max(1, round(trace_times.mean_concurrency)), sized_server.most))
+                traces.append(trace_times)
+            servers.append(sized_server)
             at_limits.append(point)
             keeps_limits.append(point is not None and not reason)
             if reason:
                 why_not[reason] += 1
-        also = [None if point is None else point.concurrency for point in at_limits]
-        curves = [tuple(server.curve(step)) for server, step in zip(servers, also, strict=True)]
+        concurrency_at_limits = [None if point is None else point.concurrency for point in at_limits]
+        curves = [tuple(server.curve(step)) for server, step in zip(servers, concurrency_at_limits, strict=True)]
         return Servers(
             tuple(servers),
             tuple(curves),
@@ -372,12 +372,12 @@ class ServeStudy:
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
         engine, length = self.engine, self.requests.length
-        used = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest, **flags}
-        used |= self.draft_flags
-        used |= {} if quantize is None else {"quantize": quantize}
-        used |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
+        used_flags = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest, **flags}
+        used_flags |= self.draft_flags
+        used_flags |= {} if quantize is None else {"quantize": quantize}
+        used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
-            memory = engine.memory_on(self.preset, self.hardware, self.version, used)
+            memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
             capacity = int(memory.kv_tokens // length)
             if not memory.starts or memory.kv_tokens < self.longest:
                 raise DoesNotFit("weights and the cache of one request do not fit")
@@ -402,8 +402,8 @@ class ServeStudy:
                 raise
             raise ImpossibleLayout(str(error)) from None
         at_once = int(memory.settings.get(engine.step_sequences) or capacity)
-        most = max(1, min(capacity, at_once)) * sizes.dp
-        return Server(sizes, quantize, kv_dtype, replica, memory, most, price=self.price)
+        most_requests = max(1, min(capacity, at_once)) * sizes.dp
+        return Server(sizes, quantize, kv_dtype, replica, memory, most_requests, price=self.price)
 
     def _sized(self, server: Server) -> tuple[Server, Point | None, str]:
         """Returns the server with its replicas, its point within the limits at the load, and why there is none.
@@ -411,32 +411,32 @@ class ServeStudy:
         Without a load it is the largest one that keeps the limits.
         """
         limits, replicas = self.limits, self.sizes.replicas(server.sizes)
-        within = server.most_within(limits)
-        if not within:
+        concurrency_within_limits = server.most_within(limits)
+        if not concurrency_within_limits:
             return replace(server, replicas=replicas or 1), None, limits.broken_by(server.replica.load(1))
         if limits.rate is not None:
-            return self._sized_by_rate(server, replicas, within, limits.rate)
-        concurrency = limits.concurrency or within * (replicas or 1)
-        sized = replace(server, replicas=replicas or -(-concurrency // within))
-        if sized.devices > MOST_DEVICES and replicas is None:
+            return self._sized_by_rate(server, replicas, concurrency_within_limits, limits.rate)
+        concurrency = limits.concurrency or concurrency_within_limits * (replicas or 1)
+        sized_server = replace(server, replicas=replicas or -(-concurrency // concurrency_within_limits))
+        if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
-        if concurrency > sized.most:
-            return sized, None, "the cache holds fewer requests than --concurrency"
-        point = sized.point(concurrency)
-        return sized, point, limits.broken_by(point.load)
+        if concurrency > sized_server.most:
+            return sized_server, None, "the cache holds fewer requests than --concurrency"
+        point = sized_server.point(concurrency)
+        return sized_server, point, limits.broken_by(point.load)
 
     def _sized_by_rate(
-        self, server: Server, replicas: int | None, within: int, rate: float
+        self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
     ) -> tuple[Server, Point | None, str]:
-        most = server.replica.load(within).requests_per_second
-        sized = replace(server, replicas=replicas or math.ceil(rate / most))
-        if sized.devices > MOST_DEVICES and replicas is None:
+        most_requests_per_second = server.replica.load(concurrency_within_limits).requests_per_second
+        sized_server = replace(server, replicas=replicas or math.ceil(rate / most_requests_per_second))
+        if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
-        concurrency = sized.concurrency_of(rate / sized.replicas)
+        concurrency = sized_server.concurrency_of(rate / sized_server.replicas)
         if concurrency is None:
-            return sized, None, "fewer requests per second than --rate"
-        point = sized.point(concurrency * sized.replicas)
-        return sized, point, self.limits.broken_by(point.load)
+            return sized_server, None, "fewer requests per second than --rate"
+        point = sized_server.point(concurrency * sized_server.replicas)
+        return sized_server, point, self.limits.broken_by(point.load)
 
 
 def _cheapest(
@@ -467,8 +467,8 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
 
     Raises `InputError` for a format that the engine does not have.
     """
-    typed = engine.instead["--kv-dtype"]
-    flag = next(flag for flag in engine.known_flags() if typed in flag.names)
+    option_name = engine.instead["--kv-dtype"]
+    flag = next(flag for flag in engine.known_flags() if option_name in flag.names)
     words = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
     word = next((word for start in words for word in flag.words if word.startswith(start)), None)
     if word is None:
@@ -482,9 +482,9 @@ def _front(curves: Sequence[Sequence[Point]]) -> tuple[tuple[int, int], ...]:
     """Returns the Pareto front: points that no other point beats in both TPOT and tokens per second of a device."""
     points = [(index, point) for index, curve in enumerate(curves) for point in curve]
     points.sort(key=lambda item: (float(item[1].tpot.estimate), -item[1].per_device))
-    front, best = [], 0.0
+    front_points, best_rate = [], 0.0
     for index, point in points:
-        if point.per_device > best:
-            best = point.per_device
-            front.append((index, point.concurrency))
-    return tuple(front)
+        if point.per_device > best_rate:
+            best_rate = point.per_device
+            front_points.append((index, point.concurrency))
+    return tuple(front_points)

@@ -118,8 +118,8 @@ class Family:
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
         dims = [(self.head_dim or sizes.head_dim) // self.head_divisor for sizes in self._own_heads()]
-        even = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
-        for divisor in (1,) if keep_heads or not even else (2, 1):
+        can_halve = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
+        for divisor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
                 finer_family.at(finer_family.step, finer_family.least_depth)
@@ -234,8 +234,8 @@ class Budget:
     tokens: int | None = None
     seq: int = 2048
 
-    def tokens_for(self, active: Number) -> Number:
-        return TOKENS_PER_PARAMETER * active if self.tokens is None else self.tokens
+    def tokens_for(self, active_params: Number) -> Number:
+        return TOKENS_PER_PARAMETER * active_params if self.tokens is None else self.tokens
 
     def cost_of(self, spec: ModelSpec) -> Number:
         """Returns the cost of a model or of an array of models. Training FLOPs: forward and backward, full pairs."""
@@ -352,7 +352,7 @@ def study(
     target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
     target_fits = target_size is not None and _cost_matches(members, target_size, budget, tolerance)
     members = refine_step(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
-    sizes, searched = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
+    sizes, search_stats = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
     if target_size is not None and target_fits:
         sizes = [size for size in sizes if size[0] != target_size[0]] + [target_size]
     if not sizes:
@@ -362,7 +362,7 @@ def study(
         _shape(members, size, budget, size == target_size, seq, dtype)
         for size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
-    return Study(members, budget, tolerance, seq, dtype, shapes, searched, _scaled_target(target, budget))
+    return Study(members, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
 
 
 def _cost_matches(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
@@ -423,22 +423,22 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
     step = members.step
-    exact = Fraction(tolerance)
-    lowest_cost, highest_cost = budget.value * (1 - exact), budget.value * (1 + exact)
+    exact_tolerance = Fraction(tolerance)
+    lowest_cost, highest_cost = budget.value * (1 - exact_tolerance), budget.value * (1 + exact_tolerance)
 
     def cost_at(i: int, depth: int) -> Number:
         return budget.cost_of(members.at(i * step, depth))
 
     def deep_enough(i: int) -> bool:
-        shallowest, deepest = _depths(members, i * step)
-        return shallowest <= deepest and cost_at(i, deepest) >= lowest_cost
+        shallowest_depth, deepest_depth = _depths(members, i * step)
+        return shallowest_depth <= deepest_depth and cost_at(i, deepest_depth) >= lowest_cost
 
     def too_wide(i: int) -> bool:
         return bool(cost_at(i, _depths(members, i * step)[0]) > highest_cost)
 
     end_step = LARGEST_WIDTH // step + 1
-    narrowest = _bisect(deep_enough, 1, end_step)
-    return range(narrowest * step, _bisect(too_wide, narrowest, end_step) * step, step)
+    narrowest_index = _bisect(deep_enough, 1, end_step)
+    return range(narrowest_index * step, _bisect(too_wide, narrowest_index, end_step) * step, step)
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
@@ -480,10 +480,10 @@ def search(
             costs[h, depth] = budget.cost_of(members.at(h, depth))
         return costs[h, depth]
 
-    sizes, exact = [], Fraction(tolerance)
+    sizes, exact_tolerance = [], Fraction(tolerance)
     for h in _spaced_widths(allowed_widths(members, budget, tolerance), most_widths):
         depth = nearest_depth(partial(cost, h), budget.value, *_depths(members, h))
-        if abs(cost(h, depth) - budget.value) <= exact * budget.value:
+        if abs(cost(h, depth) - budget.value) <= exact_tolerance * budget.value:
             sizes.append((h, depth))
     return sizes, len(costs)
 
@@ -492,26 +492,26 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
     """Returns all hidden sizes, or at most `limit` of them, evenly spaced in log h."""
     if len(widths) <= limit:
         return list(widths)
-    smallest, step = widths[0], widths.step
-    growth = math.log(widths[-1] / smallest) / (limit - 1)
-    indices = (round(smallest * (math.exp(growth * i) - 1) / step) for i in range(limit))
+    smallest_width, step = widths[0], widths.step
+    growth = math.log(widths[-1] / smallest_width) / (limit - 1)
+    indices = (round(smallest_width * (math.exp(growth * i) - 1) / step) for i in range(limit))
     return [widths[i] for i in dict.fromkeys(indices)]
 
 
 def spread(sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
     """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `keep` if it was found."""
-    ordered = sorted(sizes, key=lambda size: size[0] / size[1])
-    if len(ordered) <= rows:
-        return ordered
-    logs = [math.log(h / layers) for h, layers in ordered]
-    selected = {ordered.index(keep)} if keep in ordered else set()
+    sorted_sizes = sorted(sizes, key=lambda size: size[0] / size[1])
+    if len(sorted_sizes) <= rows:
+        return sorted_sizes
+    logs = [math.log(h / layers) for h, layers in sorted_sizes]
+    selected_indices = {sorted_sizes.index(keep)} if keep in sorted_sizes else set()
     span = logs[-1] - logs[0]
     for i in range(rows):
         target_log = logs[0] + span * i / max(rows - 1, 1)
-        nearest_index = min(range(len(ordered)), key=lambda j: abs(logs[j] - target_log))
-        if len(selected) < rows:
-            selected.add(nearest_index)
-    return [ordered[i] for i in sorted(selected)]
+        nearest_index = min(range(len(sorted_sizes)), key=lambda j: abs(logs[j] - target_log))
+        if len(selected_indices) < rows:
+            selected_indices.add(nearest_index)
+    return [sorted_sizes[i] for i in sorted(selected_indices)]
 
 
 def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str) -> Shape:

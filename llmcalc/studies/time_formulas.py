@@ -109,14 +109,21 @@ LAYERS = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
 
 def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
     """Whether a kernel belongs to a node or to one of the node's descendants."""
-    numbered = LAYERS.fullmatch(node or "")
-    if numbered is None:
+    layer_match = LAYERS.fullmatch(node or "")
+    if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
-    stack, numbers, condition = numbered.groups()
+    stack, numbers, condition = layer_match.groups()
     if kernel.layer < 0 or f".{stack}{condition}." not in f".{kernel.path}.":
         return False
-    ranges = [(int(low), int(high or low)) for low, high in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", numbers)]
-    return any(low <= i <= high for low, high in ranges for i in work.layer_kinds[kernel.layer].indices)
+    ranges = [
+        (int(first_layer), int(last_layer or first_layer))
+        for first_layer, last_layer in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", numbers)
+    ]
+    return any(
+        first_layer <= i <= last_layer
+        for first_layer, last_layer in ranges
+        for i in work.layer_kinds[kernel.layer].indices
+    )
 
 
 def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
@@ -132,13 +139,13 @@ def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFor
         if line.wait:
             launches = kernel.launches[line.backward]
             wait = _Term("l · t", f"{launches} · {_number(pricing.kernel_wait)}")
-        parts = [term for term in (slower, wait) if term]
+        terms = [term for term in (slower, wait) if term]
         yield TimeFormula(
             kernel.path,
             kernel.kind,
             line.backward,
-            " + ".join(term.symbolic for term in parts) or "0",
-            " + ".join(term.substituted for term in parts) or "0",
+            " + ".join(term.symbolic for term in terms) or "0",
+            " + ".join(term.substituted for term in terms) or "0",
             float(line.seconds),
             repeat,
             _source(pricing, kernel, compute, memory, wait),
@@ -186,9 +193,9 @@ def _memory(pricing: Pricing, kernel: Kernel, line: Line) -> _Term:
 
 def _source(pricing: Pricing, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
     """Returns the sources of a formula's shares, with their evidence and the measured rows of their tests."""
-    fused = kernel.kind == "attention" and pricing.stack.attention != "scores"
+    is_fused_attention = kernel.kind == "attention" and pricing.stack.attention != "scores"
     fields = [
-        *(["attention"] if fused and compute else ["products"] if compute else []),
+        *(["attention"] if is_fused_attention and compute else ["products"] if compute else []),
         *(["cache"] if _reads_cache(pricing, kernel) and memory else ["memory"] if memory else []),
         *(["kernel_start" if pricing.trains else "launch_gap"] if wait else []),
     ]

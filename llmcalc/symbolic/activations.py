@@ -53,15 +53,15 @@ def explain_activations(
         return Explanation(
             [*sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
         )
-    merged: dict[Any, Section] = {}
+    merged_sections: dict[Any, Section] = {}
     for node_found in activations.find(node):
         section = activations.section(node_found)
         key = node_found.steps[-1][0], section.formulas[0].expression
-        merged_section = merged.get(key)
-        merged[key] = (
+        merged_section = merged_sections.get(key)
+        merged_sections[key] = (
             section if merged_section is None else replace(merged_section, places=(*merged_section.places, node_found))
         )
-    return Explanation(list(merged.values()), formulas, node, training, activations.notes())
+    return Explanation(list(merged_sections.values()), formulas, node, training, activations.notes())
 
 
 class Activations:
@@ -109,9 +109,9 @@ class Activations:
         """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
         value, symbolic_sum = self.numbers.of(node), self.letters.of(node)
         formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, group_by_token)
-        times = self.numbers.times.get(node.at[0]) if node.at else None
+        repeat_count = self.numbers.times.get(node.at[0]) if node.at else None
         node_letters = node.letters if self.numbers.layers.issuperset(node.at) else replace(node.letters, repeat=1)
-        return Section((replace(node, letters=node_letters, times=times or 1),), (formula,), depth)
+        return Section((replace(node, letters=node_letters, times=repeat_count or 1),), (formula,), depth)
 
     def components(self) -> list[tuple[int, FormulaNode]]:
         """Returns the parts of the model and of its layers, the storages that layers share, and the loss."""
@@ -133,10 +133,10 @@ class Activations:
         if extra_nodes:
             return extra_nodes
         named_nodes = self.formulas.find(node)
-        trained = [
+        trained_nodes = [
             formula_node for formula_node in named_nodes if formula_node.optional in {"", *self.formulas.include}
         ]
-        if not trained:
+        if not trained_nodes:
             optional_part = OPTIONAL_PARTS[named_nodes[0].optional]
             hint = (
                 f"counted with {optional_part.option}"
@@ -144,15 +144,15 @@ class Activations:
                 else "not trained here; expected params"
             )
             raise InputError(f"--quantity activations: {node} is a part of the {optional_part.title}, which are {hint}")
-        return trained
+        return trained_nodes
 
     def notes(self) -> tuple[str, ...]:
         """Returns notes about exceptions from the formulas."""
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
-        root, two = self.formulas.root, {sequences(): 2}
+        root, two_sequences = self.formulas.root, {sequences(): 2}
         values = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
-        if self.letters.of(root).xreplace({**values, **two}) == self.sums("numbers", 2).of(root):
+        if self.letters.of(root).xreplace({**values, **two_sequences}) == self.sums("numbers", 2).of(root):
             return ()
         return ("one sequence at a time keeps other copies than several; --batch 2 gives the formula of several",)
 
@@ -215,24 +215,26 @@ class SavedSums:
         return common_size
 
     def _sum_with_children(
-        self, formula_node: FormulaNode, path: Path, unclaimed: dict[Path, Any], times: Any = None
+        self, formula_node: FormulaNode, path: Path, unclaimed_sums: dict[Path, Any], repeat_count: Any = None
     ) -> Any:
         """Adds the saved bytes of a node and of its children.
 
         own: per path what no node has claimed yet; a step that is no node belongs to the module around it.
-        times: the number of equal layers that it stands in; None outside the layers.
+        repeat_count: the number of equal layers that it stands in; None outside the layers.
         """
-        total = unclaimed.pop(path, 0)
+        total = unclaimed_sums.pop(path, 0)
         for child in formula_node.children:
             node, location = child.numbers if self.side == "numbers" else child.letters, child.at[0]
             child_path = (*path, (child.numbers.name, child.numbers.label))
-            is_layer = times is None and child_path in self._paths
-            self.times[location] = node.repeat if is_layer else times
-            self.by_location[location] = self._sum_with_children(child, child_path, unclaimed, self.times[location])
+            is_layer = repeat_count is None and child_path in self._paths
+            self.times[location] = node.repeat if is_layer else repeat_count
+            self.by_location[location] = self._sum_with_children(
+                child, child_path, unclaimed_sums, self.times[location]
+            )
             if is_layer:
                 self.layers.add(location)
             total += self.by_location[location] * (node.repeat if is_layer else 1)
-        total += sum(unclaimed.pop(key) for key in list(unclaimed) if key[: len(path)] == path)
+        total += sum(unclaimed_sums.pop(key) for key in list(unclaimed_sums) if key[: len(path)] == path)
         names = tuple(name for name, _ in path)
         return total + sum(size for stack, size in self.shared.items() if stack[:-1] == names)
 

@@ -77,18 +77,18 @@ def explain(
         sections = [replace(unfiltered, formulas=_nonzero(unfiltered.formulas)) for unfiltered in sections]
         sections.append(_section(formulas, formulas.root, quantity))
         return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
-    merged: dict[tuple[object, ...], Section] = {}
+    merged_sections: dict[tuple[object, ...], Section] = {}
     for formula_node in formulas.find(node):
         section = _section(formulas, formula_node, quantity)
         section = replace(section, formulas=_without_equal_forms(section.formulas))
         key = (formula_node.steps[-1][0], *((formula.quantity, formula.expression) for formula in section.formulas))
-        merged_section = merged.get(key)
-        merged[key] = (
+        merged_section = merged_sections.get(key)
+        merged_sections[key] = (
             section
             if merged_section is None
             else replace(merged_section, places=(*merged_section.places, formula_node))
         )
-    sections = [unfiltered for unfiltered in merged.values() if unfiltered.formulas]
+    sections = [unfiltered for unfiltered in merged_sections.values() if unfiltered.formulas]
     if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find(node)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not sections:
@@ -110,8 +110,8 @@ def _nonzero(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
 
 def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     """Removes the formula of the absorbed form if it equals the formula of the expanded form."""
-    expanded = [f.expression for f in formulas if f.quantity == "flops"]
-    return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded)
+    expanded_formulas = [f.expression for f in formulas if f.quantity == "flops"]
+    return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded_formulas)
 
 
 def _section(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:

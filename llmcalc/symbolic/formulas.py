@@ -179,11 +179,11 @@ class Formulas:
         nodes = self.nodes()
         if query.lower() == "model":
             return nodes[:1]
-        exact = [node for node in nodes[1:] if node.path == query]
+        exact_matches = [node for node in nodes[1:] if node.path == query]
         names = query.split(".")
         for allows_gaps in (False, True):
-            exact = exact or [node for node in nodes[1:] if _matches(names, node.steps, allows_gaps)]
-        if not exact:
+            exact_matches = exact_matches or [node for node in nodes[1:] if _matches(names, node.steps, allows_gaps)]
+        if not exact_matches:
             tails = {".".join(step[0] for step in node.steps[i:]) for node in nodes for i in range(len(node.steps))}
             component_names = dict.fromkeys(
                 node.steps[-1][0] for node in nodes[1:] if node.numbers.children or len(node.steps) == 1
@@ -195,7 +195,7 @@ class Formulas:
             known_names = components | {tail: tail for tail in sorted(tails)}
             suggestion = suggest(query, known_names) or f" Expected one of {', '.join(component_names)}."
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
-        return exact
+        return exact_matches
 
     def formula(self, node: FormulaNode, quantity: Quantity) -> Formula | None:
         """Returns the formula of one repeat of the node. FLOPs and parameters may be 0.
@@ -279,8 +279,8 @@ class Formulas:
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
             return [Term(_scaled_cost(forward_of, per_token), run)]
-        empty, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
-        return _cache_terms(quantity, empty, one_token, element_bits, eighth)
+        empty_run, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
+        return _cache_terms(quantity, empty_run, one_token, element_bits, eighth)
 
     def _check_value(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
         """Returns the expression with every symbol but S replaced by its value.
@@ -321,19 +321,19 @@ class Formulas:
             by_repeat.setdefault(depth_symbol if depth_symbol is not None else sympy.Add(*repeats), []).append(
                 layer_term
             )
-        layered = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in by_repeat.items()]
-        return sympy.Add(*layered, tidy(sympy.Add(*other_terms)))
+        repeated_terms = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in by_repeat.items()]
+        return sympy.Add(*repeated_terms, tidy(sympy.Add(*other_terms)))
 
     def _in_hidden(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
         hidden = next((s for s, m in self.meanings.items() if m.field == "hidden_size"), None)
-        expanded = sympy.expand(expression)
-        if hidden is None or not expanded.has(hidden) or expanded.has(sympy.Min, sympy.Max, sympy.floor):
+        expanded_sum = sympy.expand(expression)
+        if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
             return None
         total: Any = sympy.Integer(0)
-        for term in sympy.Add.make_args(expanded):
+        for term in sympy.Add.make_args(expanded_sum):
             factors: list[tuple[Any, Any]] = [f.as_base_exp() for f in sympy.Mul.make_args(term)]
             fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
             heads = sum(exp for (_, exp), f in zip(factors, fields, strict=True) if f in HEADS)
@@ -341,16 +341,16 @@ class Formulas:
             lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == sizes else frozenset())
             for (base, exp), field in zip(factors, fields, strict=True):
                 power = exp if field in WIDTHS | HEAD_SIZES else 0
-                changed = (
+                changed_terms = (
                     sympy.Rational(self.meanings[base].value) ** exp * (hidden / self.meanings[hidden].value) ** power
                     if field in lengths
                     else base**exp
                 )
-                term = term / base**exp * changed if field in lengths else term
+                term = term / base**exp * changed_terms if field in lengths else term
             total += term
         coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(total)]
         readable = all(c.q <= LARGEST_DENOMINATOR for c in coefficients)
-        return self._combine_by_power(total) if readable and total != expanded else None
+        return self._combine_by_power(total) if readable and total != expanded_sum else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
         """Returns widths as multiples of h, if each kind has one: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
@@ -378,20 +378,20 @@ class Formulas:
 
         for depth, depth_kinds in self.symbolic.depths.items():
             terms = [{t / k for t in sympy.Add.make_args(total) if t.has(k)} for k in depth_kinds]
-            for shared in set.intersection(*terms) if terms else set():
-                total = total - sum(shared * k for k in depth_kinds) + shared * depth
+            for shared_factor in set.intersection(*terms) if terms else set():
+                total = total - sum(shared_factor * k for k in depth_kinds) + shared_factor * depth
         return total
 
 
 def _cache_terms(
-    quantity: Quantity, empty: RunConfig, one_token: RunConfig, element_bits: Number, factor: Any
+    quantity: Quantity, empty_run: RunConfig, one_token: RunConfig, element_bits: Number, factor: Any
 ) -> list[Term]:
     """Returns the terms of cache bytes that the first token adds, or that exist before it (states, fixed caches).
 
     Assumes that no window is full yet; a recurrent state does not grow.
     """
     cost = cache_bits(element_bits)
-    initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty)]
+    initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
     return initial_terms if quantity == "state" else [Term(_scaled_cost(cost, factor), one_token), *initial_terms]
 
 
@@ -415,8 +415,8 @@ def _expand_if_shorter(expression: Any) -> Any:
     """Expands an expression if that is shorter: 2E(hf + f) is, a(n + r)q is not."""
     import sympy
 
-    expanded = sympy.expand(expression)
-    return expanded if sympy.count_ops(expanded) <= sympy.count_ops(expression) else expression
+    expanded_sum = sympy.expand(expression)
+    return expanded_sum if sympy.count_ops(expanded_sum) <= sympy.count_ops(expression) else expression
 
 
 def _build_node(

@@ -116,7 +116,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
             symbol(names[occurrence], occurrence.field, occurrence.value) if occurrence in names else occurrence.value
         )
 
-    lettered = _with_symbols(spec, pick).tree() if rank is None else _rank_in_symbols(rank, pick, symbol)
+    symbolic_tree = _with_symbols(spec, pick).tree() if rank is None else _rank_in_symbols(rank, pick, symbol)
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
@@ -136,7 +136,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
             )
         depths[depth_symbol] = frozenset(groups[occurrence.side, name][0] for name in labels_by_kind)
     main = "decoder" if spec.decoder is not None else "encoder"
-    return Symbolic(spec, spec.tree(), _with_depths(lettered, main, groups), meanings, depths)
+    return Symbolic(spec, spec.tree(), _with_depths(symbolic_tree, main, groups), meanings, depths)
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
@@ -169,9 +169,9 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
     }
     if "etp" not in sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
-    lettered = _with_symbols(rank, traced_size)
-    assert isinstance(lettered, RankModel)
-    symbolic_tree: Node = _formulas_of(lettered.with_symbols(replace(layout, **degrees)).tree())
+    symbolic_rank = _with_symbols(rank, traced_size)
+    assert isinstance(symbolic_rank, RankModel)
+    symbolic_tree: Node = _formulas_of(symbolic_rank.with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree
 
 
@@ -184,8 +184,8 @@ def _formulas_of(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _formulas_of(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {item.name: _formulas_of(getattr(value, item.name)) for item in fields(value)}
-        return replace(value, **changed)
+        changed_fields = {item.name: _formulas_of(getattr(value, item.name)) for item in fields(value)}
+        return replace(value, **changed_fields)
     return value
 
 
@@ -299,8 +299,8 @@ def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     def pick(occurrence: SizeOccurrence) -> Any:
         return provisional.setdefault(occurrence, _symbol(f"x{len(provisional)}"))
 
-    free = {s for place in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
-    return [occurrence for occurrence, symbol in provisional.items() if symbol in free]
+    free_symbols = {s for place in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
+    return [occurrence for occurrence, symbol in provisional.items() if symbol in free_symbols]
 
 
 def _free_symbols(op: Any) -> set[Any]:
@@ -380,10 +380,10 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
             s: {"part": PART_NAMES.get(s.part, s.part), "layer": s.layer, "side": SIDE_NAMES.get(s.side, s.side)}
             for s in occurrences
         }
-        described = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in occurrences}
-        if all(described.values()) and len({(d, s.value) for s, d in described.items()}) == len(
-            set(described.values())
+        described_symbols = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in occurrences}
+        if all(described_symbols.values()) and len({(d, s.value) for s, d in described_symbols.items()}) == len(
+            set(described_symbols.values())
         ):
-            return described
+            return described_symbols
     values = list(dict.fromkeys(s.value for s in occurrences))
     return {s: str(values.index(s.value) + 1) for s in occurrences}

@@ -150,23 +150,23 @@ class Replica:
 
     def step(self, batch: float, context: float) -> InferencePass:
         """Returns the pass of a batch's decoding step, with the draft's passes. context: cached tokens per sequence."""
-        drafted = 0 if self.speculation is None else self.speculation.tokens
-        decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted, context, "decode")
-        checked = forward_pass(self.spec, self.device, self.stack, decoding, self.formats, self.layout.pp)
+        drafted_tokens = 0 if self.speculation is None else self.speculation.tokens
+        decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, context, "decode")
+        target_pass = forward_pass(self.spec, self.device, self.stack, decoding, self.formats, self.layout.pp)
         if self.speculation is None:
-            return checked
+            return target_pass
         seconds = self.speculation.draft_seconds(
             self.spec, self.device, self.stack, batch, context, self.layout, self.formats
         )
-        return InferencePass(checked.seconds + seconds, {**checked.parts, "draft": seconds}, checked.priced)
+        return InferencePass(target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.priced)
 
     def prompts(self, number: float, server: bool = False) -> InferencePass:
         """Returns the pass of several prompts at once.
 
         server: whether a server's time before the first token counts.
         """
-        computed, cached = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-        return self.prompt_pass(_whole(number), computed, cached, self.chunk, server)
+        computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
+        return self.prompt_pass(_whole(number), computed_tokens, cached_tokens, self.chunk, server)
 
     def prompt_pass(
         self, number: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
@@ -212,22 +212,22 @@ class Replica:
 
     def _load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency at which some steps only decode."""
-        others, further = concurrency - 1, self.further_steps
+        other_requests, further_steps = concurrency - 1, self.further_steps
         token_pass = self.token(concurrency)
         token = float(token_pass.seconds)
-        if not others:
+        if not other_requests:
             tpot = token / self.tokens_per_step
             return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
-        together = max(1.0, min(self.most_prompts, concurrency / self.batches / further))
-        prompt_pass = self.prompts(together)
+        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batches / further_steps))
+        prompt_pass = self.prompts(prompts_per_step)
         steps = len(prompt_pass.priced)
-        beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
-        saved = token - beside if self.stack.mixed_steps else 0.0
-        longer = max(0.0, float(prompt_pass.seconds) - steps * saved) / together / self.batches
-        prompt = self.prompt_seconds + steps * beside
-        wait = others * longer * prompt / (prompt + further * token)
-        tpot = (token + (others * longer - wait) / further) / self.tokens_per_step
-        in_burst = max(wait, (others + min(self.most_prompts, concurrency) - 1) / 2 * longer)
+        seconds_beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
+        saved_seconds = token - seconds_beside if self.stack.mixed_steps else 0.0
+        longer = max(0.0, float(prompt_pass.seconds) - steps * saved_seconds) / prompts_per_step / self.batches
+        prompt = self.prompt_seconds + steps * seconds_beside
+        wait = other_requests * longer * prompt / (prompt + further_steps * token)
+        tpot = (token + (other_requests * longer - wait) / further_steps) / self.tokens_per_step
+        in_burst = max(wait, (other_requests + min(self.most_prompts, concurrency) - 1) / 2 * longer)
         return ServedLoad(concurrency, self.requests.output, prompt + wait, tpot, prompt + in_burst)
 
 
@@ -236,9 +236,9 @@ def seconds_beside_prompts(token_pass: InferencePass) -> float:
 
     A draft's passes add all of their time.
     """
-    priced = token_pass.priced[0]
+    timed_pass = token_pass.priced[0]
     return float(token_pass.parts.get("draft", 0.0)) + sum(
-        float(line.times * priced.work.count(line.layer)) * _added(line) for line in priced.lines
+        float(line.times * timed_pass.work.count(line.layer)) * _added(line) for line in timed_pass.lines
     )
 
 

@@ -83,16 +83,16 @@ class MeasuredRun:
 class Linear:
     """A linearization: estimates of runs as sums over the four factors, near given values of the factors."""
 
-    def __init__(self, runs: Sequence[MeasuredRun], at: Factors = UNCHANGED) -> None:
+    def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
         self.measured: list[float] = [run.seconds for run in runs]
-        self.parts: list[tuple[float, ...]] = [tuple(_parts(run.pricer, at)) for run in runs]
+        self.parts: list[tuple[float, ...]] = [tuple(_parts(run.pricer, base_factors)) for run in runs]
 
     def without(self, left_out: Container[int]) -> Linear:
         """Returns the linearization without the runs of these indices."""
-        rest = Linear([])
-        rest.measured = [seconds for index, seconds in enumerate(self.measured) if index not in left_out]
-        rest.parts = [parts for index, parts in enumerate(self.parts) if index not in left_out]
-        return rest
+        remaining_runs = Linear([])
+        remaining_runs.measured = [seconds for index, seconds in enumerate(self.measured) if index not in left_out]
+        remaining_runs.parts = [parts for index, parts in enumerate(self.parts) if index not in left_out]
+        return remaining_runs
 
     def errors(self, factors: Iterable[float]) -> list[float]:
         """Returns the logarithm of estimated over measured seconds, for each run."""
@@ -127,15 +127,15 @@ RANGE = (1 / 8, 8.0)
 """Smallest and largest factor."""
 
 
-def _parts(pricer: Pricer, at: Factors) -> Iterator[float]:
+def _parts(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
     """Yields for each factor the share of an estimate that is proportional to it, over the factor."""
-    base = pricer(at)
+    base = pricer(base_factors)
     slopes = []
     for name in NAMES:
-        factor = getattr(at, name)
-        changed = pricer(replace(at, **{name: factor * STEP}))
-        slopes.append(max(0.0, (changed - base) / (factor * (STEP - 1))))
-    total = sum(slope * getattr(at, name) for slope, name in zip(slopes, NAMES, strict=True))
+        factor = getattr(base_factors, name)
+        changed_estimate = pricer(replace(base_factors, **{name: factor * STEP}))
+        slopes.append(max(0.0, (changed_estimate - base) / (factor * (STEP - 1))))
+    total = sum(slope * getattr(base_factors, name) for slope, name in zip(slopes, NAMES, strict=True))
     for slope in slopes:
         yield slope * base / total if total else base / len(NAMES)
 
@@ -143,13 +143,16 @@ def _parts(pricer: Pricer, at: Factors) -> Iterator[float]:
 def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
     """Returns the factors with the least loss: first a common factor, then each factor separately, several times."""
     low, high = map(math.log, RANGE)
-    common = _least(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
-    logarithms = [common] * len(NAMES)
+    common_factor = _least(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
+    logarithms = [common_factor] * len(NAMES)
     for _ in range(sweeps if stiffness < AS_ONE else 0):
         for i in range(len(NAMES)):
-            before, after = logarithms[:i], logarithms[i + 1 :]
-            near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
-            logarithms[i] = _least(lambda value: linear.loss([*before, value, *after], stiffness), *near)  # noqa: B023
+            factors_before, factors_after = logarithms[:i], logarithms[i + 1 :]
+            range_near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
+            logarithms[i] = _least(
+                lambda value: linear.loss([*factors_before, value, *factors_after], stiffness),  # noqa: B023
+                *range_near,
+            )
     return Factors(*map(math.exp, logarithms))
 
 
@@ -206,8 +209,8 @@ LEAST_LAYOUTS = 3
 """Measured layouts of one run from which its regret is known."""
 
 
-def _regret(group: Sequence[tuple[float, float]], first: int) -> float:
-    chosen = sorted(group)[:first]
+def _regret(group: Sequence[tuple[float, float]], first_index: int) -> float:
+    chosen = sorted(group)[:first_index]
     return min(seconds for _, seconds in chosen) / min(seconds for _, seconds in group) - 1
 
 
@@ -250,15 +253,17 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     linear = Linear(runs)
     trials = [(stiffness, _left_out(linear, stiffness)) for stiffness in STIFFNESSES]
     stiffness, logarithms = min(trials, key=lambda trial: mean(map(abs, trial[1])))
-    fitted = minimize(linear, stiffness)
-    before = [run.pricer(UNCHANGED) for run in runs]
-    after = [run.pricer(fitted) for run in runs]
+    fitted_factors = minimize(linear, stiffness)
+    estimates_before = [run.pricer(UNCHANGED) for run in runs]
+    estimates_after = [run.pricer(fitted_factors) for run in runs]
     left_out = [run.seconds * math.exp(value) for run, value in zip(runs, logarithms, strict=True)]
-    errors = Errors.of(runs, before), Errors.of(runs, after), Errors.of(runs, left_out)
-    without = [abs(math.log(estimate / run.seconds)) for run, estimate in zip(runs, before, strict=True)]
-    better = mean(abs(value) < error for value, error in zip(logarithms, without, strict=True))
-    refused = _refusal(*errors, mean(map(abs, logarithms)) / max(mean(without), 1e-12), better)
-    return Calibration(len(runs), *errors, fitted, refused)
+    errors = Errors.of(runs, estimates_before), Errors.of(runs, estimates_after), Errors.of(runs, left_out)
+    absolute_errors = [
+        abs(math.log(estimate / run.seconds)) for run, estimate in zip(runs, estimates_before, strict=True)
+    ]
+    improved_share = mean(abs(value) < error for value, error in zip(logarithms, absolute_errors, strict=True))
+    refusal = _refusal(*errors, mean(map(abs, logarithms)) / max(mean(absolute_errors), 1e-12), improved_share)
+    return Calibration(len(runs), *errors, fitted_factors, refusal)
 
 
 MOST_ESTIMATES = 3000
@@ -271,25 +276,29 @@ def _left_out(linear: Linear, stiffness: float) -> list[float]:
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """
     count = len(linear.measured)
-    fits = min(count, MOST_ESTIMATES // count)
+    fit_count = min(count, MOST_ESTIMATES // count)
     errors = [0.0] * count
-    for first in range(fits):
-        left_out = range(first, count, fits)
+    for first_index in range(fit_count):
+        left_out = range(first_index, count, fit_count)
         errors_of_all = linear.errors(astuple(minimize(linear.without(left_out), stiffness)))
         for index in left_out:
             errors[index] = errors_of_all[index]
     return errors
 
 
-def _refusal(before: Errors, after: Errors, left_out: Errors, gain: float, better: float) -> str:
+def _refusal(errors_before: Errors, errors_after: Errors, left_out: Errors, gain: float, improved_share: float) -> str:
     """Returns why a fit is not used; empty if it is used.
 
-    gain: mean error of runs left out over that without a fit. better: share of them that is estimated better.
+    gain: mean error of runs left out over that without a fit. improved_share: share of them that is estimated better.
     """
-    if before.regret is not None and after.regret is not None and after.regret > before.regret:
+    if (
+        errors_before.regret is not None
+        and errors_after.regret is not None
+        and errors_after.regret > errors_before.regret
+    ):
         return "it would raise the regret of the chosen layout"
-    if gain > GAIN or left_out.median_error > GAIN * before.median_error:
+    if gain > GAIN or left_out.median_error > GAIN * errors_before.median_error:
         return "runs that are left out are not estimated clearly better by a fit of the others"
-    if better < BETTER:
+    if improved_share < BETTER:
         return "of the runs that are left out, fewer than two in three are estimated better by a fit of the others"
     return ""

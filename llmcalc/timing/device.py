@@ -90,9 +90,15 @@ class Device:
         """The share of a 16-bit product's rate that sizes leave: kernels of older units read them where they are no
         multiple of 8 elements. sizes: of the axes that lie side by side.
         """
-        whole = [size for size in sizes if isinstance(size, int)]
-        odd, even = self.generation.unaligned
-        return odd if any(size % 2 for size in whole) else even if any(size % 8 for size in whole) else 1.0
+        whole_sizes = [size for size in sizes if isinstance(size, int)]
+        odd_share, even_share = self.generation.unaligned
+        return (
+            odd_share
+            if any(size % 2 for size in whole_sizes)
+            else even_share
+            if any(size % 8 for size in whole_sizes)
+            else 1.0
+        )
 
     def sustained(self, dtype: str = "bf16") -> float:
         """Returns the share of a benchmark's FLOP/s that a device sustains under load."""
@@ -114,9 +120,9 @@ class Device:
 
         dim: width of a key; narrow heads fill the units less. share: of the best kernel's rate, 1 by default.
         """
-        most, half = self.generation.attention_backward if backward else self.generation.attention
-        narrow = minimum(1.0, dim / 128) ** 0.5
-        return flops * (1 + half / maximum(1, keys)) / (self.peaks["bf16"] * share * most * narrow)
+        best_share, half = self.generation.attention_backward if backward else self.generation.attention
+        narrow_share = minimum(1.0, dim / 128) ** 0.5
+        return flops * (1 + half / maximum(1, keys)) / (self.peaks["bf16"] * share * best_share * narrow_share)
 
     def message_seconds(
         self,
@@ -141,18 +147,18 @@ class Device:
         trees = latency * self.generation.far_latency * log2(maximum(2, domains))
         near_seconds = messages * latency * self.latency
         if kind == "all_to_all":
-            near, far = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
+            near_time, far_time = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
         elif kind == "send":
-            near, far = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
+            near_time, far_time = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
         elif kind == "all_reduce":
-            near = 2 * (inside - 1) / inside * bytes / near_rate
-            far = 2 * (1 - inside / ranks) * bytes / (inside * far_rate)
+            near_time = 2 * (inside - 1) / inside * bytes / near_rate
+            far_time = 2 * (1 - inside / ranks) * bytes / (inside * far_rate)
         else:
-            near = (inside - 1) / inside * bytes / near_rate
+            near_time = (inside - 1) / inside * bytes / near_rate
             ring = (1 - 1 / ranks) * maximum(bytes / near_rate, bytes / (inside * far_rate))
             seconds = messages * self.latency + self._ring_seconds(ring, messages, ranks, domains)
-            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + near))
-        seconds = choose(domains > 1, messages * trees + maximum(near, far), near_seconds + near)
+            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + near_time))
+        seconds = choose(domains > 1, messages * trees + maximum(near_time, far_time), near_seconds + near_time)
         return choose(ranks <= 1, 0.0, seconds)
 
     def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
@@ -160,11 +166,11 @@ class Device:
 
         Of the generation's protocols the faster one is taken.
         """
-        times = [
+        ring_times = [
             seconds / share + messages * ((ranks - domains) * near_step + (domains - 1) * far_step)
             for share, near_step, far_step in self.generation.ring_protocols
         ]
-        return _least(times)
+        return _least(ring_times)
 
     def hop_seconds(self, bytes: Number, devices: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""
@@ -174,10 +180,10 @@ class Device:
 
 def _least(values: Sequence[Number]) -> Number:
     """Returns the least of several numbers, elementwise for arrays."""
-    least = values[0]
+    least_value = values[0]
     for value in values[1:]:
-        least = minimum(least, value)
-    return least
+        least_value = minimum(least_value, value)
+    return least_value
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
@@ -215,15 +221,18 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
 
 def generation_of(hardware: Hardware) -> Generation:
     """Returns an accelerator's generation: the one that names it, else by its compute capability or its vendor."""
-    every = generations().values()
+    all_generations = generations().values()
     capability = hardware.compute_capability or ""
-    for generation in every:
+    for generation in all_generations:
         if hardware.name in generation.accelerators:
             return generation
-    for generation in every:
-        if any(capability == known or capability.startswith(f"{known}.") for known in generation.capabilities):
+    for generation in all_generations:
+        if any(
+            capability == known_capability or capability.startswith(f"{known_capability}.")
+            for known_capability in generation.capabilities
+        ):
             return generation
-    for generation in every:
+    for generation in all_generations:
         if hardware.vendor in generation.vendors:
             return generation
     return generations()["default"]

@@ -37,14 +37,14 @@ def forward_pass(
 
     Without a captured graph, kernels cannot run faster than the host launches them.
     """
-    priced = price(rank_work(spec, rank_pass), device, stack, formats)
+    timed_pass = price(rank_work(spec, rank_pass), device, stack, formats)
     decodes = rank_pass.phase == "decode"
     host_kernel = stack.host_kernel if decodes else max(stack.host_kernel, stack.host_prompt_kernel)
-    kernels = maximum(priced.seconds, priced.launches * host_kernel)
-    hidden_bytes = 2.0 * priced.work.tokens * spec.hidden_size
+    kernels = maximum(timed_pass.seconds, timed_pass.launches * host_kernel)
+    hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
     hops = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host = stack.host_step + (stack.host_sequence * rank_pass.batch if decodes else 0.0)
-    return InferencePass(kernels + host + hops, {"kernels": kernels, "host": host, "hops": hops}, [priced])
+    return InferencePass(kernels + host + hops, {"kernels": kernels, "host": host, "hops": hops}, [timed_pass])
 
 
 def decode(
@@ -79,12 +79,16 @@ def prefill(
     server: whether the time of a server before the first token is added; false by default.
     """
     passes = [
-        forward_pass(spec, device, stack, rank_pass(stack, layout, batch, size, before, "prefill"), formats, layout.pp)
-        for size, before in _chunks(seq, context, chunk)
+        forward_pass(
+            spec, device, stack, rank_pass(stack, layout, batch, size, earlier_tokens, "prefill"), formats, layout.pp
+        )
+        for size, earlier_tokens in _chunks(seq, context, chunk)
     ]
-    parts = {name: sum(one_pass.parts[name] for one_pass in passes) for name in ("kernels", "host", "hops")}
-    parts["server"] = stack.first_token if server else 0.0
-    return InferencePass(sum(parts.values()), parts, [priced for one_pass in passes for priced in one_pass.priced])
+    part_seconds = {name: sum(one_pass.parts[name] for one_pass in passes) for name in ("kernels", "host", "hops")}
+    part_seconds["server"] = stack.first_token if server else 0.0
+    return InferencePass(
+        sum(part_seconds.values()), part_seconds, [timed_pass for one_pass in passes for timed_pass in one_pass.priced]
+    )
 
 
 MAX_CHUNKS = 256

@@ -175,13 +175,13 @@ class Pricing:
 
     def kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
-        parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}")(kernel)
-        launched: set[bool] = set()
-        for backward, compute, memory in parts:
+        pass_parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}")(kernel)
+        launched_directions: set[bool] = set()
+        for backward, compute, memory in pass_parts:
             if backward and not self.trains:
                 continue
-            wait = 0.0 if backward in launched else kernel.launches[backward] * self.kernel_wait
-            launched.add(backward)
+            wait = 0.0 if backward in launched_directions else kernel.launches[backward] * self.kernel_wait
+            launched_directions.add(backward)
             yield Line(
                 kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
             )
@@ -231,8 +231,8 @@ class Pricing:
 
         Tokens that a batch decodes together select the same experts more often than by chance.
         """
-        shared = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
-        tokens = 1 + (kernel.routed_tokens - 1) * (1 - shared)
+        shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
+        tokens = 1 + (kernel.routed_tokens - 1) * (1 - shared_experts)
         return kernel.experts * (1 - (1 - kernel.chance) ** tokens)
 
     def _attention(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -240,14 +240,14 @@ class Pricing:
         cache = kernel.cache_elements * self.formats.cache_bits / 8
         if rank_pass.phase == "decode":
             key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
-            alone = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
+            idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
             compute = kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
-            yield False, compute, device.cache_seconds(cache) * alone
+            yield False, compute, device.cache_seconds(cache) * idle_factor
             return
         if self.stack.attention == "scores":
             scores = kernel.heads * kernel.m * kernel.n
-            unaligned = isinstance(kernel.dim, int) and kernel.dim % 8
-            products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned else 1.0)
+            unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
+            products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
             compute, memory = products / self.rate("bf16"), device.memory_seconds(score_bytes * scores)
             for backward in (False, True):
@@ -290,16 +290,16 @@ class Pricing:
 
     def _message_seconds(self, message: Collective) -> Number:
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
-        exposed = 1 - self.stack.hidden_share(message.group)
+        exposed_share = 1 - self.stack.hidden_share(message.group)
         if message.group == "ep":
             domains = maximum(1.0, message.ranks / device.domain)
             copies = choose(message.ranks > device.domain, _copies_per_domain(domains), 1.0)
-            return exposed * device.message_seconds(message.kind, message.ranks, bytes * copies)
+            return exposed_share * device.message_seconds(message.kind, message.ranks, bytes * copies)
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
             stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
             return RING_EXPOSED * device.message_seconds(message.kind, ranks, bytes, stride)
-        return exposed * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
+        return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
 
 
 def _copies_per_domain(domains: Number, top_k: int = TOP_K_SENT) -> Number:

@@ -88,9 +88,13 @@ def _with_base(data: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     """Returns a table with the values of the table that its `like` names."""
     table = data[name]
     base = _with_base(data, table["like"]) if table.get("like") else {}
-    inherited = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
-    merged = {field: {**inherited[field], **table[field]} for field in TABLES if field in table and field in inherited}
-    return {**inherited, **table, **merged, "name": name}
+    inherited_values = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
+    merged_tables = {
+        field: {**inherited_values[field], **table[field]}
+        for field in TABLES
+        if field in table and field in inherited_values
+    }
+    return {**inherited_values, **table, **merged_tables, "name": name}
 
 
 @cache

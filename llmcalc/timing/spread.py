@@ -132,15 +132,15 @@ class Range:
 
     def class_data(self) -> dict[str, Any]:
         """The class of the estimate as plain data."""
-        tested = self.tested
+        tested_class = self.tested
         return {
             "phase": self.phase,
             "device": self.device,
             "stack": self.stack,
-            "tested_rows": 0 if tested is None else tested.rows,
-            "sets": 0 if tested is None else tested.sets,
-            "median_error": None if tested is None else tested.median_error,
-            "p90_error": None if tested is None else tested.p90_error,
+            "tested_rows": 0 if tested_class is None else tested_class.rows,
+            "sets": 0 if tested_class is None else tested_class.sets,
+            "median_error": None if tested_class is None else tested_class.median_error,
+            "p90_error": None if tested_class is None else tested_class.p90_error,
         }
 
 
@@ -149,7 +149,7 @@ def expected_range(
 ) -> Range:
     """Returns the range of an estimate. is_tested: whether any measured row is similar; default true."""
     device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else ""
-    tested = next(
+    tested_class = next(
         (
             candidate
             for candidate in _classes().classes
@@ -157,5 +157,5 @@ def expected_range(
         ),
         None,
     )
-    bounds = _classes().untested if tested is None else tested
-    return Range(seconds, seconds * bounds.low, seconds * bounds.high, phase, device.evidence, stack.name, tested)
+    bounds = _classes().untested if tested_class is None else tested_class
+    return Range(seconds, seconds * bounds.low, seconds * bounds.high, phase, device.evidence, stack.name, tested_class)

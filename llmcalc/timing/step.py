@@ -192,27 +192,27 @@ class LayerCosts(NamedTuple):
         )
 
 
-def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> LayerCosts:
+def layer_costs(timed_pass: Priced, stack: Stack, recompute_core: bool = False) -> LayerCosts:
     """Sums the seconds of a timed micro-batch by kind of layer."""
-    work = priced.work
+    work = timed_pass.work
     layers = range(len(work.layer_kinds))
     wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
 
     def seconds(layer: int, backward: bool) -> Number:
-        kernels = priced.layer_seconds(layer, backward=backward)
-        return kernels + host_wait(priced, stack, layer, backward, kernels) + wait
+        kernels = timed_pass.layer_seconds(layer, backward=backward)
+        return kernels + host_wait(timed_pass, stack, layer, backward, kernels) + wait
 
     forward = [seconds(layer, backward=False) for layer in layers]
-    both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
+    seconds_of_both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
     if recompute_core:
-        cores = [priced.layer_seconds(layer, backward=False, kind="attention") for layer in layers]
-        both = [seconds + core for seconds, core in zip(both, cores, strict=True)]
+        cores = [timed_pass.layer_seconds(layer, backward=False, kind="attention") for layer in layers]
+        seconds_of_both = [seconds + core for seconds, core in zip(seconds_of_both, cores, strict=True)]
     return LayerCosts(
         tuple(work.layer_kinds),
-        both,
+        seconds_of_both,
         forward,
-        priced.layer_seconds(BEFORE),
-        priced.layer_seconds(AFTER),
+        timed_pass.layer_seconds(BEFORE),
+        timed_pass.layer_seconds(AFTER),
         [work.params.get((layer, False), 0) for layer in layers],
         [work.params.get((layer, True), 0) for layer in layers],
         sum(number for (layer, _), number in work.params.items() if layer < 0),
@@ -220,12 +220,12 @@ def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> L
     )
 
 
-def host_wait(priced: Priced, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
+def host_wait(timed_pass: Priced, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
     """Returns the seconds in which a device waits for the host to launch the kernels of one direction of a layer.
 
     kernels: seconds of the kernels and messages of that direction.
     """
-    return maximum(0.0, priced.layer_launches(layer, backward) * stack.host_kernel - kernels)
+    return maximum(0.0, timed_pass.layer_launches(layer, backward) * stack.host_kernel - kernels)
 
 
 @cache
@@ -269,14 +269,17 @@ def pipeline_ranks(
 ) -> PipelineRanks:
     """Sums the layers of each rank of a pipeline."""
     layers = rank_layers(costs.kinds, pp, vpp, sizes)
-    seconds = [both + recompute * forward for both, forward in zip(costs.both, costs.forward, strict=True)]
+    seconds = [
+        seconds_of_both + recompute * forward
+        for seconds_of_both, forward in zip(costs.both, costs.forward, strict=True)
+    ]
     ranks = [_weighted(counts, seconds) for counts in layers]
     ranks[0] = ranks[0] + costs.start
     ranks[-1] = ranks[-1] + costs.head
-    dense = _largest([_weighted(counts, costs.dense) for counts in layers]) + costs.end_params / min(2, pp)
+    dense_params = _largest([_weighted(counts, costs.dense) for counts in layers]) + costs.end_params / min(2, pp)
     experts = _largest([_weighted(counts, costs.experts) for counts in layers])
     adapters = _largest([_weighted(counts, costs.adapters) for counts in layers]) if costs.adapters else None
-    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense, experts, sum(map(sum, layers)) / pp, adapters)
+    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense_params, experts, sum(map(sum, layers)) / pp, adapters)
 
 
 def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
@@ -284,18 +287,18 @@ def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
 
 
 def _largest(values: Sequence[Number]) -> Number:
-    largest = values[0]
+    largest_value = values[0]
     for value in values[1:]:
-        largest = maximum(largest, value)
-    return largest
+        largest_value = maximum(largest_value, value)
+    return largest_value
 
 
 @cache
 def idle_passes(schedule: Schedule, pp: int) -> float:
     """Returns a rank's idle time in special schedules, in micro-batches (forward and backward pass)."""
     batches = 4 * pp
-    times = timetable(pipeline(Layout(pp=pp, schedule=schedule), batches))
-    return float(times.time) / 3 - batches
+    step_timetable = timetable(pipeline(Layout(pp=pp, schedule=schedule), batches))
+    return float(step_timetable.time) / 3 - batches
 
 
 def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan) -> Step:
@@ -304,37 +307,39 @@ def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan)
     Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
     modelled.
     """
-    priced = price(rank_work(spec, plan.rank_pass(stack)), device, stack, Formats(plan.dtype))
-    return step_of(spec, device, stack, plan, priced, layer_costs(priced, stack, plan.recompute_core))
+    timed_pass = price(rank_work(spec, plan.rank_pass(stack)), device, stack, Formats(plan.dtype))
+    return step_of(spec, device, stack, plan, timed_pass, layer_costs(timed_pass, stack, plan.recompute_core))
 
 
-def step_of(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, priced: Priced, costs: LayerCosts) -> Step:
+def step_of(
+    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, timed_pass: Priced, costs: LayerCosts
+) -> Step:
     """Returns the step of a micro-batch whose kernels are timed already."""
     ranks = pipeline_ranks(costs, plan.pp, plan.vpp, plan.recompute, plan.stage_sizes)
-    return _assemble(spec, device, stack, plan, ranks, priced)
+    return _assemble(spec, device, stack, plan, ranks, timed_pass)
 
 
 def _assemble(
-    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, priced: Priced
+    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: Priced
 ) -> Step:
     """Adds bubble, data parallelism and update to the seconds of a pipeline's ranks."""
     token_ranks = plan.tp if plan.sequence_parallel else 1
     hop = device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / token_ranks, plan.devices)
     if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
-        idle = idle_passes(plan.schedule, plan.pp) * ranks.mean
+        idle_seconds = idle_passes(plan.schedule, plan.pp) * ranks.mean
     else:
-        idle = (plan.pp - 1) / plan.vpp * ranks.mean
-    bubble = idle + 2 * hop * (plan.pp - 1)
+        idle_seconds = (plan.pp - 1) / plan.vpp * ranks.mean
+    bubble = idle_seconds + 2 * hop * (plan.pp - 1)
     work = plan.micro_batches * ranks.slowest
-    data, updated = _data_parallel(plan, device, stack, ranks)
+    data, updated_params = _data_parallel(plan, device, stack, ranks)
     parameters = ranks.dense + share(ranks.experts, plan.ep) if ranks.adapters is None else ranks.adapters
     update = (
-        stack.host_update * updated
+        stack.host_update * updated_params
         if stack.host_update
-        else device.memory_seconds(stack.optimizer_bytes * updated + UPDATED_BYTES * parameters)
+        else device.memory_seconds(stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
     )
-    parts = {"work": work, "bubble": bubble, "data": data, "update": update}
-    return Step(work + bubble + data + update, parts, priced, ranks.slowest, ranks.mean)
+    part_seconds = {"work": work, "bubble": bubble, "data": data, "update": update}
+    return Step(work + bubble + data + update, part_seconds, timed_pass, ranks.slowest, ranks.mean)
 
 
 class ReplicaMessages(NamedTuple):
@@ -354,60 +359,66 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
     first one.
     """
-    replicated = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, share(ranks.experts, plan.ep)))
+    replica_groups = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, share(ranks.experts, plan.ep)))
     gathers: Number = 0.0
     reductions: Number = 0.0
-    updated: Number = 0.0
-    trained = (ranks.dense, share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
-    for (group_ranks, parameters), group_trained in zip(replicated, trained, strict=True):
+    updated_params: Number = 0.0
+    trained_params = (ranks.dense, share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
+    for (group_ranks, parameters), group_trained in zip(replica_groups, trained_params, strict=True):
         sizes = parameters, group_trained, ranks.layers
         messages, shards = _group_messages(plan, device, stack, group_ranks, *sizes)
         gathers, reductions = gathers + messages.gathers, reductions + messages.reductions
-        updated = updated + group_trained / shards
+        updated_params = updated_params + group_trained / shards
     work = plan.micro_batches * ranks.slowest
     if plan.zero == 3:
-        return _exposed(gathers + reductions, work, stack.hidden_share("dp")), updated
+        return _exposed(gathers + reductions, work, stack.hidden_share("dp")), updated_params
     backward = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest)
     forward = (1 - BESIDE_PRODUCTS) * ranks.slowest
-    exposed = _exposed(gathers, forward, stack.hidden_share("weights"))
-    return exposed + _exposed(reductions, backward, stack.hidden_share("dp")), updated
+    exposed_seconds = _exposed(gathers, forward, stack.hidden_share("weights"))
+    return exposed_seconds + _exposed(reductions, backward, stack.hidden_share("dp")), updated_params
 
 
-def _exposed(sent: Number, beside: Number, share: float) -> Number:
+def _exposed(message_seconds: Number, product_seconds: Number, share: float) -> Number:
     """Returns the seconds of messages that products do not hide.
 
-    beside: seconds of the products that run at the same time. share: of the messages that can run beside them.
+    product_seconds: seconds of the products that run at the same time. share: of the messages that can run beside them.
     """
-    return sent - share * minimum(sent, beside)
+    return message_seconds - share * minimum(message_seconds, product_seconds)
 
 
 def _group_messages(
-    plan: StepPlan, device: Device, stack: Stack, ranks: Number, parameters: Number, trained: Number, layers: Number
+    plan: StepPlan,
+    device: Device,
+    stack: Stack,
+    ranks: Number,
+    parameters: Number,
+    trained_params: Number,
+    layers: Number,
 ) -> tuple[ReplicaMessages, Number]:
     """Returns the messages of weights that a group replicates, and the ranks over which states are sharded.
 
-    parameters, trained: weights of a rank, and those of them or of their adapters that are trained.
+    parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
     stride = plan.tp * plan.cp
-    gradients = stack.gradient_bytes * trained
+    gradients = stack.gradient_bytes * trained_params
     if stack.bucket == "layer":
         buckets = layers
     else:
-        buckets = maximum(1, trained / maximum(stack.bucket, stack.bucket_per_rank * ranks))
-    reduced = plan.micro_batches if plan.zero >= 2 else 1
+        buckets = maximum(1, trained_params / maximum(stack.bucket, stack.bucket_per_rank * ranks))
+    reduce_count = plan.micro_batches if plan.zero >= 2 else 1
     if not plan.zero:
-        sent = device.message_seconds("all_reduce", ranks, gradients, stride, messages=buckets)
-        return ReplicaMessages(0.0, sent), 1
+        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, stride, messages=buckets)
+        return ReplicaMessages(0.0, reduce_seconds), 1
     shards = maximum(1, ranks / plan.replicas)
-    weights = WEIGHT_BYTES * (parameters if plan.zero == 3 else trained)
+    weights = WEIGHT_BYTES * (parameters if plan.zero == 3 else trained_params)
     gather = device.message_seconds("all_gather", shards, weights, stride, messages=buckets)
     reduction: CollectiveKind = "all_reduce" if stack.reduces_all and plan.zero < 3 else "reduce_scatter"
     scatter = device.message_seconds(reduction, shards, gradients, stride, messages=buckets)
-    between = device.message_seconds(
+    gather_seconds = device.message_seconds(
         "all_reduce", plan.replicas, gradients / shards, shards * plan.tp, messages=buckets
     )
-    gathered = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
-    return ReplicaMessages(gathered * gather, reduced * (scatter + between)), shards
+    gather_count = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
+    return ReplicaMessages(gather_count * gather, reduce_count * (scatter + gather_seconds)), shards
 
 
 # --- many layouts ----------------------------------------------------------------------------------------------------
@@ -427,8 +438,8 @@ class StepPrices:
         key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core
         if key not in self._priced:
             work = rank_work(self.spec, key[0])
-            priced = price(work, self.device, self.stack, Formats(plan.dtype))
-            self._priced[key] = priced, layer_costs(priced, self.stack, plan.recompute_core)
+            timed_pass = price(work, self.device, self.stack, Formats(plan.dtype))
+            self._priced[key] = timed_pass, layer_costs(timed_pass, self.stack, plan.recompute_core)
         return step_of(self.spec, self.device, self.stack, plan, *self._priced[key])
 
 
@@ -445,15 +456,17 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
 
     seconds = numpy.empty(len(columns["tp"]))
     for tp in numpy.unique(columns["tp"]):
-        here = columns["tp"] == tp
-        some = {name: column[here].astype(float) for name, column in columns.items() if name != "tp"}
+        is_this_size = columns["tp"] == tp
+        some = {name: column[is_this_size].astype(float) for name, column in columns.items() if name != "tp"}
         base = replace(plan, tp=int(tp), **some)
         priced_names = [name for name in ("ep", "cp", "micro_batch") if name in some]
-        distinct, which = _distinct([some[name] for name in priced_names])
-        few = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct, strict=True)))
-        priced = price(rank_work(spec, few.rank_pass(stack)), device, stack, Formats(plan.dtype))
-        costs = layer_costs(priced, stack, plan.recompute_core).at(which)
-        seconds[here] = _assemble(spec, device, stack, base, _pipelines(base, costs, len(which)), priced).seconds
+        distinct_sizes, size_index = _distinct([some[name] for name in priced_names])
+        plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct_sizes, strict=True)))
+        timed_pass = price(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
+        costs = layer_costs(timed_pass, stack, plan.recompute_core).at(size_index)
+        seconds[is_this_size] = _assemble(
+            spec, device, stack, base, _pipelines(base, costs, len(size_index)), timed_pass
+        ).seconds
     return seconds
 
 
@@ -462,13 +475,13 @@ def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
     import numpy
 
     pp, vpp = (numpy.broadcast_to(value, count) for value in (plan.pp, plan.vpp))
-    (pipelines, chunks), which = _distinct([pp, vpp])
+    (pipelines, chunks), pipeline_index = _distinct([pp, vpp])
     sums = numpy.empty((len(PipelineRanks._fields) - 1, count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
-        here = numpy.flatnonzero(which == i)
-        ranks = pipeline_ranks(costs.at(here), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
+        positions = numpy.flatnonzero(pipeline_index == i)
+        ranks = pipeline_ranks(costs.at(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
         for row, value in zip(sums, ranks[: len(sums)], strict=True):
-            row[here] = value
+            row[positions] = value
     return PipelineRanks(*sums)
 
 

@@ -57,6 +57,6 @@ def traffic(work: RankWork, pricing: Pricing) -> Iterator[tuple[str, Traffic]]:
 
 def attention_bytes(kernel: Kernel, pricing: Pricing) -> float:
     """Returns the bytes of fused attention: its cache, and 16-bit queries, results and, for a prompt, new keys."""
-    cached = float(kernel.cache_elements) * pricing.formats.cache_bits / 8
+    cache_bytes = float(kernel.cache_elements) * pricing.formats.cache_bits / 8
     heads = float(kernel.heads) + (0.0 if pricing.rank_pass.phase == "decode" else float(kernel.kv_heads))
-    return cached + 2.0 * float(kernel.m) * heads * float(kernel.dim + kernel.k)
+    return cache_bytes + 2.0 * float(kernel.m) * heads * float(kernel.dim + kernel.k)

@@ -184,9 +184,9 @@ class RankPass:
         """Whether tensor-parallel ranks divide the tokens between products."""
         return self.sequence_parallel and self.tp > 1
 
-    def run_config(self, parts: Number = 1) -> RunConfig:
-        """Returns the run config of one of `parts` equal parts of each sequence."""
-        workload = Workload(self.batch, share(self.seq, parts), self.context, phase=self.phase)
+    def run_config(self, sequence_parts: Number = 1) -> RunConfig:
+        """Returns the run config of one of `sequence_parts` equal parts of each sequence."""
+        workload = Workload(self.batch, share(self.seq, sequence_parts), self.context, phase=self.phase)
         return RunConfig(workload, Counting(self.pairs), Execution(self.attention))
 
 
@@ -233,8 +233,8 @@ class RankWork:
     def parameters(self) -> Number:
         """The number of parameters on a rank that has all layers."""
         return sum(
-            (share(number, self.rank_pass.ep) if routed else number) * self.count(layer)
-            for (layer, routed), number in self.params.items()
+            (share(number, self.rank_pass.ep) if is_routed else number) * self.count(layer)
+            for (layer, is_routed), number in self.params.items()
         )
 
     @property
@@ -312,9 +312,9 @@ class WorkRecorder(Placements):
                 yield item
                 continue
             form = self.full_run.execution.form(item.branches, self.full_run.workload)
-            first, chosen = next(iter(item.branches.values())).gives, item.branches[form]
-            if chosen.gives is not None and first is not None and chosen.gives is not first:
-                self.aliases[id(first.storage)] = chosen.gives
+            default_output, chosen = next(iter(item.branches.values())).gives, item.branches[form]
+            if chosen.gives is not None and default_output is not None and chosen.gives is not default_output:
+                self.aliases[id(default_output.storage)] = chosen.gives
             yield from self._chosen_items(chosen.items)
 
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
@@ -365,8 +365,8 @@ class WorkRecorder(Placements):
         self.layer, self.layers = AFTER, 1
 
     def _run_step(self, step: Step) -> None:
-        reduced = step.ins if step.verb == "add" else step.ins[:1]
-        if self.rank_pass.reduces_late and step.verb in SUMMED_LATER and all(map(self._is_partial, reduced)):
+        reduced_values = step.ins if step.verb == "add" else step.ins[:1]
+        if self.rank_pass.reduces_late and step.verb in SUMMED_LATER and all(map(self._is_partial, reduced_values)):
             self.placements[id(step.outs[0].storage)] = "partial"
         else:
             super()._run_step(step)
@@ -395,9 +395,9 @@ class WorkRecorder(Placements):
             self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + elements * self._times()
             self.cache_reads[step.name] = elements
 
-    def _count_parameters(self, parameters: Number, times: Number, experts: bool = False) -> None:
+    def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         key = self.layer, experts
-        self.work.params[key] = self.work.params.get(key, 0) + parameters * times
+        self.work.params[key] = self.work.params.get(key, 0) + parameters * repeat_count
 
     def _add_message(
         self,
@@ -459,11 +459,11 @@ class WorkRecorder(Placements):
 
     def _lower_linear(self, step: Step) -> None:
         x, y = step.ins[0], step.outs[0]
-        divided = is_divided(y.axes) or is_divided(x.axes)
+        has_divided_axes = is_divided(y.axes) or is_divided(x.axes)
         rows = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
-        rows = share(rows, self.layout.tp) if self.placement(x) == "rows" and not divided else rows
+        rows = share(rows, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else rows
         region = id(self._storage(x)), self.layer
-        beside = region in self.shared_inputs and self.rank_pass.fused
+        shares_input = region in self.shared_inputs and self.rank_pass.fused
         self.shared_inputs.add(region)
         flops = 2 * rows * y.width * x.width
         constant = 0 if y.rows is ONCE else self.run_config.constant(y.rows)
@@ -478,7 +478,7 @@ class WorkRecorder(Placements):
             k=x.width,
             weight_elements=y.width * x.width,
             flops=(flops, (0 if frozen else flops) + gradient_flops if self.has_gradient else 0),
-            launches=(0, 0) if beside else (1, 1 if frozen else 2),
+            launches=(0, 0) if shares_input else (1, 1 if frozen else 2),
             in_16_bits=not {step.about.get("kind"), name}.isdisjoint(IN_16_BITS),
             frozen=frozen,
         )
@@ -490,8 +490,8 @@ class WorkRecorder(Placements):
         for n, k in ((rank, width), (outputs, rank)):
             flops = 2 * rows * n * k
             self._add_kernel("product", "adapter", m=rows, n=n, k=k, weight_elements=n * k, flops=(flops, 2 * flops))
-        trained = rank * (width + outputs) * self._times()
-        self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + trained
+        adapter_params = rank * (width + outputs) * self._times()
+        self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
     _lower_again = _lower_linear
 
@@ -547,12 +547,12 @@ class WorkRecorder(Placements):
 
     def _lower_table(self, step: Step) -> None:
         if step.outs:
-            moved = 2 * self._elements(step.outs[0])
-            self._add_kernel("look-up", "table", moved=(moved, moved), launches=(1, 1))
+            moved_elements = 2 * self._elements(step.outs[0])
+            self._add_kernel("look-up", "table", moved=(moved_elements, moved_elements), launches=(1, 1))
 
     def _lower_dispatch(self, step: Step) -> None:
-        moved = ROW_COPIES * self._elements(step.outs[0] if step.verb == "dispatch" else step.ins[0])
-        self._add_kernel("permutation", step.verb, moved=(moved, moved), launches=(3, 4))
+        moved_elements = ROW_COPIES * self._elements(step.outs[0] if step.verb == "dispatch" else step.ins[0])
+        self._add_kernel("permutation", step.verb, moved=(moved_elements, moved_elements), launches=(3, 4))
 
     _lower_combine = _lower_dispatch
 
@@ -564,14 +564,14 @@ class WorkRecorder(Placements):
     def _add_operation(self, step: Step) -> None:
         op = step.op
         assert op is not None
-        moved = sum(self._elements(value) for value in (*step.ins, *step.outs))
+        moved_elements = sum(self._elements(value) for value in (*step.ins, *step.outs))
         backward = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
             "scan",
             step.verb,
             flops=(share(op.forward_flops(self.full_run), self.rank_pass.cp), share(backward, self.rank_pass.cp)),
             weight_elements=op.params() if "params" in op.effects else 0,
-            moved=(moved, 2 * moved),
+            moved=(moved_elements, 2 * moved_elements),
             launches=(2, 4),
         )
 
@@ -605,20 +605,22 @@ class WorkRecorder(Placements):
                 storage = id(self._storage(value))
                 if self.readers.get(storage, 0) > inner_readers.get(storage, 0):
                     writes[storage] = value
-        read = sum(map(self._elements, reads.values()))
-        moved = read + sum(map(self._elements, writes.values()))
-        read_again = read if any(step.verb in READ_AGAIN for step in group) else 0
-        where, repeats = self.where, self.repeats
+        read_elements = sum(map(self._elements, reads.values()))
+        moved_elements = read_elements + sum(map(self._elements, writes.values()))
+        read_again = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
+        path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
-        self._add_kernel("elementwise", group[0].verb, moved=(moved, moved + read_again), launches=(1, 1))
-        self.where, self.repeats = where, repeats
+        self._add_kernel(
+            "elementwise", group[0].verb, moved=(moved_elements, moved_elements + read_again), launches=(1, 1)
+        )
+        self.where, self.repeats = path, repeats
 
 
 def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     """Returns the work of a rank that has all layers. Raises `InputError` for sizes that the layout does not divide."""
     tp, etp, divides_tokens = rank_pass.tp, rank_pass.expert_tp, rank_pass.divides_tokens
     program_layout = Layout(tp=tp, etp=etp, dp=etp, sequence_parallel=divides_tokens)
-    placed = Layout(
+    layout_of_rank = Layout(
         tp=tp,
         etp=etp,
         ep=_measured(rank_pass.ep),
@@ -628,7 +630,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         sequence_parallel=divides_tokens,
     )
     recorder = WorkRecorder(
-        placed,
+        layout_of_rank,
         rank_pass.run_config(rank_pass.cp),
         include=rank_pass.include,
         regathers=rank_pass.regathers,

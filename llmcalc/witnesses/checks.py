@@ -156,7 +156,7 @@ def compare(
     tree: Node,
     quantity: str,
     closed_form: Callable[[Place], int],
-    measured: Mapping[str, int],
+    measured_count: Mapping[str, int],
     modules: frozenset[str],
     witness: str,
     run_config: RunConfig | None = None,
@@ -167,35 +167,37 @@ def compare(
     Repeats are compared individually, and reported as one check if their measurements agree.
 
     closed_form: the count of one repeat of a node, in the run of its place.
-    measured: module path → measured number; 0 for a module that is not in it.
+    measured_count: module path → measured number; 0 for a module that is not in it.
     modules: the paths of all modules of the witness.
     """
     for place in tree.walk(run_config):
         if place.optional and place.optional not in include:
             continue
-        expected = closed_form(place)
+        expected_count = closed_form(place)
         paths = module_paths(place)
-        readings = {path: measured.get(path, 0) if path in modules else None for path in paths}
-        yield from check_repeats(place.path or tree.name, quantity, expected, readings, witness)
+        readings = {path: measured_count.get(path, 0) if path in modules else None for path in paths}
+        yield from check_repeats(place.path or tree.name, quantity, expected_count, readings, witness)
 
 
 def check_repeats(
-    node: str, quantity: str, expected: int, readings: Mapping[str, int | None], witness: str
+    node: str, quantity: str, expected_count: int, readings: Mapping[str, int | None], witness: str
 ) -> Iterator[Check]:
     """Yields one check for all repeats of a node if their measurements agree, else one for each wrong repeat.
 
     readings: path of a repeat → its measurement.
     """
-    differing_readings = {path: measured for path, measured in readings.items() if measured != expected}
+    differing_readings = {
+        path: measured_count for path, measured_count in readings.items() if measured_count != expected_count
+    }
     if differing_readings and len(readings) > 1 and len(differing_readings) < len(readings):
-        for path, measured in differing_readings.items():
-            yield Check(path, quantity, expected, measured, witness)
+        for path, measured_count in differing_readings.items():
+            yield Check(path, quantity, expected_count, measured_count, witness)
     else:
         yield Check(
             node,
             quantity,
-            expected,
-            next(iter(differing_readings.values())) if differing_readings else expected,
+            expected_count,
+            next(iter(differing_readings.values())) if differing_readings else expected_count,
             witness,
         )
 

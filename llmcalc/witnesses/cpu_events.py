@@ -104,11 +104,11 @@ class CpuEvents:
     @property
     def scratch(self) -> dict[str, int]:
         """Kernel → bytes of its largest scratch block."""
-        largest: dict[str, int] = {}
+        largest_bytes: dict[str, int] = {}
         for _, block, _ in self.moments:
             if block.scratch:
-                largest[block.kernel] = max(largest.get(block.kernel, 0), block.size)
-        return largest
+                largest_bytes[block.kernel] = max(largest_bytes.get(block.kernel, 0), block.size)
+        return largest_bytes
 
     def allocated(self, phase: str) -> list[int]:
         """Returns the sorted sizes in bytes of the counted blocks that a pass allocates."""

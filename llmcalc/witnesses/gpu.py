@@ -96,8 +96,8 @@ class Cuda:
         )
 
     def outside_bytes(self) -> int:
-        free, total = torch.cuda.mem_get_info()
-        return int(total - free - torch.cuda.memory_reserved())
+        free_bytes_now, total = torch.cuda.mem_get_info()
+        return int(total - free_bytes_now - torch.cuda.memory_reserved())
 
 
 @dataclass
@@ -138,12 +138,12 @@ class Measured:
 def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Measured:
     """Measures the reference with these settings. Raises torch's `OutOfMemoryError` if the device is too small."""
     run = configured_run(spec, settings)
-    measured = Measured()
+    measured_run = Measured()
     statistics.begin()
-    measured.before_bytes = statistics.read().allocated
+    measured_run.before_bytes = statistics.read().allocated
 
     def record_phase(phase: str, _: Tensor | None = None) -> None:
-        measured.take(phase, statistics.read())
+        measured_run.take(phase, statistics.read())
         statistics.restart()
 
     if isinstance(run, Training):
@@ -152,8 +152,8 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
         record_phase("set-up")
         for _ in range(STEPS):
             loop.step(record_phase)
-        measured.beside_bytes = statistics.outside_bytes()
-        return measured
+        measured_run.beside_bytes = statistics.outside_bytes()
+        return measured_run
     shapes = cache_shapes(spec, run) if run.phase == "decode" else {}
     passes = Passes(spec, run, statistics.device)
     statistics.begin()
@@ -162,8 +162,8 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
     record_phase("set-up")
     (passes.decode if run.phase == "decode" else passes.prefill)()
     record_phase(run.phase)
-    measured.beside_bytes = statistics.outside_bytes()
-    return measured
+    measured_run.beside_bytes = statistics.outside_bytes()
+    return measured_run
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
@@ -180,10 +180,12 @@ def closed_form(device: DeviceMemory) -> dict[str, int]:
     }
 
 
-def checks(computed: Mapping[str, int], measured: Mapping[str, Any], phase: str, witness: str) -> list[Check]:
+def checks(
+    computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness: str
+) -> list[Check]:
     """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
     return [
-        Check("", f"{MEMORY}{phase}_{name}", computed[name], measured[name], witness, within=tolerance)
+        Check("", f"{MEMORY}{phase}_{name}", computed_bytes[name], measured_bytes[name], witness, within=tolerance)
         for name, tolerance in WITHIN.items()
     ]
 
@@ -213,11 +215,11 @@ def compare_on_gpu(
                 f"{run_text(spec, run_settings)} needs {device_memory.reserved_bytes:,} bytes of {free_memory:,} free"
             )
             continue
-        computed, measured = closed_form(device_memory), measure(spec, run_settings, statistics).data()
+        computed_bytes, measured_bytes = closed_form(device_memory), measure(spec, run_settings, statistics).data()
         comparison.runs.append(run_text(spec, run_settings))
-        comparison.checks += checks(computed, measured, run_settings.phase, "torch on cuda")
+        comparison.checks += checks(computed_bytes, measured_bytes, run_settings.phase, "torch on cuda")
         comparison.info["runs_measured"].append(
-            {"phase": run_settings.phase, "closed_form": computed, "measured": measured}
+            {"phase": run_settings.phase, "closed_form": computed_bytes, "measured": measured_bytes}
         )
     return comparison
 

@@ -106,9 +106,9 @@ def loss_or_output(
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
     with_mtp = MTP.name in include
     outputs = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
-    out, ahead = outputs if with_mtp else (outputs, [])
+    out, logits_ahead = outputs if with_mtp else (outputs, [])
     del outputs
-    return variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out
+    return variants.loss_of(module, choices, out, ids, logits_ahead) if spec.head.type == "lm" else out
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -127,7 +127,8 @@ class TrainingLoop:
         self.updated: list[Tensor] = [w.detach().float() for w in self.weights] if training.master else self.weights
         matrices = layer_matrices(self.module)
         parameters = [
-            (updated, id(weight) in matrices) for updated, weight in zip(self.updated, self.weights, strict=True)
+            (updated_tensor, id(weight) in matrices)
+            for updated_tensor, weight in zip(self.updated, self.weights, strict=True)
         ]
         self.optimizers = build_optimizers(training.optimizer, parameters, training.implementation, training.momentum)
 

@@ -15,17 +15,17 @@ def compare_modules(
     quantity: str,
     closed_form: Callable[[Place], int],
     modules_of_nodes: ModulesByNode,
-    measured: Mapping[str, int],
+    measured_by_path: Mapping[str, int],
     witness: str,
     run_config: RunConfig | None = None,
 ) -> Iterator[Check]:
     """Yields a check for every node whose module was found, and one joint check for all nodes of the same modules.
 
-    closed_form: the count of one repeat of a node. measured: path in the class → measured number.
+    closed_form: the count of one repeat of a node. measured_by_path: path in the class → measured number.
     """
     for places in _group_by_modules(tree, modules_of_nodes, run_config):
         paths = module_paths(places[0])
-        readings: dict[str, int | None] = {path: modules_of_nodes[path].measured(measured) for path in paths}
+        readings: dict[str, int | None] = {path: modules_of_nodes[path].measured(measured_by_path) for path in paths}
         yield from check_repeats(_joint_name(places), quantity, sum(map(closed_form, places)), readings, witness)
 
 
@@ -58,8 +58,8 @@ def _group_by_modules(
         if not place.path or not all(path in modules_of_nodes for path in paths):
             continue
         node_modules = [modules_of_nodes[path] for path in paths]
-        shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
-        group = groups.setdefault((place.path,) if shared else tuple(node_modules), [])
+        is_shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
+        group = groups.setdefault((place.path,) if is_shared else tuple(node_modules), [])
         group[:] = [grouped_place for grouped_place in group if not place.path.startswith(f"{grouped_place.path}.")] + [
             place
         ]

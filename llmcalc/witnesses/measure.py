@@ -51,8 +51,10 @@ def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, 
 
 def buffers(module: nn.Module) -> dict[str, int]:
     """Returns elements by path of the buffers that are saved in a checkpoint."""
-    saved = module.state_dict(keep_vars=True)
-    return _sum_upwards((name.rpartition(".")[0], b.numel()) for name, b in module.named_buffers() if name in saved)
+    saved_tensors = module.state_dict(keep_vars=True)
+    return _sum_upwards(
+        (name.rpartition(".")[0], b.numel()) for name, b in module.named_buffers() if name in saved_tensors
+    )
 
 
 def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
@@ -61,18 +63,18 @@ def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
         module.get_submodule(path).forward = lambda x, *_: x
 
 
-def with_repeats(measured: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
+def with_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
     """Adds the measurements of skipped modules, copied from equal modules that ran (`repeats`: path → path)."""
-    completed = dict(measured)
+    completed_values = dict(measured_values)
     for path, measured_path in repeats.items():
-        for name, value in measured.items():
+        for name, value in measured_values.items():
             if name == measured_path or name.startswith(measured_path + "."):
-                completed[path + name[len(measured_path) :]] = value
+                completed_values[path + name[len(measured_path) :]] = value
         parent_path = path
         while parent_path:
             parent_path = parent_path.rpartition(".")[0]
-            completed[parent_path] = completed.get(parent_path, 0) + measured.get(measured_path, 0)
-    return completed
+            completed_values[parent_path] = completed_values.get(parent_path, 0) + measured_values.get(measured_path, 0)
+    return completed_values
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
@@ -174,11 +176,11 @@ class BackwardOwners:
         flops_by_owner: dict[str, int] = {}
         running, bytes_before = "", total()
 
-        def settle(following: str) -> None:
+        def settle(next_path: str) -> None:
             nonlocal running, bytes_before
             current_bytes = total()
             flops_by_owner[running] = flops_by_owner.get(running, 0) + current_bytes - bytes_before
-            running, bytes_before = following, current_bytes
+            running, bytes_before = next_path, current_bytes
 
         for node, path in self.owner.items():
             node.register_prehook(lambda _, path=path: settle(path))

@@ -313,10 +313,10 @@ class TrainingBytes(NamedTuple):
     def named(self) -> dict[str, int]:
         """Returns quantity → bytes; for the first step only the peak."""
         second_step = self.second
-        saved = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
+        saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
             "set_up_bytes": self.set_up,
-            **saved,
+            **saved_quantity,
             "live_bytes": second_step.live,
             "forward_peak_bytes": second_step.forward,
             "backward_peak_bytes": second_step.backward,
@@ -349,12 +349,12 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
     set_up, steps = meter.now, []
     for _ in range(step_count):
         meter.peaks = {}
-        live, saved = 0, None
+        live, saved_bytes = 0, None
         for _ in range(training.microbatches):
             run.next_batch()
             loss = run.forward()
             live = meter.now
-            saved = _saved_bytes(run, loss)
+            saved_bytes = _saved_bytes(run, loss)
             run.backward(loss)
             del loss
         run.update()
@@ -363,7 +363,7 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
             phase: max((peak.bytes for place, peak in meter.peaks.items() if place.phase == phase), default=0)
             for phase in ("forward", "backward", "step")
         }
-        steps.append(StepBytes(**peaks, after=meter.now, live=live, saved=saved))
+        steps.append(StepBytes(**peaks, after=meter.now, live=live, saved=saved_bytes))
     return TrainingBytes(set_up, steps[0], steps[-1])
 
 

@@ -152,8 +152,8 @@ class _Search:
         node_modules = self._search_names(node, parents, outer_modules, keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
-            open_ = any(self.names.get(key) == "" for key in keys)
-            paths_and_modules = [(path, parents if open_ else ())] if node.indices is None else []
+            has_open_name = any(self.names.get(key) == "" for key in keys)
+            paths_and_modules = [(path, parents if has_open_name else ())] if node.indices is None else []
         elif node.indices is None:
             yield path, node_modules
             paths_and_modules = [(path, node_modules.modules)]
@@ -192,14 +192,14 @@ class _Search:
         for alternative in alternatives.split(" | ") if alternatives else ():
             module_names, _, share_text = alternative.partition("/")
             modules: list[str] = []
-            less: list[str] = []
+            subtracted_names: list[str] = []
             for module_name in module_names.replace(" - ", " + -").split(" + "):
                 found_modules = self._below(module_name.removeprefix("-"), parents, outer_modules)
-                (less if module_name.startswith("-") else modules).extend(found_modules)
+                (subtracted_names if module_name.startswith("-") else modules).extend(found_modules)
                 if not found_modules:
                     break
             else:
-                return NodeModules(tuple(modules), tuple(less), int(share_text or 1))
+                return NodeModules(tuple(modules), tuple(subtracted_names), int(share_text or 1))
         return None
 
     def _below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
@@ -240,7 +240,7 @@ def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tenso
         modules = [module for module in node_modules.modules if module not in tensors]
         return bool(modules) and all(calls.get(module) == 1 for module in modules)
 
-    return {path: standing for path, standing in modules_of_nodes.items() if by_itself(standing)}
+    return {path: modules_of_node for path, modules_of_node in modules_of_nodes.items() if by_itself(modules_of_node)}
 
 
 def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:

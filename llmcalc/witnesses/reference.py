@@ -61,9 +61,9 @@ def default_seq(spec: ModelSpec) -> int:
     ]
     mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
     limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.reach()]
-    longest = longest_pass(spec)
+    longest_tokens = longest_pass(spec)
     preferred_seq = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
-    return preferred_seq if longest is None else min(preferred_seq, longest)
+    return preferred_seq if longest_tokens is None else min(preferred_seq, longest_tokens)
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
@@ -71,20 +71,20 @@ def longest_pass(spec: ModelSpec) -> int | None:
 
     Raises `InputError` if none fit.
     """
-    learned = learned_positions(spec)
-    if learned == 1 and spec.kind != "encoder":
+    learned_rows = learned_positions(spec)
+    if learned_rows == 1 and spec.kind != "encoder":
         raise InputError(
             "max_position_embeddings: 1 learned position has room for no token to decode after the first; expected "
             "at least 2"
         )
-    return learned if learned is None or spec.kind == "encoder" else learned - 1
+    return learned_rows if learned_rows is None or spec.kind == "encoder" else learned_rows - 1
 
 
 def busy_seq(spec: ModelSpec, seq: int) -> int:
     """Returns a number of tokens that keeps a GPU busy: at least `seq`, within the learned positions."""
-    longest = longest_pass(spec)
+    longest_tokens = longest_pass(spec)
     tokens = max(seq, BUSY_SEQ)
-    return tokens if longest is None else min(tokens, longest)
+    return tokens if longest_tokens is None else min(tokens, longest_tokens)
 
 
 def verify_reference(
@@ -102,12 +102,12 @@ def verify_reference(
     require_torch()
     start = time.perf_counter()
     seq = default_seq(spec) if seq is None else seq
-    longest = longest_pass(spec)
-    if longest is not None and seq > longest:
+    longest_tokens = longest_pass(spec)
+    if longest_tokens is not None and seq > longest_tokens:
         decoding_text = "" if spec.kind == "encoder" else " and one more"
         raise InputError(
             f"--seq: {seq} tokens{decoding_text} do not fit {learned_positions(spec)} learned positions; expected at "
-            f"most {longest}"
+            f"most {longest_tokens}"
         )
     if device == "cpu":
         _check_activations(spec, batch, seq)
@@ -257,8 +257,8 @@ def _checks(
         if spec.pooler is not None:
             return list(module(ids, source, with_pooled=True))
         out = module(ids, source, with_mtp=with_mtp)
-        logits, ahead = out if with_mtp else (out, [])
-        return [logits, *ahead]
+        logits, logits_ahead = out if with_mtp else (out, [])
+        return [logits, *logits_ahead]
 
     forward, train = count_flops(module, whole, train=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")

@@ -146,7 +146,7 @@ def measure_passes(
     with mode:
         out = run()
         live, forward = mode.now, mode.peak
-        saved = saved_bytes(out, outside_storages, device) if saves else 0
+        saved_size = saved_bytes(out, outside_storages, device) if saves else 0
         mode.peak = mode.now
         if mode.log is not None:
             mode.log.append("--- backward")
@@ -158,4 +158,4 @@ def measure_passes(
     bytes_after = mode.now
     for tensor in outside:
         tensor.grad = None
-    return PassMeasurement(saved, live, forward, backward, bytes_after)
+    return PassMeasurement(saved_size, live, forward, backward, bytes_after)

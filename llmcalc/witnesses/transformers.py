@@ -65,11 +65,15 @@ def verify_config(
 ) -> Verdict:
     """Compares a spec with the class for `config`: the class in its `architectures`, else the model type's class."""
     start = time.perf_counter()
-    longest = learned_positions(spec)
-    if longest is not None and seq is not None and seq > longest:
-        raise InputError(f"--seq: {seq} tokens do not fit {longest} learned positions; expected at most {longest}")
+    longest_tokens = learned_positions(spec)
+    if longest_tokens is not None and seq is not None and seq > longest_tokens:
+        raise InputError(
+            f"--seq: {seq} tokens do not fit {longest_tokens} learned positions; expected at most {longest_tokens}"
+        )
     wanted_lengths = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
-    lengths = tuple(dict.fromkeys(length if longest is None else min(length, longest) for length in wanted_lengths))
+    lengths = tuple(
+        dict.fromkeys(length if longest_tokens is None else min(length, longest_tokens) for length in wanted_lengths)
+    )
     model = build(config)
     modules = find_modules(spec, config, model)
     checks = list(_checks(spec, config, model, modules, batch, lengths))
@@ -194,12 +198,12 @@ def _checks(
             )
         )
 
-    uncounted = _uncounted_parameters(config, model)
+    uncounted_params = _uncounted_parameters(config, model)
     yield Check(
         "model",
         "parameters",
         total(kind, "parameters", total_of, spec, include=towers),
-        params.get("", 0) - uncounted,
+        params.get("", 0) - uncounted_params,
         witness,
     )
     yield from against("parameters", total_of, without_shared(modules, params), modules)
@@ -311,17 +315,17 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
     for hook in hooks:
         hook.remove()
-    stored = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
+    stored_cache = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
     argument = cache_argument(model)
-    if stored is None and spec.kind == "decoder" and argument:
+    if stored_cache is None and spec.kind == "decoder" and argument:
         config: Any = model.config
-        stored = DynamicCache(config=config)  # the class fills a given cache, and creates none
-        model(**inputs, **{argument: stored})
+        stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
+        model(**inputs, **{argument: stored_cache})
     states = [
         state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
     ]
-    stored = [stored, *states] if states else stored
-    return Pass(forward, calls, None if spec.kind == "encoder" or stored is None else cache_bytes(stored))
+    stored_cache = [stored_cache, *states] if states else stored_cache
+    return Pass(forward, calls, None if spec.kind == "encoder" or stored_cache is None else cache_bytes(stored_cache))
 
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")

@@ -103,17 +103,19 @@ def is_core(name: str) -> bool:
 @contextmanager
 def kernel_context(choices: Choices) -> Iterator[None]:
     """Disables masks unless attention is eager, and repeated keys for flash attention."""
-    changed: list[tuple[Any, str, Any]] = []
+    changed_attributes: list[tuple[Any, str, Any]] = []
     if choices.attention != "eager":
         mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
         mask = attention_mask.__name__
-        changed = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
+        changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
     if choices.attention in ("flash", "sdpa"):
         repeat = torch.Tensor.repeat_interleave
-        changed.append((torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis)))
-    original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
+        changed_attributes.append(
+            (torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis))
+        )
+    original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed_attributes]
     try:
-        for owner, name, value in changed:
+        for owner, name, value in changed_attributes:
             setattr(owner, name, value)
         yield
     finally:
@@ -227,7 +229,7 @@ def output_layer(module: Any) -> Any:
     return getattr(module.lm_head, "decoder", module.lm_head)
 
 
-def loss_of(module: Any, choices: Choices, out: Any, ids: Any, ahead: Any = ()) -> Any:
+def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any = ()) -> Any:
     """Returns the loss of logits (or of hidden states for a chunked loss), plus the loss of each MTP module."""
     labels = ids.flatten()
     if choices.cross_entropy == "chunked":
@@ -237,7 +239,7 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, ahead: Any = ()) 
         loss = chunk_by_chunk(output_layer(module), choices, out, ids)
     else:
         loss = _loss(choices, out, labels)
-    for logits in ahead:
+    for logits in logits_ahead:
         loss = loss + _loss(choices, logits, labels)
     return loss
 
@@ -328,8 +330,8 @@ def _checkpoint_with_router_state(
     layer would read the state of the last layer.
     """
 
-    def once(x: Any, routed: Any) -> Any:
-        saved_routing, run.routed = run.routed, routed
+    def once(x: Any, router_state: Any) -> Any:
+        saved_routing, run.routed = run.routed, router_state
         try:
             return forward(x, run), run.routed
         finally:

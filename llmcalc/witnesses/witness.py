@@ -73,9 +73,9 @@ def class_of(config: Mapping[str, Any]) -> str:
     from transformers.models.auto import modeling_auto as auto
 
     architecture = architecture_of(config)
-    spelled = _names_by_lower_case().get(architecture.lower())
-    if spelled:
-        return architecture if architecture in spelled else spelled[0]
+    spellings = _names_by_lower_case().get(architecture.lower())
+    if spellings:
+        return architecture if architecture in spellings else spellings[0]
     class_lists = (
         ("CAUSAL_LM",)
         if architecture.endswith("ForCausalLM")
@@ -101,10 +101,10 @@ def class_object_of(config: Mapping[str, Any]) -> Any:
     architecture, kind = architecture_of(config), witness_of(config["model_type"])
     if architecture.lower() not in _names_by_lower_case() and kind in CONFIG_MAPPING:
         name = CONFIG_MAPPING[kind].__module__.replace(".configuration_", ".modeling_")
-        listed = vars(import_module(name)) if name.startswith("transformers.models.") else {}
-        unlisted = listed.get(architecture)
-        if isinstance(unlisted, type) and issubclass(unlisted, transformers.PreTrainedModel):
-            return unlisted
+        module_attributes = vars(import_module(name)) if name.startswith("transformers.models.") else {}
+        unlisted_class = module_attributes.get(architecture)
+        if isinstance(unlisted_class, type) and issubclass(unlisted_class, transformers.PreTrainedModel):
+            return unlisted_class
     return getattr(transformers, class_of(config))
 
 

@@ -76,8 +76,8 @@ class BeforeStrides(Rows):
     more: Number = 0
 
     def new(self, w: Workload) -> Number:
-        computed = self.of.new(w)
-        return 0 if is_zero(computed) else add(times(computed, self.by), self.more)
+        computed_rows = self.of.new(w)
+        return 0 if is_zero(computed_rows) else add(times(computed_rows, self.by), self.more)
 
 
 @frozen(slots=True)
@@ -183,8 +183,8 @@ class Strided(Rows):
     stride: Number = 1
 
     def new(self, w: Workload) -> Number:
-        padded = self.of.new(w) + 2 * floor_div(self.kernel, 2)
-        return floor_div(padded - self.kernel, self.stride) + 1
+        padded_rows = self.of.new(w) + 2 * floor_div(self.kernel, 2)
+        return floor_div(padded_rows - self.kernel, self.stride) + 1
 
 
 @frozen(slots=True)

@@ -61,8 +61,8 @@ class Execution:
 
     def form(self, forms: Iterable[str], w: Workload) -> str:
         """Returns the form of a step that runs; the first form in `forms` is the default."""
-        first, *other_forms = forms
-        return next((name for name in other_forms if self._runs(name, w)), first)
+        default_form, *other_forms = forms
+        return next((name for name in other_forms if self._runs(name, w)), default_form)
 
     def _runs(self, form: str, w: Workload) -> bool:
         if form == "absorbed" and self.mla != "auto":

@@ -46,11 +46,13 @@ def one_of(option: str, value: Any, words: Any) -> Any:
 
     Raises `InputError`, naming the option, for any other value.
     """
-    accepted: Sequence[str] = get_args(words)
+    accepted_words: Sequence[str] = get_args(words)
     word = SPELLED.get(value, value) if isinstance(value, str) else value
-    if word not in accepted:
-        suggestion = suggest(value, list(accepted)) if isinstance(value, str) else ""
+    if word not in accepted_words:
+        suggestion = suggest(value, list(accepted_words)) if isinstance(value, str) else ""
         raise InputError(
-            f"{option}: {shown(value)} is not known; expected one of {', '.join(accepted)}.{suggestion}".rstrip(".")
+            f"{option}: {shown(value)} is not known; expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(
+                "."
+            )
         )
     return word

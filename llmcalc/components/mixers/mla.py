@@ -250,7 +250,10 @@ class MLA(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         head = self.qk_nope_head_dim + self.qk_rope_head_dim
         selection_text = "" if self.indexer is None else f", to {self.indexer.index_topk} tokens"
-        return f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}{selection_text}"
+        return (
+            f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + "
+            f"{self.qk_rope_head_dim}{selection_text}"
+        )
 
     def reference(self, context: Context) -> nn.Module:
         return _reference_class()(self, context)

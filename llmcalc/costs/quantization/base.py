@@ -201,10 +201,10 @@ def quantized_size(
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     by_component: dict[str, Parts] = {}
-    deepest = max(stack.num_hidden_layers for _, stack in spec.stacks())
-    if isinstance(deepest, int) and deepest > MOST_LAYERS:
+    most_layers = max(stack.num_hidden_layers for _, stack in spec.stacks())
+    if isinstance(most_layers, int) and most_layers > MOST_LAYERS:
         raise InputError(
-            f"num_hidden_layers: {deepest} layers are too many for --quantize; expected at most {MOST_LAYERS}"
+            f"num_hidden_layers: {most_layers} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
     tree = spec.tree()
     weight_sites = list(sites(tree, include))

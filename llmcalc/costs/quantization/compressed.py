@@ -47,7 +47,9 @@ def compressed_tensors(c: Fields) -> Scheme:
         group, label = _group(table, overall)
         groups.append(group)
         labels.append(label)
-    excluded = ModuleList(c.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore")
+    excluded_modules = ModuleList(
+        c.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
+    )
     remarks = (
         ["scales in the model's own number format"]
         if any(isinstance(g.format, PackedInt | WholeInt) for g in groups)
@@ -64,7 +66,7 @@ def compressed_tensors(c: Fields) -> Scheme:
         tuple(groups),
         head=True,
         everywhere=True,
-        excluded=excluded,
+        excluded=excluded_modules,
     )
 
 
@@ -79,8 +81,8 @@ def _group(c: Fields, overall: Any) -> tuple[Group, str]:
     if not targets:
         raise c.wrong("targets", targets, "module names or Linear")
     modules = None if "Linear" in targets else ModuleList(targets, "compressed-tensors", "targets")
-    stored, label = _format(weights, layout, _static(inputs))
-    return Group(stored, modules), label
+    storage_format, label = _format(weights, layout, _static(inputs))
+    return Group(storage_format, modules), label
 
 
 def _static(inputs: Fields | None) -> Static:
@@ -151,8 +153,8 @@ def _fp4(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
             return FP4(weights.group or 16, 1, static.scales), "nvfp4"
         case "group", "mxfp4-pack-quantized":
             return FP4(weights.group or 32, 0), "mxfp4-linear"
-    expected = "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats"
-    raise weights.fields.wrong("format", weights.layout, expected)
+    expected_formats = "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats"
+    raise weights.fields.wrong("format", weights.layout, expected_formats)
 
 
 def _fp8(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
@@ -177,9 +179,9 @@ def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
     w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
     w.one_of("strategy", strategy, "tensor", "channel", "group")
     group = weights.group if strategy == "group" else None
-    indexed = w.get("actorder") in ("group", True)
-    packed = PackedInt(bits, group, weights.symmetric, indexed, whole=strategy == "tensor")
-    return packed, f"w{bits}a16" + ("" if group is None else f"-g{group}")
+    has_indices = w.get("actorder") in ("group", True)
+    packed_format = PackedInt(bits, group, weights.symmetric, has_indices, whole=strategy == "tensor")
+    return packed_format, f"w{bits}a16" + ("" if group is None else f"-g{group}")
 
 
 def _whole_int(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:

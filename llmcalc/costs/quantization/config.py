@@ -93,11 +93,11 @@ def _fp8(c: Fields) -> Scheme:
     c.must("modules_to_convert", None)
     c.must("weight_per_tensor", False, None, *(() if block else (True,)))
     listed_layers = c.table("quantized_layers")
-    listed: tuple[Group, ...] = ()
+    unconverted_groups: tuple[Group, ...] = ()
     if listed_layers is not None:
         c.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
-        listed, _ = listed_groups(listed_layers)
-    in_bytes = scale == "ue8m0" and (experts == "fp4" or bool(listed))
+        unconverted_groups, _ = listed_groups(listed_layers)
+    in_bytes = scale == "ue8m0" and (experts == "fp4" or bool(unconverted_groups))
     scale_bytes = 1 if in_bytes else 4
     linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if experts == "fp4" else None
@@ -110,7 +110,7 @@ def _fp8(c: Fields) -> Scheme:
     source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
     return _every_linear(
         c,
-        LinearScheme(label, source, remarks, (*listed, Group(linear_format, experts=expert_format))),
+        LinearScheme(label, source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
         "modules_to_not_convert",
         "ignored_layers",
     )
@@ -213,7 +213,7 @@ def _gptq(c: Fields) -> Scheme:
         if any(not isinstance(name, str) for name in names):
             raise c.wrong("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(names, field="modules_in_block_to_quantize")
-    groups, excluded = (
+    groups, excluded_modules = (
         (*_dynamic(c, bits, group), Group(GPTQ(bits, group), module_list)),
         _excluded_modules(c, "modules_to_not_convert"),
     )
@@ -223,7 +223,7 @@ def _gptq(c: Fields) -> Scheme:
         (named.ZERO_BIASES,),
         groups,
         head=head,
-        excluded=excluded,
+        excluded=excluded_modules,
     )
 
 
@@ -261,7 +261,7 @@ def _bitsandbytes(c: Fields) -> Scheme:
     four, eight = (c.get(name, c.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
     c.ignore("_load_in_4bit", "_load_in_8bit")
     c.must("llm_int8_has_fp16_weight", False, absent=False)
-    kind, double = c.get("bnb_4bit_quant_type", "fp4"), c.get("bnb_4bit_use_double_quant", False)
+    kind, is_double = c.get("bnb_4bit_quant_type", "fp4"), c.get("bnb_4bit_use_double_quant", False)
     if four is eight or any(type(flag) not in (bool, type(None)) for flag in (four, eight)):
         raise c.wrong("load_in_4bit", four, "that or load_in_8bit to be true")
     if eight:
@@ -269,9 +269,9 @@ def _bitsandbytes(c: Fields) -> Scheme:
             c, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
         )
     c.one_of("bnb_4bit_quant_type", kind, "nf4", "fp4")
-    c.one_of("bnb_4bit_use_double_quant", double, False, True)
+    c.one_of("bnb_4bit_use_double_quant", is_double, False, True)
     return _every_linear(
-        c, named.bnb4(f"{kind}-double" if double else str(kind), bool(double)), "llm_int8_skip_modules"
+        c, named.bnb4(f"{kind}-double" if is_double else str(kind), bool(is_double)), "llm_int8_skip_modules"
     )
 
 

@@ -42,13 +42,13 @@ class Fields:
             text = shown(value)
         return InputError(f"{self.where}: {name}: {text if len(text) <= 60 else text[:57] + '…'}; expected {expected}")
 
-    def one_of(self, name: str, value: Any, *allowed: Any) -> None:
-        if not any(value == choice and type(value) is type(choice) for choice in allowed):
-            raise self.wrong(name, value, "one of " + ", ".join(map(repr, allowed)))
+    def one_of(self, name: str, value: Any, *allowed_values: Any) -> None:
+        if not any(value == choice and type(value) is type(choice) for choice in allowed_values):
+            raise self.wrong(name, value, "one of " + ", ".join(map(repr, allowed_values)))
 
-    def must(self, name: str, *allowed: Any, absent: Any = None) -> None:
+    def must(self, name: str, *allowed_values: Any, absent: Any = None) -> None:
         """Checks that a field has a supported value. Raises `InputError` if not."""
-        self.one_of(name, self.get(name, absent), *allowed)
+        self.one_of(name, self.get(name, absent), *allowed_values)
 
     def texts(self, *names: str) -> list[str]:
         """Returns the list of strings in the first field that is present; empty if none is."""
@@ -99,7 +99,7 @@ class Fields:
 
     def all_read(self) -> None:
         """Raises `InputError` for a field that was neither read nor ignored."""
-        unknown = sorted(str(name) for name in self.data if name not in self.read_names)
-        if unknown:
+        unknown_fields = sorted(str(name) for name in self.data if name not in self.read_names)
+        if unknown_fields:
             known_fields = ", ".join(sorted(self.read_names - COMMON))
-            raise InputError(f"{self.where}: {unknown[0][:60]}: not known; expected one of {known_fields}")
+            raise InputError(f"{self.where}: {unknown_fields[0][:60]}: not known; expected one of {known_fields}")

@@ -149,8 +149,8 @@ class _ModelRules:
         category = _category(site)
         if site.name in ("q_proj", "k_proj", "v_proj") and category:
             siblings = {child.name for child in site.parent.children}
-            fused = site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= siblings
-            return "attn_qkv" if fused or _gated_delta(site) else category
+            is_fused = site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= siblings
+            return "attn_qkv" if is_fused or _gated_delta(site) else category
         return category
 
     def parts(self, site: WeightSite) -> Parts:
@@ -326,12 +326,12 @@ def _file_shapes(site: WeightSite) -> list[tuple[Number, Number]]:
     shape = site.tensor.shape
     core = next((child for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
     if site.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:
-        expanded, absorbed = core.op, core.forms["absorbed"]
-        assert isinstance(expanded, AttentionCore)
-        assert isinstance(absorbed, AttentionCore)
-        latent, rope = absorbed.v_dim, absorbed.qk_dim - absorbed.v_dim
-        nope = expanded.qk_dim - rope
-        return [(expanded.heads * latent, nope), (expanded.heads * expanded.v_dim, latent)]
+        expanded_op, absorbed_op = core.op, core.forms["absorbed"]
+        assert isinstance(expanded_op, AttentionCore)
+        assert isinstance(absorbed_op, AttentionCore)
+        latent, rope = absorbed_op.v_dim, absorbed_op.qk_dim - absorbed_op.v_dim
+        nope = expanded_op.qk_dim - rope
+        return [(expanded_op.heads * latent, nope), (expanded_op.heads * expanded_op.v_dim, latent)]
     rows: Number = 1
     for axis in shape[:-1]:
         rows = rows * axis

@@ -102,8 +102,8 @@ class LinearScheme(Scheme):
     def _format(self, site: WeightSite) -> LinearFormat | None:
         """Returns the format that a tensor is converted to; None if the tensor stays unconverted."""
         experts = site.kind == "experts" and len(site.tensor.shape) == 3
-        single = (len(site.tensor.shape) == 2 or _grouped(site)) and self.scope == "linear"
-        if site.tensor.role != "matrix" or site.kind in NEVER_CONVERTED or not (experts or single):
+        is_single_matrix = (len(site.tensor.shape) == 2 or _grouped(site)) and self.scope == "linear"
+        if site.tensor.role != "matrix" or site.kind in NEVER_CONVERTED or not (experts or is_single_matrix):
             return None
         output = site.kind in HEADS and site.name not in ("dense", "head_proj")
         if (
@@ -128,16 +128,19 @@ class LinearScheme(Scheme):
             f"unconverted: embeddings{head}{other_layers}, norms, biases, routers"
             + (" and the modules that the config lists" if self.excluded.entries else "")
         )
-        unused = self.excluded.unused
-        if unused:
-            unused_count_text = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        unused_exclusions = self.excluded.unused
+        if unused_exclusions:
+            unused_count_text = f" and {len(unused_exclusions) - 3} more" if len(unused_exclusions) > 3 else ""
             texts.append(
-                f"the config excludes modules that are not in this model: {', '.join(unused[:3])}{unused_count_text}"
+                "the config excludes modules that are not in this model: "
+                f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
-        listed = [entry for group in self.groups if group.named is not None for entry in group.named.unused]
-        if listed:
-            more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-            texts.append(f"the config converts modules that are not in this model: {', '.join(listed[:3])}{more}")
+        unused_entries = [entry for group in self.groups if group.named is not None for entry in group.named.unused]
+        if unused_entries:
+            more_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
+            texts.append(
+                f"the config converts modules that are not in this model: {', '.join(unused_entries[:3])}{more_text}"
+            )
         return [*texts, *self.remarks]
 
     def _formats(self) -> Iterator[str]:

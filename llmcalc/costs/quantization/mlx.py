@@ -80,10 +80,10 @@ class MLXScheme(Scheme):
             for axis in stack:
                 count = count * axis
             yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
-        unused = [entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used]
-        if unused:
+        unused_entries = [entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used]
+        if unused_entries:
             raise InputError(
-                f"quantization: {unused[0]}: names no module of this model; expected its own (--quantize none "
+                f"quantization: {unused_entries[0]}: names no module of this model; expected its own (--quantize none "
                 "counts without it)"
             )
 
@@ -94,7 +94,9 @@ class MLXScheme(Scheme):
         """
         if site.tensor.role == "vector":
             return None
-        module_format = next((stored for modules, stored in self.others if site.names in modules), self.usual)
+        module_format = next(
+            (storage_format for modules, storage_format in self.others if site.names in modules), self.usual
+        )
         if module_format is self.usual and site.kind not in (*ALWAYS_CONVERTED, "router"):
             unknown_reason = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
@@ -134,8 +136,8 @@ def mlx(c: Fields) -> Scheme:
             module_table.all_read()
         modules_by_format.setdefault(module_format, []).append(name)
     listed_modules = tuple(
-        (ModuleList(entries, "compressed-tensors", "quantization"), stored)
-        for stored, entries in modules_by_format.items()
+        (ModuleList(entries, "compressed-tensors", "quantization"), storage_format)
+        for storage_format, entries in modules_by_format.items()
     )
     return MLXScheme(label, "mlx-lm", (), default_format, listed_modules)
 

@@ -48,8 +48,8 @@ def every(label: str, source: str, linear_format: LinearFormat, *remarks: str) -
     return LinearScheme(label, source, remarks, (Group(linear_format),), everywhere=True)
 
 
-def bnb4(label: str, double: bool) -> LinearScheme:
-    return LinearScheme(label, BNB_SOURCE, (BLOB, STACKED), (Group(Bnb4(double)),), everywhere=True)
+def bnb4(label: str, is_double: bool) -> LinearScheme:
+    return LinearScheme(label, BNB_SOURCE, (BLOB, STACKED), (Group(Bnb4(is_double)),), everywhere=True)
 
 
 def mxfp4(label: str) -> LinearScheme:
@@ -116,11 +116,11 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
     label = name.strip().lower()
     if label in _FIXED:
         return _FIXED[label](label)
-    base_label, fused = label.removesuffix("-qkv"), label.endswith("-qkv")
+    base_label, fuses_qkv = label.removesuffix("-qkv"), label.endswith("-qkv")
     mix = base_label.removesuffix("-imatrix").upper().replace("-", "_")
     mix = mix + "_M" if mix in ("Q3_K", "Q4_K", "Q5_K") else mix
     if mix in MIXES:
-        return GGUFMix(label, LLAMA_CPP, (), mix, base_label.endswith("-imatrix"), fused)
+        return GGUFMix(label, LLAMA_CPP, (), mix, base_label.endswith("-imatrix"), fuses_qkv)
     for _, pattern, make in _SIZED:
         match = re.fullmatch(pattern, label)
         if match:

@@ -151,10 +151,10 @@ class ModuleList:
 def _without_fusion(entry: str) -> Iterator[str]:
     """Yields an entry, and the entries of its parts if it names a fused layer."""
     yield entry
-    for fused, part_names in FUSED.items():
-        name = re.compile(rf"(?<![a-zA-Z0-9_]){fused}(?![a-zA-Z0-9_])")
+    for fused_name, part_names in FUSED.items():
+        name = re.compile(rf"(?<![a-zA-Z0-9_]){fused_name}(?![a-zA-Z0-9_])")
         if name.search(entry):
-            yield from (name.sub(single, entry) for single in part_names)
+            yield from (name.sub(single_name, entry) for single_name in part_names)
 
 
 def _match_ways(pattern: str) -> int:

@@ -33,9 +33,9 @@ def of_rank(rank: int, name: str) -> Optimizer:
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors, of both moments, and of the norm of each matrix's last scaled gradient."""
-        projected, whole = split(tensors)
+        projected, other_tensors = split(tensors)
         elements = sum_over(projected, lambda tensor: rank * longer_side(tensor))
-        moment = bytes_of(elements + elements_of(whole), dtype)
+        moment = bytes_of(elements + elements_of(other_tensors), dtype)
         return {
             "ortho_matrix": bytes_of(sum_over(projected, lambda tensor: rank * shorter_side(tensor)), dtype),
             "exp_avg": moment,

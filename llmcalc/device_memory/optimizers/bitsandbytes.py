@@ -67,13 +67,13 @@ def is_large(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
 
 def state_bytes(moments: int, eight: bool, tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
-    quantized = is_large if eight else lambda tensor: 0
-    state = sum_over(tensors, lambda t: quantized(t) * t.size + 4 * (1 - quantized(t)) * t.size)
+    is_quantized = is_large if eight else lambda tensor: 0
+    state = sum_over(tensors, lambda t: is_quantized(t) * t.size + 4 * (1 - is_quantized(t)) * t.size)
     sizes: States = {f"state{i + 1}": state for i in range(moments)}
     if eight:
-        scales = 4 * sum_over(tensors, lambda t: quantized(t) * ceil_div(t.size, BLOCK))
+        scales = 4 * sum_over(tensors, lambda t: is_quantized(t) * ceil_div(t.size, BLOCK))
         sizes |= {f"absmax{i + 1}": scales for i in range(moments)}
-        sizes["qmaps"] = moments * 4 * MAP_ENTRIES * minimum(1, sum_over(tensors, quantized))
+        sizes["qmaps"] = moments * 4 * MAP_ENTRIES * minimum(1, sum_over(tensors, is_quantized))
     return sizes
 
 

@@ -38,11 +38,11 @@ def of_rank(rank: int, name: str) -> Optimizer:
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors and of both moments."""
-        projected, whole = split(tensors)
+        projected, other_tensors = split(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
         projectors = sum_over(projected, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
         elements = sum_over(projected, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
-        moment = bytes_of(elements + elements_of(whole), dtype)
+        moment = bytes_of(elements + elements_of(other_tensors), dtype)
         return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment, "exp_avg_sq": moment}
 
     def step(run: OptimizerStep) -> None:

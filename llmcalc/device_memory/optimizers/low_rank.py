@@ -74,9 +74,9 @@ def longer_side(tensor: ParamTensor) -> Number:
 
 def in_update_order(run: OptimizerStep) -> Iterator[OptimizedParameter]:
     """Yields the updated parameters as LLaMA-Factory groups them: vectors, tensors with weight decay, matrices."""
-    whole = [parameter for parameter in run.updated if not parameter.matrix]
-    vectors = [parameter for parameter in whole if len(parameter.grad.shape) < 2]
-    with_decay = [parameter for parameter in whole if len(parameter.grad.shape) >= 2]
+    other_parameters = [parameter for parameter in run.updated if not parameter.matrix]
+    vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
+    with_decay = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
     matrices = [parameter for parameter in run.updated if parameter.matrix]
     yield from run.loop_over([*vectors, *with_decay, *matrices])
 

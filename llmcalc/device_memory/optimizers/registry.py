@@ -59,19 +59,19 @@ def optimizers() -> Iterator[Optimizer]:
     return map(_record, NAMES)
 
 
-def optimizer(name: str, where: str = "--optimizer") -> Optimizer:
+def optimizer(name: str, option_name: str = "--optimizer") -> Optimizer:
     """Returns the optimizer's record by its name or an alias, in which `_` and `-` are equivalent.
 
     `galore` and `apollo` may have the rank of their projections behind `-r`.
 
     Raises `InputError` for a name that is none's.
     """
-    hyphenated = name.replace("_", "-")
-    if hyphenated in NAMES or WITH_RANK.fullmatch(hyphenated):
-        return _record(hyphenated)
-    record = next((record for record in optimizers() if hyphenated in record.aliases), None)
+    hyphenated_name = name.replace("_", "-")
+    if hyphenated_name in NAMES or WITH_RANK.fullmatch(hyphenated_name):
+        return _record(hyphenated_name)
+    record = next((record for record in optimizers() if hyphenated_name in record.aliases), None)
     if record is None:
-        suggestion = suggest(hyphenated, [*NAMES, *(alias for record in optimizers() for alias in record.aliases)])
+        suggestion = suggest(hyphenated_name, [*NAMES, *(alias for record in optimizers() for alias in record.aliases)])
         suggestion = suggestion and f".{suggestion}"
-        raise InputError(f"{where}: {shown(name)} is not known; expected one of {', '.join(NAMES)}{suggestion}")
+        raise InputError(f"{option_name}: {shown(name)} is not known; expected one of {', '.join(NAMES)}{suggestion}")
     return record

@@ -80,7 +80,7 @@ class OptimizerStep:
         """Counts new storages as optimizer states, inside a `with`."""
         return counted_as(self.t.graph.meter, "optimizer")
 
-    def write(self, target: object, *read: object) -> None:
+    def write(self, target: object, *read_tensors: object) -> None:
         """Marks an in-place operation that reads tensors and writes into `target`; it allocates nothing."""
 
     def by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:

@@ -166,20 +166,21 @@ def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
     architecture = checkpoint.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         name = shown(architecture) if isinstance(architecture, str) else "none"
-        known = ", ".join(ARCHITECTURES)
-        near = suggest(str(architecture)[:40], list(ARCHITECTURES))
+        known_names = ", ".join(ARCHITECTURES)
+        suggestion = suggest(str(architecture)[:40], list(ARCHITECTURES))
         raise InputError(
-            f"{location}: general.architecture {name}: is not read from a header; expected one of {known}, or the "
-            f"model's config.json or preset as TARGET.{near}"
+            f"{location}: general.architecture {name}: is not read from a header; expected one of {known_names}, or "
+            "the "
+            f"model's config.json or preset as TARGET.{suggestion}"
         )
-    model_type, name, more = ARCHITECTURES[architecture]
+    model_type, name, further_fields = ARCHITECTURES[architecture]
     config: _Config = {"model_type": model_type, "architectures": [name], **_metadata(checkpoint, architecture, KEYS)}
     table = next((tensor for tensor in checkpoint.tensors if tensor.name == "token_embd.weight"), None)
     if table is None or len(table.shape) != 2:
         raise InputError(f"{location}: token_embd.weight: missing; the first file of a split model has it")
     config["vocab_size"] = table.shape[0]
     config["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in checkpoint.tensors)
-    config |= more(checkpoint, architecture, config)
+    config |= further_fields(checkpoint, architecture, config)
     title = checkpoint.metadata.get("general.name")
     config["_name_or_path"] = title if isinstance(title, str) and title else location
     return {field: value for field, value in config.items() if value is not None}

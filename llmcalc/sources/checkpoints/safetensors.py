@@ -240,9 +240,10 @@ def join_shards(
             tensors[tensor.name] = tensor
         if len(tensors) > MOST_TENSORS:
             raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
-    missing = [name for name in weight_map if name not in tensors]
-    if missing:
+    missing_names = [name for name in weight_map if name not in tensors]
+    if missing_names:
         raise InputError(
-            f"{location}: {missing[0][:80]}: {weight_map[missing[0]]} does not hold it ({len(missing)} such tensors)"
+            f"{location}: {missing_names[0][:80]}: {weight_map[missing_names[0]]} does not hold it "
+            f"({len(missing_names)} such tensors)"
         )
     return Checkpoint("safetensors", tuple(tensors.values()))

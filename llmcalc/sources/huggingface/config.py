@@ -119,9 +119,11 @@ class Config:
         for name in names:
             if name in self.defaults:
                 return self.defaults[name]
-        missing = self.wrong(self._name_in_config(names), "missing", f"a field that every {self.model_type} config has")
+        missing_error = self.wrong(
+            self._name_in_config(names), "missing", f"a field that every {self.model_type} config has"
+        )
         suggestion = near_to(names[0], [name for name in self.data if name not in self.fields_read])
-        raise InputError(f"{missing} (the config has '{suggestion}')") if suggestion else missing
+        raise InputError(f"{missing_error} (the config has '{suggestion}')") if suggestion else missing_error
 
     def has(self, name: str) -> bool:
         """Whether the config itself has the field, with a value that is not null."""
@@ -136,11 +138,13 @@ class Config:
 
     def _aliased(self, names: tuple[str, ...]) -> tuple[str, ...]:
         read_names = [name for name in names if name not in self.unread]
-        aliased = [self.aliases[name] for name in names if name in self.aliases]
+        alias_names = [self.aliases[name] for name in names if name in self.aliases]
         usual_names = [
-            name for name, alias in self.aliases.items() if alias in (*read_names, *aliased) and name not in self.unread
+            name
+            for name, alias in self.aliases.items()
+            if alias in (*read_names, *alias_names) and name not in self.unread
         ]
-        return tuple(dict.fromkeys((*read_names, *aliased, *usual_names)))
+        return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
         """Returns the name whose value applies, among the names in the config; a null replaces no other value."""
@@ -248,15 +252,17 @@ class Config:
         problem = "missing" if value is None and name not in self.data else in_json(value)
         return InputError(f"{self.where}{name}: {problem}; expected {expected}")
 
-    def close(self, ignored: frozenset[str], parent: Config | None = None) -> None:
+    def close(self, ignored_fields: frozenset[str], parent: Config | None = None) -> None:
         """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.
 
-        ignored: fields of this family that change no count.
+        ignored_fields: fields of this family that change no count.
         parent: the outer config if this one is a nested table; it receives the unknown fields and the default sizes.
         """
         parent = parent or self
-        known_fields = self.fields_read | IRRELEVANT | ignored
-        known_fields |= {usual for usual, alias in self.aliases.items() if alias in known_fields} - self.unread
+        known_fields = self.fields_read | IRRELEVANT | ignored_fields
+        known_fields |= {
+            usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
+        } - self.unread
         parent.unknown += [
             Unknown(f"{self.where}{name}", value, self._corrected_name(name), self._restates(name, value))
             for name, value in sorted(self.data.items())

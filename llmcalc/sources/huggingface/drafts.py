@@ -52,14 +52,14 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
     """
-    name, stated = architecture_of(config), config.get("speculators_model_type")
+    name, stated_type = architecture_of(config), config.get("speculators_model_type")
     model_type = config.get("model_type")
     is_draft = isinstance(model_type, str) and model_type in CLASSES
     if is_draft and not any(name in config for name in ("architectures", *SECTIONS)):
         return config, []
     kind = next((kind for kind, pattern in CLASSES.items() if pattern.search(name)), "")
-    if isinstance(stated, str):
-        kind = stated if stated in CLASSES else ""
+    if isinstance(stated_type, str):
+        kind = stated_type if stated_type in CLASSES else ""
     elif not kind and is_draft:
         kind = str(model_type)
     if not kind and not OTHER_CLASS.search(name):
@@ -84,19 +84,25 @@ def _flattened(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
     The class's name, which says nothing of its head, is left out.
     """
-    merged: dict[str, Any] = dict(SPECULATORS_DSPARK) if kind == "dspark" and "speculators_model_type" in config else {}
+    merged_fields: dict[str, Any] = (
+        dict(SPECULATORS_DSPARK) if kind == "dspark" and "speculators_model_type" in config else {}
+    )
     for section in SECTIONS:
         table = config.get(section)
         if table is None:
             continue
         if not isinstance(table, dict):
             raise InputError(f"{section}: {shown(table)}; expected a table of fields")
-        merged |= table
+        merged_fields |= table
     layers = config.get("transformer_layer_config") or {}
     if kind in ("eagle3", "peagle") and layers.get("model_type") == "qwen3":
-        merged["use_qk_norm"] = True
+        merged_fields["use_qk_norm"] = True
     unread = (*SECTIONS, "architectures")
-    return {**merged, **{name: value for name, value in config.items() if name not in unread}, "model_type": kind}
+    return {
+        **merged_fields,
+        **{name: value for name, value in config.items() if name not in unread},
+        "model_type": kind,
+    }
 
 
 def _require_whole(config: Mapping[str, Any], name: str) -> None:

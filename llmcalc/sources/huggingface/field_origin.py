@@ -38,9 +38,9 @@ def _with_fields(value: Any, fields: frozenset[str]) -> Any:
     """Returns a number that carries these field names; any other value is unchanged."""
     if type(value) not in (int, float):
         return value
-    tracked: Any = TrackedInt(value) if isinstance(value, int) else TrackedFloat(value)
-    tracked.fields = fields
-    return tracked
+    tracked_number: Any = TrackedInt(value) if isinstance(value, int) else TrackedFloat(value)
+    tracked_number.fields = fields
+    return tracked_number
 
 
 def _calculated(cls: type, name: str) -> Callable[[Any, Any], Any]:

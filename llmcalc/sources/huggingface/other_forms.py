@@ -123,8 +123,8 @@ def _shared(data: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": _size(data, "vocab_size"),
         "tie_word_embeddings": False,
     }
-    others = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
-    return config | {name: data[field] for name, field in others.items() if data.get(field) is not None}
+    other_names = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
+    return config | {name: data[field] for name, field in other_names.items() if data.get(field) is not None}
 
 
 def _nanogpt(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -206,6 +206,10 @@ def _mlc(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     fields = {name: value for name, value in data["model_config"].items() if name not in MLC}
     theta = fields.pop("position_embedding_base", None)
     config = {**fields, "model_type": data["model_type"], **({} if theta is None else {"rope_theta": theta})}
-    stored = data.get("quantization")
-    remarks = [f"quantization: MLC's {shown(stored)} is not counted; --quantize counts a scheme"] if stored else []
+    quantization_name = data.get("quantization")
+    remarks = (
+        [f"quantization: MLC's {shown(quantization_name)} is not counted; --quantize counts a scheme"]
+        if quantization_name
+        else []
+    )
     return config, ["mlc-chat-config.json: read as the config of its model", *remarks]

@@ -249,9 +249,10 @@ def simple_answers(config: Config) -> Table:
 def block_sparse_note(config: Config) -> None:
     """Reads BigBird's `attention_type`; adds a remark that block-sparse attention is counted as full attention."""
     if config.choice({"original_full": False, "block_sparse": True}, "attention_type"):
-        longest = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
+        longest_length = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
         config.notes.append(
-            f"attention_type: block_sparse beyond {longest} tokens, which is not counted: every token attends to all"
+            f"attention_type: block_sparse beyond {longest_length} tokens, which is not counted: every token attends "
+            "to all"
         )
 
 
@@ -323,13 +324,13 @@ def layer_pattern(names: list[str]) -> Table:
 
     The pattern repeats after the first layers.
     """
-    best: tuple[list[str], list[str]] = (names, names[-1:])
+    shortest_pattern: tuple[list[str], list[str]] = (names, names[-1:])
     for start in range(min(len(names), 8)):
-        repeated = names[start:]
-        period = _period(repeated)
-        if period <= len(repeated) // 2 and start + period < len(best[0]) + len(best[1]):
-            best = (names[:start], repeated[:period])
-    return {"first_layers": best[0], "pattern": best[1]}
+        repeated_names = names[start:]
+        period = _period(repeated_names)
+        if period <= len(repeated_names) // 2 and start + period < len(shortest_pattern[0]) + len(shortest_pattern[1]):
+            shortest_pattern = (names[:start], repeated_names[:period])
+    return {"first_layers": shortest_pattern[0], "pattern": shortest_pattern[1]}
 
 
 def _period(names: list[str]) -> int:
@@ -378,9 +379,9 @@ def listed_kinds(config: Config, field: str, kinds: dict[str, str], default: lis
     return names
 
 
-def length_hint(values: Sequence[object], expected: Sequence[object]) -> str:
+def length_hint(values: Sequence[object], expected_values: Sequence[object]) -> str:
     """Returns ` (the list has …)` for a message about a list of the wrong length; empty if the lengths are equal."""
-    return "" if len(values) == len(expected) else f" (the list has {len(values)})"
+    return "" if len(values) == len(expected_values) else f" (the list has {len(values)})"
 
 
 def check_shared_layers(config: Config, kinds: list[str], shared_layers: int) -> None:
@@ -465,7 +466,7 @@ def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
     varying_axes = [(names, kinds) for names, kinds in axes if any(kinds[name] for name in names)]
     if not varying_axes:
         return {}
-    names = ["-".join(parts) for parts in zip(*(names for names, _ in varying_axes), strict=True)]
+    names = ["-".join(kind_names) for kind_names in zip(*(names for names, _ in varying_axes), strict=True)]
     variants: Table = {}
     for i, name in enumerate(names):
         variants.setdefault(

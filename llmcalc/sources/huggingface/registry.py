@@ -111,8 +111,8 @@ def _loss_fields(config: Config) -> dict[str, Any]:
     )
     names = ("final_logit_softcapping", "logits_soft_cap")
     cap = next((config.data[name] for name in names if name in config.data), LOGIT_CAPS.get(config.model_type))
-    capped = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
-    return {**capped, **({"float32_loss": False} if name in losses_of_logits() else {})}
+    cap_fields = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
+    return {**cap_fields, **({"float32_loss": False} if name in losses_of_logits() else {})}
 
 
 def config_of(data: Mapping[str, Any], kind: str, family: Family, head: HeadKind, location: str) -> Config:
@@ -263,13 +263,13 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
     It is the class in `architectures`, else a language model of the model type.
     """
-    kind, name, unsupported = usual_name(config["model_type"]), architecture_of(config), other_classes()
-    class_names = classes().get(kind) or unsupported["classes"].get(kind, [])
+    kind, name, unsupported_classes = usual_name(config["model_type"]), architecture_of(config), other_classes()
+    class_names = classes().get(kind) or unsupported_classes["classes"].get(kind, [])
     if name.lower() in {cls.lower() for cls in class_names}:
         return True
     if name.endswith("ForCausalLM"):
-        return kind in unsupported["causal"]
-    return not name and kind in unsupported["language"]
+        return kind in unsupported_classes["causal"]
+    return not name and kind in unsupported_classes["language"]
 
 
 def _without_family(config: Mapping[str, Any]) -> str:
@@ -360,7 +360,7 @@ def _tying_remark(kind: str, wrapper_config: Mapping[str, Any], model: Mapping[s
     The text model's default counts.
     """
     family = family_of(kind)
-    default, tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
+    default, is_tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
     is_stated = any(
         wrapper_config.get(name) is not None
         for name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
@@ -369,12 +369,12 @@ def _tying_remark(kind: str, wrapper_config: Mapping[str, Any], model: Mapping[s
         family.text is None
         or is_stated
         or default is None
-        or default == tied
-        or (family.ties == "either" and tied)
+        or default == is_tied
+        or (family.ties == "either" and is_tied)
         or model["head"]["type"] != "lm"
     ):
         return []
-    tied_text, default_text = str(tied).lower(), str(default).lower()
+    tied_text, default_text = str(is_tied).lower(), str(default).lower()
     return [
         f"tie_word_embeddings: not given beside text_config; counted as {tied_text}, as the text model has it, where "
         f"{kind}'s class takes {default_text}"
@@ -434,12 +434,16 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     model |= dropout_of(config, family)
     if model["head"]["type"] == "lm":
         model["head"] = {**model["head"], **_loss_fields(config)}
-    flat = (family,) if location or wrapper == kind else (family, family_of(wrapper))
-    uncounted = {name: tower_notes for record in flat for name, tower_notes in record.uncounted.items()}
-    sections = (() if location else record.uncounted_encoders for record in flat)
-    config.close(frozenset().union(uncounted, *sections, *(record.ignored for record in flat)))
+    family_records = (family,) if location or wrapper == kind else (family, family_of(wrapper))
+    uncounted_towers = {
+        name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()
+    }
+    sections = (() if location else record.uncounted_encoders for record in family_records)
+    config.close(frozenset().union(uncounted_towers, *sections, *(record.ignored for record in family_records)))
     uncounted_notes = [
-        f"{name}: {tower_notes.format(shown(data[name]))}" for name, tower_notes in uncounted.items() if data.get(name)
+        f"{name}: {tower_notes.format(shown(data[name]))}"
+        for name, tower_notes in uncounted_towers.items()
+        if data.get(name)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
     if _builds_towers(wrapper, wrapper_config):

@@ -47,18 +47,18 @@ class Unknown(NamedTuple):
         That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, or a list with several kinds of layers
         (`layer_types`).
         """
-        parts = self.path.rpartition(".")[2].lower().split("_")
-        if parts[-2:] == ["layer", "types"] and isinstance(self.value, list):
+        words = self.path.rpartition(".")[2].lower().split("_")
+        if words[-2:] == ["layer", "types"] and isinstance(self.value, list):
             return len({repr(kind) for kind in self.value}) > 1
-        names_a_size = bool({"num", "n", "size", "dim"} & {parts[0], parts[-1]}) or parts[-1] in SIZED_THINGS
+        names_a_size = bool({"num", "n", "size", "dim"} & {words[0], words[-1]}) or words[-1] in SIZED_THINGS
         return names_a_size and type(self.value) is int and self.value > 0
 
 
-def require_known(unknown: Sequence[Unknown], model_type: str) -> None:
+def require_known(unknown_fields: Sequence[Unknown], model_type: str) -> None:
     """Raises `InputError` for misspelt fields and for unknown sizes; the message names all of them."""
     problems = [
         f"{field.path} (did you mean {field.meant}?)" if field.meant else f"{field.path} = {shown(field.value)}"
-        for field in unknown
+        for field in unknown_fields
         if not field.restates and (field.meant or field.is_size)
     ]
     if problems:

@@ -42,7 +42,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
     facts, spec_values = Facts(spec, FIELDS), canonical(spec)
-    others: list[tuple[str, dict[str, Any]]] = []
+    other_configs: list[tuple[str, dict[str, Any]]] = []
     for kind, family in _families(facts):
         for name in class_names(kind, spec):
             config = wrapped(_candidate_config(kind, family, name, facts), spec)
@@ -52,27 +52,27 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
             class_values = canonical(config_spec)
             if next(differences(spec_values, class_values), None) is None:
                 return config
-            others.append((config["architectures"][0], class_values))
+            other_configs.append((config["architectures"][0], class_values))
     raise InputError(
-        "no transformers class is known here that computes this architecture" + _nearest(spec_values, others)
+        "no transformers class is known here that computes this architecture" + _nearest(spec_values, other_configs)
     )
 
 
-def _nearest(spec_values: dict[str, Any], others: list[tuple[str, dict[str, Any]]]) -> str:
+def _nearest(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:
     """Returns, for a message, the class that differs least from the spec, and its first difference.
 
-    others: (name of a class, what it computes in canonical form).
+    other_configs: (name of a class, what it computes in canonical form).
     """
-    nearest: tuple[tuple[int, int], str, Difference] | None = None
-    for name, class_values in others:
+    nearest_config: tuple[tuple[int, int], str, Difference] | None = None
+    for name, class_values in other_configs:
         mismatches = sorted(differences(spec_values, class_values), key=_is_in_tower)
         distance = (
             sum(weight(difference) for difference in mismatches if not _is_in_tower(difference)),
             sum(weight(difference) for difference in mismatches if _is_in_tower(difference)),
         )
-        if nearest is None or distance < nearest[0]:
-            nearest = distance, name, mismatches[0]
-    return _nearest_text(nearest)
+        if nearest_config is None or distance < nearest_config[0]:
+            nearest_config = distance, name, mismatches[0]
+    return _nearest_text(nearest_config)
 
 
 def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
@@ -166,11 +166,11 @@ def _value(family: Family, field: str, facts: Facts) -> Any:
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
     """Returns every field that the family's reader reads from a config before it succeeds or fails."""
     kind, head = config["model_type"], head_of(config)
-    reading = Config(config, family.defaults, kind, head, "", family.aliases, family.unread)
+    tracked_config = Config(config, family.defaults, kind, head, "", family.aliases, family.unread)
     assert family.read is not None
     with suppress(InputError):
-        family.read(reading)
-    return reading.fields_read
+        family.read(tracked_config)
+    return tracked_config.fields_read
 
 
 def _read_back(config: dict[str, Any]) -> ModelSpec | None:
@@ -186,10 +186,10 @@ def _is_in_tower(difference: Difference) -> bool:
     return difference[0].startswith("towers")
 
 
-def _nearest_text(nearest: tuple[tuple[int, int], str, Difference] | None) -> str:
-    if nearest is None:
+def _nearest_text(nearest_config: tuple[tuple[int, int], str, Difference] | None) -> str:
+    if nearest_config is None:
         return ""
-    _, name, (path, spec_value, class_value) = nearest
+    _, name, (path, spec_value, class_value) = nearest_config
     hint = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
     return f"; nearest is {name}, which has {_shown(class_value)} where {path} is {_shown(spec_value)}{hint}"
 

@@ -71,10 +71,10 @@ def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
         and len(left) == len(right)
         and any(isinstance(item, dict) for item in left)
     ):
-        reported: list[tuple[Any, Any]] = []
+        reported_pairs: list[tuple[Any, Any]] = []
         for i, pair in enumerate(zip(left, right, strict=True)):
-            if pair not in reported:  # layers of one kind share one table
-                reported.append(pair)
+            if pair not in reported_pairs:  # layers of one kind share one table
+                reported_pairs.append(pair)
                 yield from differences(*pair, f"{path}.{i}")
     elif left != right:
         yield path, left, right

@@ -160,8 +160,12 @@ class Facts:
     @property
     def position(self) -> Rope:
         """The rotary position encoding; of a layer without a window if both kinds of layers have it."""
-        placed = sorted(zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None)
-        rope: Rope = present(next((position for _, position in placed if isinstance(position, Rope)), None))
+        positions_by_window = sorted(
+            zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None
+        )
+        rope: Rope = present(
+            next((position for _, position in positions_by_window if isinstance(position, Rope)), None)
+        )
         return rope
 
     @property
@@ -213,8 +217,8 @@ def kind_of(mixer: Any) -> str:
         return {"short_conv": "conv", "rglru": "recurrent", "none": "none"}[kind]
     if isinstance(mixer, Attention) and mixer.attention_chunk_size is not None:
         return "chunked_attention"
-    windowed = isinstance(mixer, TokenMixer) and mixer.window() is not None
-    return "sliding_attention" if windowed else "full_attention"
+    has_window = isinstance(mixer, TokenMixer) and mixer.window() is not None
+    return "sliding_attention" if has_window else "full_attention"
 
 
 def _parts_inside(value: Any) -> Iterator[Part]:

@@ -67,7 +67,7 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
 
     Raises `InputError` for a module with parameters that has no rule.
     """
-    tied = hasattr(module, "lm_head") and module.lm_head.weight is getattr(module.embed_tokens, "weight", None)
+    is_tied = hasattr(module, "lm_head") and module.lm_head.weight is getattr(module.embed_tokens, "weight", None)
     plan: dict[str, ParallelStyle] = {}
     for name, submodule in module.named_modules():
         heads = getattr(submodule, "kv_heads", mesh.size())
@@ -78,7 +78,7 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
         if name.rpartition(".")[0] not in plan:
             raise InputError(f"--distributed: --tp {mesh.size()}: no rule to divide {name}; expected --tp 1")
     parallelize_module(module, mesh, plan, src_data_rank=None)  # every process has the same values
-    if tied:
+    if is_tied:
         module.lm_head.weight = module.embed_tokens.weight
 
 

@@ -76,9 +76,9 @@ class OnRank(CpuStorageTracker):
             if func._opname in BUCKET_OPERATIONS:
                 return out
             del work_handle
-            finished: torch.futures.Future[Any] = torch.futures.Future()
-            finished.set_result([])
-            out = (*results, c10d._create_work_from_future(finished).boxed())
+            finished_future: torch.futures.Future[Any] = torch.futures.Future()
+            finished_future.set_result([])
+            out = (*results, c10d._create_work_from_future(finished_future).boxed())
         elif func.namespace == "_c10d_functional" and isinstance(out, Tensor) and func._opname != "wait_tensor":
             torch.ops._c10d_functional.wait_tensor(out)
             tensors.append(out)

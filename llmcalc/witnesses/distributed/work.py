@@ -47,9 +47,9 @@ def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 def _result(job: Job) -> dict[str, Any]:
     result = run(job)
-    simulated = simulate_rank(job, dist.get_rank())
+    simulated_bytes = simulate_rank(job, dist.get_rank())
     rank_results: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rank_results, (simulated, result.bytes, result.scratch))
+    dist.all_gather_object(rank_results, (simulated_bytes, result.bytes, result.scratch))
     single_losses = losses_of_one(job) if dist.get_rank() == 0 else result.losses
     scratch = {
         name: max(rank_result[2].get(name, 0) for rank_result in rank_results)

@@ -66,8 +66,8 @@ def _audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
 def _moss(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MOSS-Transcribe-Diarize: consecutive positions are concatenated, and a norm follows the linear layers."""
     towers = _audio_flamingo(wrapper, config, width)
-    merged: Table = {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
-    return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], **merged}}
+    merge_fields: Table = {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
+    return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], **merge_fields}}
 
 
 def _phi4_vision(wrapper: Config, config: Config, width: int) -> Table:

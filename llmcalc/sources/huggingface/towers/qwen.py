@@ -26,12 +26,12 @@ PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 
 def _image(config: Config) -> Table:
     """Returns how Qwen's processor resizes an image: both sides become multiples of a merged patch's side."""
-    least, most = PIXELS.get(config.size("patch_size"), PIXELS[14])
+    least_pixels, most_pixels = PIXELS.get(config.size("patch_size"), PIXELS[14])
     return {
         "type": "smart_resize",
         "merge": config.size("spatial_merge_size"),
-        "min_pixels": least,
-        "max_pixels": most,
+        "min_pixels": least_pixels,
+        "max_pixels": most_pixels,
     }
 
 
@@ -96,10 +96,10 @@ def _windows(config: Config) -> Table:
     side = window // merge // patch * merge
     if side == 0:
         raise config.wrong("window_size", window, f"{merge * patch} or more, the side of merged patches")
-    full, depth = config.get("fullatt_block_indexes"), config.size("depth")
-    if not isinstance(full, list | tuple) or any(type(i) is not int for i in full):
-        raise config.wrong("fullatt_block_indexes", full, "a list of layers")
-    names = ["block" if i in full else "windowed" for i in range(depth)]
+    full_blocks, depth = config.get("fullatt_block_indexes"), config.size("depth")
+    if not isinstance(full_blocks, list | tuple) or any(type(i) is not int for i in full_blocks):
+        raise config.wrong("fullatt_block_indexes", full_blocks, "a list of layers")
+    names = ["block" if i in full_blocks else "windowed" for i in range(depth)]
     if "windowed" not in names:
         return {}
     return {"variants": {"windowed": {"attention": {"grid_window": side}}}, **layer_pattern(names)}
@@ -162,10 +162,10 @@ def _qwen3(wrapper: Config, config: Config, width: int) -> Table:
 
 def _kimi(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
-    for name, published in KIMI_NAMES.items():
-        stated = config.data.get(name)
-        if stated is not None and config.data.get(published, stated) != stated:
-            raise config.wrong(published, config.data[published], f"{stated}, as {name} says, or none")
+    for name, published_name in KIMI_NAMES.items():
+        stated_value = config.data.get(name)
+        if stated_value is not None and config.data.get(published_name, stated_value) != stated_value:
+            raise config.wrong(published_name, config.data[published_name], f"{stated_value}, as {name} says, or none")
     if config.has("mm_projector_type"):
         config.must("mm_projector_type", "patchmerger")
     wrapper.must("projection_hidden_size", config.size("hidden_size"))

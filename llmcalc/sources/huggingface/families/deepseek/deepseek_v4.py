@@ -43,18 +43,18 @@ def _deepseek_v4(config: Config) -> Table:
     rates = _rates(config)
     kinds: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
     kinds["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
-    biased = glu(config, config.flag("mlp_bias"), width)
+    biased_network = glu(config, config.flag("mlp_bias"), width)
     scoring = _scoring(config)
-    tabled: Table = {"type": "token_table", "scoring_func": scoring}
+    table_router: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        biased,
+        biased_network,
         router={"scoring_func": scoring},
     )
     networks: Table = {
-        "hash": {"feed_forward": {"router": {**tabled, "vocab_size": config.size("vocab_size")}}},
+        "hash": {"feed_forward": {"router": {**table_router, "vocab_size": config.size("vocab_size")}}},
         "moe": {"feed_forward": {"router": {"score_correction": "buffer"}}},
     }
     block = {

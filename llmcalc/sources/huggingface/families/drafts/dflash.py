@@ -35,20 +35,20 @@ def _dflash(config: Config) -> Table:
     else:
         config.fields_read.add("sliding_window")
         stack = {}
-    listed = config.get("target_layer_ids", "aux_hidden_state_layer_ids")
-    count = depth if listed is None else len(config.sizes("target_layer_ids", "aux_hidden_state_layer_ids"))
+    listed_layers = config.get("target_layer_ids", "aux_hidden_state_layer_ids")
+    count = depth if listed_layers is None else len(config.sizes("target_layer_ids", "aux_hidden_state_layer_ids"))
     stack["streams"] = {"type": "target_states", "start": "embedding", "states": count, "output_norm": norm}
     vocab = config.size("vocab_size")
-    proposed = config.maybe("draft_vocab_size") or vocab
+    proposed_tokens = config.maybe("draft_vocab_size") or vocab
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
     return decoder(
         config,
         block,
         norm,
-        {"draft_vocab_size": proposed} if proposed != vocab else None,
+        {"draft_vocab_size": proposed_tokens} if proposed_tokens != vocab else None,
         stack,
         tie_word_embeddings=False,
-        from_target=["embed_tokens", *(["lm_head"] if proposed == vocab else [])],
+        from_target=["embed_tokens", *(["lm_head"] if proposed_tokens == vocab else [])],
     )
 
 

@@ -42,28 +42,32 @@ def _eagle3(config: Config) -> Table:
     normed = qk_norm(norm) if config.flag("use_qk_norm") else {}
     mixer = attention(config, head_dim=head_dim, **biases(bias, *QKVO), **normed)
     block: Table = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
-    first: Table = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
+    first_layer_fields: Table = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
     size = config.maybe("target_hidden_size") or hidden
-    listed = config.get("eagle_aux_hidden_state_layer_ids")
+    listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
     states = {
         "type": "target_states",
-        "states": STATES if listed is None else len(config.sizes("eagle_aux_hidden_state_layer_ids")),
+        "states": STATES if listed_layers is None else len(config.sizes("eagle_aux_hidden_state_layer_ids")),
         "masked": config.model_type == "peagle",
         **({"size": size} if size != hidden else {}),
         **({"state_norm": norm} if config.flag("fc_norm") else {}),
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
-    proposed = config.maybe("draft_vocab_size") or config.size("vocab_size")
+    proposed_tokens = config.maybe("draft_vocab_size") or config.size("vocab_size")
     stack: Table = {"streams": states}
     if config.size("num_hidden_layers") == 1:
-        block |= first
+        block |= first_layer_fields
     else:
-        stack |= {"variants": {"first": first, "later": {}}, "first_layers": ["first"], "pattern": ["later"]}
+        stack |= {
+            "variants": {"first": first_layer_fields, "later": {}},
+            "first_layers": ["first"],
+            "pattern": ["later"],
+        }
     return decoder(
         config,
         block,
         norm,
-        {"draft_vocab_size": proposed},
+        {"draft_vocab_size": proposed_tokens},
         stack,
         tie_word_embeddings=False,
         from_target=["embed_tokens"] if size == hidden else [],

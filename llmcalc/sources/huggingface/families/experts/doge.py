@@ -35,10 +35,10 @@ def _doge(config: Config) -> Table:
     }
     if config.maybe("sliding_window") is not None:
         mixer["sliding_window"] = config.size("sliding_window")
-    dense = glu(config, config.flag("mlp_bias"))
+    dense_network = glu(config, config.flag("mlp_bias"))
     block = {
         "attention": mixer,
-        "feed_forward": _experts(config, dense) if config.flag("is_moe") else dense,
+        "feed_forward": _experts(config, dense_network) if config.flag("is_moe") else dense_network,
         "norm": norm,
         "norm_placement": "pre",
     }
@@ -60,13 +60,13 @@ def _experts(config: Config, shared_expert: Table) -> Table:
         raise config.wrong(
             "num_experts_per_tok", top_k, f"at most the {keys**2} of {experts} experts that form a square"
         )
-    routed = {
+    routed_experts_table = {
         "num_experts": experts,
         "num_keys": keys,
         "num_experts_per_tok": top_k,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    return {"type": "product_key_moe", **routed, "shared_expert": shared_expert}
+    return {"type": "product_key_moe", **routed_experts_table, "shared_expert": shared_expert}
 
 
 OF_FIRST_CODE = frozenset(

@@ -118,8 +118,8 @@ def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    dense = glu(config, act="hidden_activation")
-    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense, "norm": norm}
+    dense_network = glu(config, act="hidden_activation")
+    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_network, "norm": norm}
     if experts:
         expert = glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation")
         block |= {
@@ -129,12 +129,12 @@ def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
                 expert,
                 router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
             ),
-            "dense": dense,
+            "dense": dense_network,
         }
     stack = _layers(config, kinds, "dense" if experts else "feed_forward")
     if per_layer:
         width = config.size("hidden_size_per_layer_input")
-        block["per_layer_input"] = {"hidden_size_per_layer_input": width, "hidden_act": dense["hidden_act"]}
+        block["per_layer_input"] = {"hidden_size_per_layer_input": width, "hidden_act": dense_network["hidden_act"]}
         rows = config.size("vocab_size_per_layer_input")
         stack["per_layer_embedding"] = {
             "vocab_size_per_layer_input": rows,

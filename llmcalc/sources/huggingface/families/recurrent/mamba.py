@@ -65,7 +65,7 @@ def _mamba2(config: Config) -> Table:
         "state_size": config.size("state_size"),
         "n_groups": config.size("n_groups"),
     }
-    biased = {
+    bias_fields = {
         "use_bias": config.flag("use_bias"),
         "out_bias": config.flag("use_bias"),
         "use_conv_bias": config.flag("use_conv_bias"),
@@ -75,7 +75,9 @@ def _mamba2(config: Config) -> Table:
         "chunk_size": config.size("chunk_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    return _alone(config, {**mixer, **biased, **other_fields, "norm": rmsnorm(config.number("layer_norm_epsilon"))})
+    return _alone(
+        config, {**mixer, **bias_fields, **other_fields, "norm": rmsnorm(config.number("layer_norm_epsilon"))}
+    )
 
 
 COMMON: Table = {

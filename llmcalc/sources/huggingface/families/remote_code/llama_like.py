@@ -41,8 +41,8 @@ def _minicpm(config: Config) -> Table:
     if config.has("num_experts"):
         config.must("num_experts", None, 0)
     if config.has("sparse_config"):
-        dense = config.table("sparse_config").get("dense_len")
-        beyond = "" if dense is None else f" of more than {shown(dense)} tokens"
+        dense_length = config.table("sparse_config").get("dense_len")
+        beyond = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{beyond} attends to some blocks alone is not counted")
     return llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
 

@@ -42,9 +42,9 @@ def _hf_olmo(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "output" if config.flag("norm_after") else "pre",
     }
-    rows, tied = config.maybe("embedding_size") or config.size("vocab_size"), config.flag("tie_word_embeddings")
+    rows, is_tied = config.maybe("embedding_size") or config.size("vocab_size"), config.flag("tie_word_embeddings")
     config.fields_read.add("vocab_size")
-    head = biases(bias and not tied, "bias")
+    head = biases(bias and not is_tied, "bias")
     return {**decoder(config, block, norm, head, stack), "vocab_size": rows}
 
 
@@ -61,10 +61,10 @@ def _kv_heads(config: Config) -> int:
     heads, kv_heads = config.size("num_attention_heads"), config.maybe("num_key_value_heads")
     if config.get("multi_query_attention") is None:
         return kv_heads or heads
-    stated = 1 if config.flag("multi_query_attention") else heads
-    if kv_heads not in (None, stated):
-        raise config.wrong("num_key_value_heads", kv_heads, f"{stated}, as multi_query_attention says, or none")
-    return stated
+    stated_heads = 1 if config.flag("multi_query_attention") else heads
+    if kv_heads not in (None, stated_heads):
+        raise config.wrong("num_key_value_heads", kv_heads, f"{stated_heads}, as multi_query_attention says, or none")
+    return stated_heads
 
 
 def _network(config: Config, bias: bool) -> Table:
@@ -85,14 +85,14 @@ def _network(config: Config, bias: bool) -> Table:
     }
 
 
-def _network_width(config: Config, times: int) -> int:
-    """Returns the width of a network whose config states none: `times` the width of the layers."""
+def _network_width(config: Config, multiplier: int) -> int:
+    """Returns the width of a network whose config states none: `multiplier` the width of the layers."""
     hidden = config.size("hidden_size")
-    if times * hidden > LARGEST:
+    if multiplier * hidden > LARGEST:
         raise config.wrong(
-            "hidden_size", hidden, f"at most {LARGEST // times}, for the network is {times} times as wide"
+            "hidden_size", hidden, f"at most {LARGEST // multiplier}, for the network is {multiplier} times as wide"
         )
-    return times * hidden
+    return multiplier * hidden
 
 
 def _molmo(config: Config) -> Table:
@@ -124,9 +124,9 @@ def _openlm(config: Config) -> Table:
     arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
     data = {**arguments, **config.data}
-    inner = Config(data, config.defaults, config.model_type, config.head, config.where, config.aliases)
-    table = _openlm_arguments(inner)
-    config.fields_read |= inner.fields_read
+    inner_config = Config(data, config.defaults, config.model_type, config.head, config.where, config.aliases)
+    table = _openlm_arguments(inner_config)
+    config.fields_read |= inner_config.fields_read
     return table
 
 

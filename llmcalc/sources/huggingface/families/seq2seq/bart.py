@@ -157,7 +157,7 @@ def bart_like(
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
-    name, decoder_only, tied = (
+    name, decoder_only, is_tied = (
         architecture(config),
         architecture(config).endswith("ForCausalLM"),
         config.flag("tie_word_embeddings"),
@@ -172,7 +172,7 @@ def bart_like(
     table: Table = {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": is_tied,
     }
     if position["type"] == "sinusoidal":
         table["max_position_embeddings"] = config.size("max_position_embeddings")
@@ -192,7 +192,7 @@ def bart_like(
     if decoder_only:
         del table["encoder"]
         table["decoder"]["block"] |= {"idle_cross_attention": True}
-    elif not tied and "stem" not in table["encoder"]:
+    elif not is_tied and "stem" not in table["encoder"]:
         table["encoder"]["vocab_size"] = config.size("vocab_size")
         table["unused_embedding"] = {}
     score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}

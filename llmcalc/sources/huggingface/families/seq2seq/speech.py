@@ -37,7 +37,7 @@ def _moonshine(config: Config) -> Table:
     config.must("is_encoder_decoder", True)
     norm, hidden = layernorm(1e-5, bias=False), config.size("hidden_size")
     width = config.size("intermediate_size")
-    tied = config.flag("tie_word_embeddings")
+    is_tied = config.flag("tie_word_embeddings")
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
     mixers = {side: _mixer(config, side, hidden) for side in ("encoder", "decoder")}
@@ -67,7 +67,7 @@ def _moonshine(config: Config) -> Table:
     return {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": hidden,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": is_tied,
         "max_position_embeddings": config.size("max_position_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
