@@ -55,13 +55,13 @@ def fitted(text: str, encoding: str) -> str:
         return text.encode("ascii", HANDLER).decode()
 
 
-def _handle(error: UnicodeError) -> tuple[str, int]:
+def _replace_error(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(ascii_replacement, error.object[error.start : error.end])), error.end
 
 
-codecs.register_error(HANDLER, _handle)
+codecs.register_error(HANDLER, _replace_error)
 
 
 def make_streams_whole() -> None:

@@ -189,7 +189,7 @@ class ModelSpec(Part):
                 "or from_target without it"
             )
 
-    def _role(self, name: str) -> Role:
+    def _weight_role(self, name: str) -> Role:
         """Returns the role of the embedding or of the head: `shared` if it is the target model's."""
         return "shared" if name in self.from_target else "own"
 
@@ -308,17 +308,17 @@ class ModelSpec(Part):
             x = Value(self._source_rows, (embedding_axis,))
         else:
             source = self._source_rows if has_two_stacks else TOKENS
-            role = self._role("embed_tokens")
+            role = self._weight_role("embed_tokens")
             x, table = f.table("embed_tokens", rows, embedding_axis, of=source, kind="embedding", role=role)
         if self.unused_embedding is not None:
             f.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
-        x = x if has_two_stacks else self._widened(f, x, hidden)
+        x = x if has_two_stacks else self._projected_embeddings(f, x, hidden)
         for side, stack in self.stacks():
             f.causal = side == "decoder"
             if not has_two_stacks:
                 x = stack.flow(f, x, None if stack.input_size is None else hidden)
                 continue
-            x = x if side == "encoder" else self._widened(f, f.look_up(table, TOKENS), hidden)
+            x = x if side == "encoder" else self._projected_embeddings(f, f.look_up(table, TOKENS), hidden)
             with f.scope(side) as scope:
                 if side == "encoder":
                     scope.apart, scope.reads = True, None if self._reads_own_input else x
@@ -327,7 +327,7 @@ class ModelSpec(Part):
                     scope.reads = x
                     x = stack.flow(f, x, positions=f.positions if self.shared_positions else None)
         if f.has_output or self.towers:
-            self._output(f, x, vocab, hidden, embedding_axis, table)
+            self._record_output(f, x, vocab, hidden, embedding_axis, table)
         return f
 
     @property
@@ -335,7 +335,7 @@ class ModelSpec(Part):
         """Whether the encoder has its own stem or token embedding."""
         return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
 
-    def _widened(self, f: Flow, x: Value, hidden: Axis) -> Value:
+    def _projected_embeddings(self, f: Flow, x: Value, hidden: Axis) -> Value:
         """Returns the token embeddings, projected to the width of the layers if it differs."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
@@ -359,7 +359,7 @@ class ModelSpec(Part):
             )
         return encoder.flow(f, x, width)
 
-    def _output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, embedding_axis: Axis, table: Weight) -> None:
+    def _record_output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, embedding_axis: Axis, table: Weight) -> None:
         """Records the parts that read the hidden states, and the towers."""
         f.hold(x=x)
         values_read: dict[str, Value] = {}
@@ -381,7 +381,7 @@ class ModelSpec(Part):
             output = table if self.tie_word_embeddings else None
             if self.mtp is not None and output is None:
                 output = Weight("lm_head", (vocab,), x.axes)
-            role = self._role("lm_head")
+            role = self._weight_role("lm_head")
             f.result = f.part("lm_head", self.head, x, vocab=vocab, width=embedding_axis, output=output, role=role)
             if self.proposal is not None:
                 tokens = self.head.draft_vocab_size
@@ -398,11 +398,11 @@ class ModelSpec(Part):
         """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` if only shapes
         matter.
         """
-        return _reference()(self)
+        return _reference_class()(self)
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -540,7 +540,7 @@ def _reference() -> type[nn.Module]:
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled_vector, scores = self.get_submodule("pooler")(x)
-            out = self._output(pooled_vector if self.scores_pooled else None, x, last_only)
+            out = self._record_output(pooled_vector if self.scores_pooled else None, x, last_only)
             if hasattr(self, "proposal"):
                 term, score = self.get_submodule("proposal")(x[:, -1:] if last_only else x, ids[:, -out.shape[1] :])
                 out = out + term
@@ -549,7 +549,7 @@ def _reference() -> type[nn.Module]:
                 return out, scores
             return (out, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else out
 
-        def _output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
+        def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
             """Returns the head's output; for a classifier of sequences, from the pooled vectors."""
             if pooled_vector is not None:
                 of_sequences: Tensor = self.classifier(pooled_vector)

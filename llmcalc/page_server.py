@@ -46,7 +46,7 @@ class Handler(SimpleHTTPRequestHandler):
     def send_head(self) -> Any:
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not HOST.fullmatch(hosts[0].strip()):
-            return self._refuse(HTTPStatus.FORBIDDEN, "expected localhost or 127.0.0.1 as the Host")
+            return self._refuse_request(HTTPStatus.FORBIDDEN, "expected localhost or 127.0.0.1 as the Host")
         try:
             file = self.translate_path(self.path)
             if "\0" in file:
@@ -56,14 +56,14 @@ class Handler(SimpleHTTPRequestHandler):
             is_inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
             exists = is_inside and os.path.isfile(file)
         except ValueError:  # a lone surrogate is one too
-            return self._refuse(HTTPStatus.BAD_REQUEST, "expected the path of a file")
-        return super().send_head() if exists else self._refuse(HTTPStatus.NOT_FOUND, "no such file")
+            return self._refuse_request(HTTPStatus.BAD_REQUEST, "expected the path of a file")
+        return super().send_head() if exists else self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
 
-    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+    def _refuse_request(self, status: HTTPStatus, reason: str) -> None:
         self.send_error(status, reason)
 
     def list_directory(self, path: Any) -> None:
-        return self._refuse(HTTPStatus.NOT_FOUND, "no such file")
+        return self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
 
     def end_headers(self) -> None:
         self.send_header("Cache-Control", "no-cache")
@@ -130,7 +130,9 @@ def build_page(rebuild: bool = False) -> tuple[Path, str]:
             reason = build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
             raise InputError(f"the page is not built: {reason}")
         return page, build_result.stderr.strip().splitlines()[-1]
-    return page, "note: the page is older than this checkout; --rebuild builds it anew" if _older(page, web) else ""
+    return page, "note: the page is older than this checkout; --rebuild builds it anew" if _is_outdated(
+        page, web
+    ) else ""
 
 
 def check_export(folder: Path) -> None:
@@ -145,7 +147,7 @@ def export_page(page: Path, folder: Path) -> None:
     shutil.copytree(page, folder, dirs_exist_ok=True)
 
 
-def _older(page: Path, web: Path) -> bool:
+def _is_outdated(page: Path, web: Path) -> bool:
     """Whether a source has changed since the page was built."""
     page_time = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
     kinds = (web.parent / "llmcalc", "*.py"), (web.parent / "presets", "*.toml"), (web / "src", "*")

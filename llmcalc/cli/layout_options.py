@@ -12,7 +12,7 @@ from .setting_options import OptionOfCommand, option_of, options_of, replace_par
 
 def layout_options() -> dict[str, OptionOfCommand]:
     """Returns the options of a layout."""
-    return {**options_of(LayoutRequest), "framework": _framework()}
+    return {**options_of(LayoutRequest), "framework": _framework_option()}
 
 
 def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
@@ -20,7 +20,7 @@ def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
     return replace_parameter("layout_request", layout_options(), lambda chosen: LayoutRequest(**chosen))(command)
 
 
-def _framework() -> OptionOfCommand:
+def _framework_option() -> OptionOfCommand:
     """Returns the option `--framework`, whose values are the names of the frameworks' records."""
     from ..frameworks.registry import NAMES, WITHOUT_A_NAME, framework
 

@@ -123,16 +123,16 @@ def _command_group(name: str, module: Any) -> typer.Typer:
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-def _version(is_requested: bool) -> None:
+def _print_version(is_requested: bool) -> None:
     if is_requested:
         typer.echo(f"llmcalc {__version__}")
         raise typer.Exit()
 
 
 @app.callback()
-def _group(
+def _main_group(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Exact parameters, FLOPs and bytes of language models,
@@ -147,9 +147,9 @@ def main() -> None:
     make_streams_whole()
     drop_remarks()
     try:
-        code = app(standalone_mode=False, prog_name=_name())
+        code = app(standalone_mode=False, prog_name=_program_name())
     except InputError as error:
-        code = _fail(str(error))
+        code = _print_error(str(error))
     except (KeyboardInterrupt, typer.Abort):
         drop_remarks()
         code = 130
@@ -160,25 +160,25 @@ def main() -> None:
     except OSError as error:
         if error.filename is None:
             discard(sys.stdout)  # else the interpreter may try to write again at its end, and exit with 120
-        code = _fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        code = _print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return
-        code = _fail(_usage(error))
+        code = _print_error(_usage_message(error))
     print_remarks()
     sys.exit(code or 0)
 
 
-def _name() -> str:
+def _program_name() -> str:
     """Returns the name under which the program was called, for which shell completion is registered."""
     program_name = Path(sys.argv[0]).stem
     return program_name if program_name == "llmcalc-arch" else "llmcalc"
 
 
-def _fail(message: str) -> int:
+def _print_error(message: str) -> int:
     """Prints the error without remarks, and returns exit code 2."""
     drop_remarks()
     print_line(f"error: {message}")
@@ -211,7 +211,7 @@ OTHER_NAMES = {
 """Names that other programs give an option → the option here, where a command has it. Letters do not show it."""
 
 
-def _options(context: Any) -> set[str]:
+def _options_of(context: Any) -> set[str]:
     """Returns the options of the running command."""
     return {name for parameter in context.command.params for name in parameter.opts}
 
@@ -223,13 +223,13 @@ def _is_model(word: str) -> bool:
     return word in model_names() or word in aliases() or word.endswith((".json", ".toml", ".gguf", ".safetensors"))
 
 
-def _usage(error: Any) -> str:
+def _usage_message(error: Any) -> str:
     """Returns one of typer's usage errors as one line: the option, the given value, the expected values."""
     context = getattr(error, "ctx", None)
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed_option, options = getattr(error, "option_name", None), _options(context)
+        typed_option, options = getattr(error, "option_name", None), _options_of(context)
         option = OTHER_NAMES.get(typed_option or "", "")
         if option.partition(" ")[0] in options:
             message = f"No such option: {typed_option}; expected {option}"

@@ -132,11 +132,11 @@ def size(name: str, *other_names: str, text: str, least: int = 1, most: int = LA
         return maybe_whole(typed_name(option), number, least, most)
 
     return typer.Option(
-        name, *other_names, metavar="N", parser=_length, callback=checked, help=text, rich_help_panel=panel
+        name, *other_names, metavar="N", parser=_parse_length, callback=checked, help=text, rich_help_panel=panel
     )
 
 
-def _length(value: str | int) -> int:
+def _parse_length(value: str | int) -> int:
     """Parses a number of sequences or tokens. A default value is a number already."""
     return value if isinstance(value, int) else parse_length(value)
 
@@ -282,7 +282,7 @@ MostParams: TypeAlias = Annotated[
 ]
 
 
-def _offline(offline: bool) -> bool:
+def _set_offline(offline: bool) -> bool:
     """Sets HF_HUB_OFFLINE, before huggingface_hub is imported and reads it."""
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -292,7 +292,7 @@ def _offline(offline: bool) -> bool:
 OfflineOption: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--offline", callback=_offline, help="Use cached hub files only.", rich_help_panel="Model", hidden=True
+        "--offline", callback=_set_offline, help="Use cached hub files only.", rich_help_panel="Model", hidden=True
     ),
 ]
 NotesOption: TypeAlias = Annotated[

@@ -115,7 +115,7 @@ def write_whole(path: Path, option: str) -> Iterator[TextIOWrapper]:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as out:
                 yield out
-            partial_file.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
+            partial_file.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_current_umask())
             partial_file.replace(target)
         finally:
             partial_file.unlink(missing_ok=True)
@@ -163,7 +163,7 @@ def _write_error(path: Path, option: str, error: OSError) -> InputError:
     return InputError(f"{option}: {path}: {error.strerror}; expected a file that can be written")
 
 
-def _umask() -> int:
+def _current_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask

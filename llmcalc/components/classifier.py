@@ -56,14 +56,14 @@ class Classifier(Component):
         return "Devlin et al. 2019, §4.1"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        change, rows = self.transform, self._rows()
+        change, rows = self.transform, self._scored_rows()
         y = x.view(*x.axes, rows=rows)
         if change is not None:
             y = f.act(f.linear("dense", y, *x.axes, bias=change.bias), change.hidden_act)
             y = y if change.norm is None else f.part("norm", change.norm, y)
         return f.linear("out_proj", y, Axis("labels", self.num_labels), bias=self.bias)
 
-    def _rows(self) -> Rows:
+    def _scored_rows(self) -> Rows:
         return SEQUENCES if self.over == "sequence" else LOGITS
 
     def reference(self, context: Context) -> nn.Module:

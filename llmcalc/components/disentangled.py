@@ -273,7 +273,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width)
                 self.p2c = Scores()
 
-        def _distances(self, run: Run, tokens: int, device: Any) -> Tensor:
+        def _relative_positions(self, run: Run, tokens: int, device: Any) -> Tensor:
             """Query position minus key position, binned if the spec has bins."""
             positions = run.span(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
@@ -292,7 +292,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if self.spec.within_sequence:
                 used_span = min(tokens, span)
                 rows, span = rows[span - used_span : span + used_span], used_span
-            distance = run.computed_once(("binned", tokens, span), lambda: self._distances(run, tokens, q.device))
+            distance = run.computed_once(
+                ("binned", tokens, span), lambda: self._relative_positions(run, tokens, q.device)
+            )
             terms = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None
             if self.spec.c2p:

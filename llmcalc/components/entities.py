@@ -55,9 +55,9 @@ class Entities(StackPart):
             row, _ = f.table(f"embed_{name}", Axis(name, rows), *x.axes, of=x.rows, by="types", kind=self.kind)
             y = f.add(y, row)
         y = f.part("norm", self.norm, y)
-        return y if self.prediction is None else self._predicted(f, y, size, vocab, table)
+        return y if self.prediction is None else self._record_head(f, y, size, vocab, table)
 
-    def _predicted(self, f: Flow, x: Value, size: Shape, vocab: Axis, table: Weight) -> Value:
+    def _record_head(self, f: Flow, x: Value, size: Shape, vocab: Axis, table: Weight) -> Value:
         """Records the head that predicts entities. table: the weight of the entities' embedding table."""
         with f.scope("prediction", kind="lm_head"):
             y = f.part("norm", self.norm, f.act(f.linear("dense", x, *size, bias=True), "gelu"))

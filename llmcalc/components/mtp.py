@@ -92,7 +92,7 @@ class MultiTokenPrediction(OutputPart):
         node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
 
         def run(v: Value) -> Value:
-            return self._module(f, v, block, vocab, table, output)
+            return self._record_module(f, v, block, vocab, table, output)
 
         if not self.repeated or (isinstance(n, int) and n == 1):
             return f.layers(x, run, n, indices, "mtp", **node_fields)
@@ -100,7 +100,7 @@ class MultiTokenPrediction(OutputPart):
         x = f.layers(x, run, 1, first_index, "mtp", label=ONE, **node_fields)
         return f.layers(x, run, n - 1, other_indices, "mtp", label=ONE + SHARED, role="shared", **node_fields)
 
-    def _module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight) -> Value:
+    def _record_module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight) -> Value:
         """Records one prediction module. x: the hidden states of the model, or of the previous module."""
         embedded = f.look_up(table, x.rows).view(*x.axes)
         f.hold(embedded=embedded)

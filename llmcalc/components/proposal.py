@@ -71,7 +71,7 @@ class Proposal(OutputPart):
         x = x.view(*x.axes, rows=LOGITS)
         token: Value | None = None
         if self.markov_rank is not None:
-            token = self._bias(f, x, Axis("rank", self.markov_rank), vocab, proposed)
+            token = self._previous_token_bias(f, x, Axis("rank", self.markov_rank), vocab, proposed)
         if self.gru_size is not None:
             size, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
             gates = Beside(((size,), (size,), (size,)))
@@ -87,7 +87,7 @@ class Proposal(OutputPart):
             f.linear("confidence", bias_input, Axis("score", 1), bias=True)
         return x
 
-    def _bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
+    def _previous_token_bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
         """Records the bias by previous token, and returns the bias of the previous token."""
         token, _ = f.table("markov_w1", vocab, rank, of=LOGITS)
         projected = token
@@ -141,7 +141,7 @@ def _reference_class() -> type[nn.Module]:
                 width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
                 self.confidence = nn.Linear(width, 1)
 
-        def _gated(self, x: Tensor, token: Tensor) -> Tensor:
+        def _gated_row(self, x: Tensor, token: Tensor) -> Tensor:
             """Returns the input of the bias projection: the token's row, gated or through a recurrence."""
             if self.spec.markov == "gated":
                 gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
@@ -174,7 +174,7 @@ def _reference_class() -> type[nn.Module]:
             token: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token = self.markov_w1(ids)
-                term = self.markov_w2(self._gated(x, token))
+                term = self.markov_w2(self._gated_row(x, token))
             if hasattr(self, "gru_input"):
                 states = self._run_gru(x)
                 up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))

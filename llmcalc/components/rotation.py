@@ -31,12 +31,12 @@ def rotate(
         return _cos_sin(run.span(start, end, x.device), dim, theta, x)
 
     cos, sin = run.computed_once(("rope", start, end, dim, theta, x.dtype), turns)
-    return _rotated(x, dim, cos, -sin if inverse else sin, concatenated)
+    return _rotate_pairs(x, dim, cos, -sin if inverse else sin, concatenated)
 
 
 def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
     """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim]. positions: one per token."""
-    return _rotated(x, dim, *_cos_sin(positions, dim, theta, x))
+    return _rotate_pairs(x, dim, *_cos_sin(positions, dim, theta, x))
 
 
 def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor
     return angles.cos().to(reference_tensor.dtype), angles.sin().to(reference_tensor.dtype)
 
 
-def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
+def _rotate_pairs(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
     """Rotates as the classes of transformers do; the result keeps the order of x's axes."""
     import torch
 

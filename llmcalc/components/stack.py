@@ -256,9 +256,9 @@ class Stack(Component):
         hidden: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
         with f.apart(f.causal, f.memory), f.function():
-            return self._run(f, self._first_input(f, x, hidden, embedding_axes, positions))
+            return self._run_layers(f, self._first_input(f, x, hidden, embedding_axes, positions))
 
-    def _run(self, f: Flow, x: Value) -> Value:
+    def _run_layers(self, f: Flow, x: Value) -> Value:
         """Records the layers and returns the output of the stack. x: the input of the first layer."""
         slots: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
             ("relative_bias", self.relative_bias, {}),
@@ -285,7 +285,7 @@ class Stack(Component):
         if self.side_convolution is not None:
             f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
         for label, block, repeat, indices in self.groups():
-            x = self._layers(f, x, label, block, repeat, indices)
+            x = self._record_layers(f, x, label, block, repeat, indices)
         f.hold(x=x, y=x)
         if self.streams is not None:
             x = self.streams.record_merge(f, x)
@@ -323,7 +323,7 @@ class Stack(Component):
         f.hold(x=x)
         return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
-    def _layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
+    def _record_layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
         shown_label, node_fields = "" if label == BASE else label, {"kind": "layer", "source": block.source()}
         if label not in self.shared_layers:

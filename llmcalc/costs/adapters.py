@@ -43,7 +43,7 @@ class LowRank:
         LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted ones of queries, keys and values.
         """
         tensors = []
-        for product in self._products(tree, include):
+        for product in self._layer_products(tree, include):
             adapted_products = [(place, op) for place, op in product if place.node.name in self.targets]
             if adapted_products:
                 (place, op), out_width = adapted_products[0], 0
@@ -75,8 +75,8 @@ class LowRank:
         total_bytes: Number = 0
         if self.base == "none":
             return weights, total_bytes
-        heads = [[linear] for linear in _linears(tree, include, layers=False) if linear[0].kind == "lm_head"]
-        for product in [*self._products(tree, include), *(heads if self.quantized_head else [])]:
+        heads = [[linear] for linear in _linear_layers(tree, include, layers=False) if linear[0].kind == "lm_head"]
+        for product in [*self._layer_products(tree, include), *(heads if self.quantized_head else [])]:
             rows, columns = 0, product[0][1].n_in
             for place, op in product:
                 use = place.use
@@ -88,11 +88,11 @@ class LowRank:
                 total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, columns), copies))
         return weights, total_bytes
 
-    def _products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
+    def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields lists of linear layers inside transformer layers; the layers of a list run as one product."""
         fuses_qkv = self.fused_qkv or self.library == "litgpt"
         pending_products: list[tuple[Place, Linear]] = []
-        for place, op in _linears(tree, include):
+        for place, op in _linear_layers(tree, include):
             joins = fuses_qkv and place.node.name in PROJECTIONS
             if pending_products and not (joins and pending_products[0][0].above is place.above):
                 yield pending_products
@@ -105,7 +105,7 @@ class LowRank:
             yield pending_products
 
 
-def _linears(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
+def _linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
     """Yields every linear layer inside or outside of the model's layers, with its primitive. layers: whether inside."""
     for place in tree.walk():
         op = place.node.op
@@ -120,7 +120,7 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
-    layer_names = list(dict.fromkeys(place.node.name for place, _ in _linears(tree, include)))
+    layer_names = list(dict.fromkeys(place.node.name for place, _ in _linear_layers(tree, include)))
     names = list(layer_names) if list(targets) == [ALL_LINEAR] else list(targets)
     for name in names:
         if name not in layer_names:

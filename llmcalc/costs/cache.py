@@ -80,16 +80,16 @@ class CacheSize:
     source: int | None = None
     inputs: EncodedInputs | None = None
 
-    def _bits(self, workload: Workload, dtype_name: str | None = None) -> Number:
+    def _total_bits(self, workload: Workload, dtype_name: str | None = None) -> Number:
         return self.tree.total(cache_bits_of(dtype_name or self.dtype), RunConfig(workload))
 
     @property
     def bytes(self) -> int:
-        return bits_to_bytes(self._bits(self.workload))
+        return bits_to_bytes(self._total_bits(self.workload))
 
     def bytes_in_format(self, dtype_name: str) -> int:
         """Returns the cache's bytes with keys and values in another format; recurrent states keep their format."""
-        return bits_to_bytes(self._bits(self.workload, dtype_name))
+        return bits_to_bytes(self._total_bits(self.workload, dtype_name))
 
     @property
     def elements(self) -> int:
@@ -102,15 +102,17 @@ class CacheSize:
         """The bytes that one token adds in all layers, before any sliding window is full."""
         first_token = self.workload.with_(batch=1, seq=1, context=0, source=1)
         no_tokens = self.workload.with_(batch=1, seq=0, context=0, source=0)
-        return bits_to_bytes(self._bits(first_token) - self._bits(no_tokens))
+        return bits_to_bytes(self._total_bits(first_token) - self._total_bits(no_tokens))
 
     @property
     def growth_per_token(self) -> int:
         """The bytes that one more token of one sequence adds to this cache; layers with a full window add none."""
         one_sequence = self.workload.with_(batch=1)
-        return bits_to_bytes(self._bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._bits(one_sequence))
+        return bits_to_bytes(
+            self._total_bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._total_bits(one_sequence)
+        )
 
-    def _caches(self) -> list[Place]:
+    def _cache_places(self) -> list[Place]:
         """Yields the places of all ops that have a cache."""
         cost = cache_bits_of(self.dtype)
         return [
@@ -133,7 +135,7 @@ class CacheSize:
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits: dict[tuple[str, int | None, int | None], Number] = {}
         cost = cache_bits_of(self.dtype)
-        for place in self._caches():
+        for place in self._cache_places():
             op = place.node.op
             tokens, width = (_tokens_of(op, place), op.width) if isinstance(op, KVCache) else (None, None)
             group = (getattr(op, "kind", STATE), tokens, width)

@@ -85,7 +85,7 @@ class CacheFormat:
 PLAIN = "a scale per tensor or none, which is not counted"
 
 
-def _blocks(name: str, scheme: str) -> CacheFormat:
+def _block_format(name: str, scheme: str) -> CacheFormat:
     size, codes, scales, minima = BLOCKS[scheme]
     vector = Vector(8 * codes // size, size, scales + minima)
     return CacheFormat(name, vector, vector, f"blocks of {size} elements with {scales + minima} bytes of scales each")
@@ -96,7 +96,7 @@ def _per_token_head(name: str, bits: int) -> CacheFormat:
     return CacheFormat(name, vector, vector, "a fp32 scale for each token and head, for keys and for values")
 
 
-def _turbo(name: str, keys: int, values: int) -> CacheFormat:
+def _turbo_format(name: str, keys: int, values: int) -> CacheFormat:
     """TurboQuant: keys have Hadamard rotation, Lloyd-Max codes and a fp16 norm; values have uniform codes with a fp16
     scale and zero point.
     """
@@ -114,16 +114,16 @@ def _turbo(name: str, keys: int, values: int) -> CacheFormat:
 FORMATS = {
     cache_format.name: cache_format
     for cache_format in (
-        *(_blocks(name.lower(), name) for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")),
+        *(_block_format(name.lower(), name) for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")),
         CacheFormat("nvfp4", Vector(4, 16, 1), Vector(4, 16, 1), "blocks of 16 elements with a fp8 scale each"),
-        _blocks("mxfp4", "MXFP4"),
+        _block_format("mxfp4", "MXFP4"),
         _per_token_head("fp8_per_token_head", 8),
         _per_token_head("int8_per_token_head", 8),
         _per_token_head("int4_per_token_head", 4),
-        _turbo("turboquant_k8v4", 8, 4),
-        _turbo("turboquant_4bit_nc", 4, 4),
-        _turbo("turboquant_k3v4_nc", 3, 4),
-        _turbo("turboquant_3bit_nc", 3, 3),
+        _turbo_format("turboquant_k8v4", 8, 4),
+        _turbo_format("turboquant_4bit_nc", 4, 4),
+        _turbo_format("turboquant_k3v4_nc", 3, 4),
+        _turbo_format("turboquant_3bit_nc", 3, 3),
         CacheFormat(
             "fp8_ds_mla",
             Vector(8, 128, 4),

@@ -71,17 +71,17 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
     runs: list[EncoderRun] = []
     if inputs.image is not None:
         images, (height, width) = inputs.images or 1, inputs.height_and_width
-        name, rule = _rule(spec, "image", "images")
+        name, rule = _encoder_rule(spec, "image", "images")
         tower: Any = spec.towers[name]
         rule = rule if images == 1 else rule.among_several()
         encoded_input = rule.encode(height, width, tower.patches.patch_size)
         image_tokens = images * encoded_input.tokens
-        runs += _runs(spec, name, encoded_input, batch * images)
+        runs += _encoder_runs(spec, name, encoded_input, batch * images)
     if inputs.audio is not None:
-        name, rule = _rule(spec, "audio", "audio")
+        name, rule = _encoder_rule(spec, "audio", "audio")
         encoded_input = rule.encode(inputs.audio)
         audio_tokens = encoded_input.tokens
-        runs += _runs(spec, name, encoded_input, batch)
+        runs += _encoder_runs(spec, name, encoded_input, batch)
     return EncodedInputs(image_tokens, audio_tokens, True, tuple(runs))
 
 
@@ -100,7 +100,7 @@ def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
     return EncodedInputs(0, spec.source_tokens, False, ())
 
 
-def _rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, Any]:
+def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, Any]:
     """Returns the name of the encoder of images or audio, and the rule of its processor.
 
     field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
@@ -119,7 +119,7 @@ def _rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, Any]:
     raise InputError(f"--{field}: no encoder of {input_name} is counted beside the text model; expected no --{field}")
 
 
-def _runs(spec: ModelSpec, name: str, encoded_input: Encoded, count: int) -> Iterator[EncoderRun]:
+def _encoder_runs(spec: ModelSpec, name: str, encoded_input: Encoded, count: int) -> Iterator[EncoderRun]:
     """Yields the passes of an encoder and of its projectors. count: images or recordings of all sequences."""
     (towers,) = (child for child in spec.tree().children if child.name == "towers")
     by_name = {node.name: node for node in towers.children}

@@ -43,9 +43,10 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
         )
     if recompute.nodes:
         check_nodes(
-            recompute.nodes, (path for layer, _ in _layers(spec, run_config) for path, _ in _modules_below(layer))
+            recompute.nodes,
+            (path for layer, _ in _layers_and_steps(spec, run_config) for path, _ in _modules_below(layer)),
         )
-    for layer, _ in _layers(spec, run_config):
+    for layer, _ in _layers_and_steps(spec, run_config):
         if recompute.core:
             total += layer.in_model(_attention_flops, include)
         elif recompute.layers:
@@ -71,7 +72,7 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
     recompute, total = run_config.execution.recompute, 0
     if run_config.phase != "training" or recompute == NONE or recompute.saved_operations:
         return total
-    for layer, scope in _layers(spec, run_config):
+    for layer, scope in _layers_and_steps(spec, run_config):
         if recompute.core:
             total += layer.in_model(_value_product_flops, include)
         elif recompute.layers:
@@ -96,7 +97,7 @@ def _last_product_flops(scope: Scope, place: Place) -> Number:
     return 0 if op is None else Use(op, place.roles, place.run_config).forward_flops()
 
 
-def _layers(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
+def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
     """Returns (node, steps) of every kind of layer."""
     places = [place for place in spec.tree().walk(run_config) if place.node.kind == "layer"]
     scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]

@@ -33,7 +33,9 @@ GROUPS = 8
 
 def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     """Yields the changed specs, except changes that leave the spec equal."""
-    heads = [sizes.heads for mixer, width in _mixers(spec) if (sizes := _cached_heads(mixer, width)) is not None]
+    heads = [
+        sizes.heads for mixer, width in _mixers_and_widths(spec) if (sizes := _cached_heads(mixer, width)) is not None
+    ]
     changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_mha)]
     if heads and all(a % GROUPS == 0 and a > GROUPS for a in heads):
         changes.append(
@@ -71,7 +73,7 @@ def _changed_stack(stack: Stack, change: Change, spec: ModelSpec) -> Stack:
     return stack.model_copy(update={"block": stack.block.with_mixers(change, width), "variants": variants})
 
 
-def _mixers(spec: ModelSpec) -> Iterator[tuple[TokenMixer, int]]:
+def _mixers_and_widths(spec: ModelSpec) -> Iterator[tuple[TokenMixer, int]]:
     """Yields every token mixer with its input width."""
     for _, stack in spec.stacks():
         for layer in (stack.block, *stack.variants.values()):

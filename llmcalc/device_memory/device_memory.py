@@ -189,7 +189,7 @@ def device_memory(
     encoders: the peaks of encoders that run before a prompt; default none.
     """
     stacks = layer_stacks(spec, recompute_period)
-    result, is_complete = _replay(run, runtime, stacks)
+    result, is_complete = _replay_on_allocator(run, runtime, stacks)
     _add_unreplayed(result, unreplayed)
     _add_encoders(result, unreplayed, encoders)
     return summarize(result, runtime, stacks, tensors, is_complete)
@@ -255,7 +255,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 @without_garbage_collection()
-def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
+def _replay_on_allocator(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
     """Returns the result of a run on the caching allocator, and whether all layers were replayed.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than

@@ -39,7 +39,7 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, choices: C
             tower: Any = spec.towers[node.name]
             if "stack" not in type(tower).model_fields:
                 continue
-            meter, program = Meter(), _layers(tower)
+            meter, program = Meter(), _layer_program(tower)
             replays = [
                 Eager(Graph(counter), run.run_config, DTYPES[dtype], trained=False, choices=choices)
                 for counter in (meter, NoMeter())
@@ -58,7 +58,7 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, choices: C
     return peaks
 
 
-def _layers(tower: Any) -> Flow:
+def _layer_program(tower: Any) -> Flow:
     """Returns the program of an encoder's layers, whose input vectors have the encoder's width."""
     program, hidden = Flow(), Axis("hidden", tower.hidden_size)
     if tower.type == "audio":

@@ -116,20 +116,20 @@ class Memory:
         if runtime not in self._by_runtime:
             default = default_attention(self.settings, self.spec)
             try:
-                self._by_runtime[runtime] = default, self._replay(runtime, default)
+                self._by_runtime[runtime] = default, self._replay_run(runtime, default)
             except Unsupported:
                 if default == "eager" or self.settings.attn_implementation is not None:
                     raise
-                self._by_runtime[runtime] = "eager", self._replay(runtime, "eager")
+                self._by_runtime[runtime] = "eager", self._replay_run(runtime, "eager")
         return self._by_runtime[runtime]
 
-    def _replay(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
+    def _replay_run(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
         if self.settings.phase == "training":
-            run = self._training(runtime)
+            run = self._training_of(runtime)
         else:
-            run = self._inference(attention, runtime)
+            run = self._inference_of(attention, runtime)
         recompute_period = self.settings.recomputed().every
-        unreplayed_bytes, encoders = self._unreplayed(), self._encoders(attention)
+        unreplayed_bytes, encoders = self._unreplayed_bytes(), self._encoder_peaks(attention)
         device = device_memory(
             self.spec, run, runtime, unreplayed_bytes, self.tensors(attention), recompute_period, encoders
         )
@@ -143,7 +143,7 @@ class Memory:
         inputs = self.states.inputs
         return inputs is not None and bool(inputs.runs) and self.settings.phase != "decode"
 
-    def _encoders(self, attention: AttentionImplementation) -> list[EncoderPeak]:
+    def _encoder_peaks(self, attention: AttentionImplementation) -> list[EncoderPeak]:
         """Returns the peaks of the image and audio encoders; none without images or audio."""
         inputs = self.states.inputs
         if inputs is None or not self._runs_encoders:
@@ -164,19 +164,19 @@ class Memory:
         training = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
         return replace(training, choices=choices_on(training.choices, self.runtime if runtime is None else runtime))
 
-    def _training(self, runtime: Runtime) -> Run:
+    def _training_of(self, runtime: Runtime) -> Run:
         training = self.training(runtime)
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
-    def _inference(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
+    def _inference_of(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
         """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [
             replace(inference_pass, choices=choices_on(inference_pass.choices, runtime)) for inference_pass in passes
         ]
-        return lambda layers, workspace: [self._recorded(inference, layers, workspace) for inference in passes]
+        return lambda layers, workspace: [self._recorded_passes(inference, layers, workspace) for inference in passes]
 
-    def _recorded(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
+    def _recorded_passes(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
         """Returns the recorded passes, which ranks of a model share if their shortened runs are equal."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference, layers, workspace)
@@ -185,19 +185,21 @@ class Memory:
             self._recordings[key] = record_inference(self.spec, inference, layers, workspace)
         return self._recordings[key]
 
-    def _unreplayed(self) -> list[UnreplayedBytes]:
+    def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
         """Returns bytes outside the replay: weights in a storage format, a paged cache, image and audio encoders."""
         use, settings = self.states, self.settings
         if use.phase == "training":
-            return self._towers()
+            return self._tower_bytes()
         block = cache_block(settings, use)
         paged_cache_bytes = (
             [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
         )
-        stored_weight_bytes = [UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._towers()
+        stored_weight_bytes = (
+            [UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._tower_bytes()
+        )
         return [*paged_cache_bytes, *stored_weight_bytes, *self.other_models]
 
-    def _towers(self) -> list[UnreplayedBytes]:
+    def _tower_bytes(self) -> list[UnreplayedBytes]:
         """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
         use, count = self.states, self.states.count
         if TOWERS.name not in count.include:

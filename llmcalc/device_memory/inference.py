@@ -172,17 +172,17 @@ class InferenceRun:
         """Allocates the parameters in the program's order of use; for phase `decode` also the prompt's cache."""
         self.meter.place = Place("set-up")
         if self.inference.weights:
-            self._prepare(self.lowering)
+            self._allocate_parameters(self.lowering)
         else:
             unmetered_lowering = self._lowering(Graph(NoMeter()))
-            self._prepare(unmetered_lowering)
+            self._allocate_parameters(unmetered_lowering)
             self.lowering.weights = unmetered_lowering.weights
         if self.caches:
             self.lowering.store = {}
         if self.inference.phase == "decode":
             self.fill_cache(self.chunks)
 
-    def _prepare(self, lowering: Eager) -> None:
+    def _allocate_parameters(self, lowering: Eager) -> None:
         """Allocates the parameters, whose set does not depend on the sizes of the run."""
         inference, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
         key = tuple(self.layers.items()), inference.dtype, inference.choices, inference.mla, inference.include
@@ -203,7 +203,7 @@ class InferenceRun:
         first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunks - 1)
         middle_passes = [Pass(last_pass.past - first_pass.tokens, first_pass.tokens)] if chunks > 2 else []
         for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunks > 1 else [])):
-            self._run(unmetered_lowering, "prefill", prompt_pass)
+            self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
         with counted_as(self.meter, "cache"):
             self.lowering.store = {}
             for key, tensors in unmetered_lowering.store.items():
@@ -248,10 +248,10 @@ class InferenceRun:
         if self.workspace and not self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
-        self._run(self.lowering, phase, inference_pass)
+        self._run_lowering(self.lowering, phase, inference_pass)
         self.meter.place = Place("after")
 
-    def _run(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
+    def _run_lowering(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
         inference, inputs, meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
         inputs[TOKENS] = ids = empty(meter, (inference.batch, inference_pass.tokens), INT64)

@@ -28,7 +28,9 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
     """
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, loop in enumerate(stacks) if loop.can_extrapolate}
     base = run(short_run_repeats)
-    result = ReplayResult(base.set_up, base.after, peaks={place: _copy(peak) for place, peak in base.peaks.items()})
+    result = ReplayResult(
+        base.set_up, base.after, peaks={place: _copy_of_peak(peak) for place, peak in base.peaks.items()}
+    )
     slopes: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
     runs = {i: run({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
@@ -37,17 +39,17 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
         result.set_up += added_repeats * (longer_run.set_up - base.set_up)
         result.after += added_repeats * (longer_run.after - base.after)
         for place, peak in result.peaks.items():
-            _extrapolate(
+            _extrapolate_peak(
                 peak, base.peaks[place], longer_run.peaks[_place_in_longer_run(place, stacks[i], 1)], added_repeats
             )
     for i, longer_run in runs.items():
         for place in [place for place in result.peaks if stacks[i].is_second(place)]:
             second_peak, third_peak = longer_run.peaks[place], longer_run.peaks[stacks[i].in_later_repeat(place, 1)]
             slopes[place] = third_peak.bytes - second_peak.bytes
-            last_peaks[stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy(
+            last_peaks[stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy_of_peak(
                 result.peaks[place]
             )
-            _extrapolate(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
+            _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
     peaks = {_place_in_model(place, stacks): peak for place, peak in result.peaks.items()}
     return highest_pass(ReplayResult(result.set_up, result.after, peaks=peaks | last_peaks, slopes=slopes))
 
@@ -83,13 +85,13 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
     return replace(result, peaks=peaks, slopes=slopes)
 
 
-def _copy(peak: Peak) -> Peak:
+def _copy_of_peak(peak: Peak) -> Peak:
     copy = Peak()
     copy.bytes, copy.by_kind = peak.bytes, dict(peak.by_kind)
     return copy
 
 
-def _extrapolate(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
+def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
     """Returns `peak` plus `multiple` times the difference between the peaks `peak_after` and `peak_before`."""
     peak.bytes += multiple * (peak_after.bytes - peak_before.bytes)
     for kind in peak.by_kind:

@@ -136,7 +136,7 @@ def check_version(option_name: str, value: str) -> str:
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
 
 
-def _schemes() -> Iterable[str]:
+def _scheme_names() -> Iterable[str]:
     from ..costs.quantization import COMMON
 
     return (*COMMON, "none")
@@ -221,7 +221,7 @@ class Settings:
             example="nf4",
             metavar="SCHEME",
             common=True,
-            complete=_schemes,
+            complete=_scheme_names,
         ),
     ] = None
     kv_dtype: Annotated[

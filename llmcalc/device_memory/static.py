@@ -126,18 +126,18 @@ class MemoryUse:
 
         There are `seq` tokens per sequence, after a decoding step one more.
         """
-        return self._cache(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
+        return self._cache_size(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
 
     def paged(self, block: int, tokens: Number) -> Number:
         """Returns the bytes of a cache of this many tokens per sequence, in whole blocks of `block` tokens."""
-        return self._cache(self.workload.with_(seq=ceil_div(tokens, block) * block))
+        return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block) * block))
 
     @property
     def full_context(self) -> Number:
         """The model's context length in tokens; None if the spec states no limit."""
         return longest_sequence(self.count.spec)
 
-    def _cache(self, workload: Workload) -> Number:
+    def _cache_size(self, workload: Workload) -> Number:
         if not self.kv_dtype:
             return 0
         return bits_to_bytes(
@@ -202,11 +202,11 @@ def memory(
         include = include | {TOWERS.name}
     count = ParameterCount(spec, spec.tree(), include)
     if settings.phase == "training":
-        return _training(spec, count, settings)
-    return _inference(spec, count, settings, published, config)
+        return _training_memory(spec, count, settings)
+    return _inference_memory(spec, count, settings, published, config)
 
 
-def _inference(
+def _inference_memory(
     spec: ModelSpec,
     count: ParameterCount,
     settings: Settings,
@@ -214,7 +214,7 @@ def _inference(
     config: Mapping[str, Any] | Checkpoint | None,
 ) -> MemoryUse:
     weights, stored_size = dtype(settings.dtype or published), None
-    scheme = _scheme(settings, config)
+    scheme = _quantization_scheme(settings, config)
     if scheme is not None:
         weights = _unconverted_format(settings, published)
         names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
@@ -233,7 +233,7 @@ def _inference(
     return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored_size, inputs=inputs)
 
 
-def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
+def _quantization_scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
     """Returns the quantization scheme of `quantize`, else the config's scheme; None if only `dtype` is set."""
     if settings.quantize is not None:
         return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)
@@ -253,12 +253,12 @@ def _unconverted_format(settings: Settings, published: str) -> str:
     return dtype(settings.dtype)
 
 
-def _training(spec: ModelSpec, count: ParameterCount, settings: Settings) -> MemoryUse:
+def _training_memory(spec: ModelSpec, count: ParameterCount, settings: Settings) -> MemoryUse:
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_sequence(spec) if settings.seq is None else settings.seq
     weights, has_master = _training_formats(settings)
     record = _checked_optimizer(settings)
-    adapters, adapter_dtype = _adapters(settings, count)
+    adapters, adapter_dtype = _adapters_and_format(settings, count)
     if adapters is not None:
         if settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
@@ -322,7 +322,7 @@ def _optimizer_state(
     return record.state(adapters.adapters(count.tree, count.include), states, momentum).with_more(copies)
 
 
-def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None, str]:
+def _adapters_and_format(settings: Settings, count: ParameterCount) -> tuple[LowRank | None, str]:
     """Returns the adapters and their number format; None and an empty text without adapters."""
     if settings.lora_rank is None:
         return None, ""

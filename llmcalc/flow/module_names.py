@@ -90,20 +90,20 @@ class ModuleNames:
         self._own, self._names = names, {**USUAL, **names}
         self._outside: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_Layers]] = {}
-        text_prefixes = [f"{name}." for name in _alternatives(names.get("", "")) if name]
+        text_prefixes = [f"{name}." for name in _split_alternatives(names.get("", "")) if name]
         roots = tuple(dict.fromkeys((*prefixes, *(f"{prefix}{name}" for prefix in prefixes for name in text_prefixes))))
         sides = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
         other_children = [child for child in tree.children if child.name not in sides and child.optional != "towers"]
         if sides:
-            self._stack("", other_children, roots)
+            self._stack_names("", other_children, roots)
             for name, stack in sides.items():
-                self._stack(f"{name}.", stack.children, self._side(name, roots))
+                self._stack_names(f"{name}.", stack.children, self._side_names(name, roots))
         else:
             one_sided = kind == "encoder" or any(key.startswith("decoder.") for key in names)
-            self._stack("", other_children, self._side(kind, roots) if one_sided else roots)
+            self._stack_names("", other_children, self._side_names(kind, roots) if one_sided else roots)
 
     def __call__(self, path: str) -> tuple[str, ...]:
-        names = self._published(path)
+        names = self._published_names(path)
         return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier else names
 
     def _earlier_name(self, name: str) -> str:
@@ -111,53 +111,53 @@ class ModuleNames:
             name = pattern.sub(replacement, name)
         return name
 
-    def _published(self, path: str) -> tuple[str, ...]:
+    def _published_names(self, path: str) -> tuple[str, ...]:
         match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
         pattern = _without_numbers(path if match is None else match[3])
         if match is None:
             names, numbers = self._outside.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
             return tuple(_fill_stars(name, numbers) for name in names) or (path,)
-        layers, layer_nodes = self._layer(match[1], int(match[2]))
+        layers, layer_nodes = self._layer_names(match[1], int(match[2]))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
         names = tuple(_fill_stars(name, numbers) for name in layer_nodes.get(pattern, ()))
         joined_names = (_in_layer(layer, name) for layer in layers for name in names)
         return tuple(name for name in joined_names if name) or (path,)
 
-    def _layer(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
+    def _layer_names(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
         """Returns the published names of a layer, and path → names of its parts, by the last kind with the layer."""
         for layers in reversed(self._layers.get(stack, [])):
             if index in layers.indices:
                 return layers.names(index), layers.parts
         return (), {}
 
-    def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
-        sides = [f"{root}{side}." for side in _alternatives(self._names.get(name, name)) for root in roots]
+    def _side_names(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+        sides = [f"{root}{side}." for side in _split_alternatives(self._names.get(name, name)) for root in roots]
         return (*roots, *sides)
 
-    def _stack(self, side: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
+    def _stack_names(self, side: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
         layers = [child for child in children if child.name == "layers"]
         predictors = [child for child in children if child.name == "mtp"]
         for child in children:
             if child.name not in ("layers", "mtp"):
-                nodes = self._nodes(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
+                nodes = self._node_names(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
                 self._outside |= {f"{side}{path}": _with_earlier_names(path, names) for path, names in nodes}
         indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         numbers = {index: position for position, index in enumerate(indices)}
-        lists = _alternatives(self._own.get(f"{side}layers", self._names["layers"]))
+        lists = _split_alternatives(self._own.get(f"{side}layers", self._names["layers"]))
         for layer in (*layers, *predictors):
             part_names: dict[str, tuple[str, ...]] = {}
-            for part in _parts(layer):
+            for part in _layer_parts(layer):
                 keys = (f"{side}{part.name}", part.name)
                 part_names |= {
                     path: _with_earlier_names(path, names)
-                    for path, names in self._nodes(part, part.name, ("",), ("",), keys)
+                    for path, names in self._node_names(part, part.name, ("",), ("",), keys)
                 }
             sides = tuple(side for name in lists for side in name.split(" & "))
             self._layers.setdefault(f"{side}{layer.name}", []).append(
                 _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, sides, roots, part_names)
             )
 
-    def _nodes(
+    def _node_names(
         self, node: Node, path: str, parents: tuple[str, ...], outer_parents: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields the path and the published names of a node and of every node below it.
@@ -167,14 +167,14 @@ class ModuleNames:
         keys: its path in the layer, and every suffix of that path.
         """
         child_keys = {child.name: (*(f"{key}.{child.name}" for key in keys), child.name) for child in node.children}
-        outer_words = {word for keys in child_keys.values() for word in self._words(keys) if word.startswith(".")}
+        outer_words = {word for keys in child_keys.values() for word in self._table_words(keys) if word.startswith(".")}
         parts = outer_words if node.children else None
         entry = self._table_entry(keys)
         if entry == "":
             names: tuple[str, ...] = ()
             child_prefixes = parents
         else:
-            options = _options(entry or node.name, parts)
+            options = _parsed_options(entry or node.name, parts)
             separate_parts = (
                 [[node.name]] if "/" in (entry or "") else []
             )  # checkpoints with the parts of a fused layer apart
@@ -195,15 +195,17 @@ class ModuleNames:
         path = path if node.indices is None else f"{path}.*"
         yield path, names
         for child in node.children:
-            yield from self._nodes(child, f"{path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name])
+            yield from self._node_names(
+                child, f"{path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name]
+            )
 
     def _table_entry(self, keys: tuple[str, ...]) -> str | None:
         """Returns the table entry of a node: the family's first, by its longest path; None without an entry."""
         return next((names[key] for names in (self._own, self._names) for key in keys if key in names), None)
 
-    def _words(self, keys: tuple[str, ...]) -> Iterator[str]:
+    def _table_words(self, keys: tuple[str, ...]) -> Iterator[str]:
         entry = self._table_entry(keys)
-        return (word for option in _options(entry or "", None) for word in option)
+        return (word for option in _parsed_options(entry or "", None) for word in option)
 
 
 class _Layers(NamedTuple):
@@ -254,7 +256,7 @@ def _layer_name(lists: str, number: int, layers: int) -> str:
     return name.replace("*", str(number)) if "*" in name else f"{name}.{number}"
 
 
-def _parts(layer: Node) -> Iterator[Node]:
+def _layer_parts(layer: Node) -> Iterator[Node]:
     """Yields the parts of a layer; a prediction module's block counts as a layer, so its parts have the same names.
 
     DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
@@ -283,7 +285,7 @@ class Checkpoint:
         return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
 
 
-def _options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
+def _parsed_options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
     """Parses a table entry into its alternatives; each alternative is a list of joined modules.
 
     parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
@@ -291,7 +293,7 @@ def _options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
     """
     options = [
         [word for word in option.partition("/")[0].replace(" - ", " + -").split(" + ") if not word.startswith("-")]
-        for option in _alternatives(text)
+        for option in _split_alternatives(text)
     ]
     if parts is None:
         return options
@@ -318,7 +320,7 @@ def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tupl
             yield prefix + word.removeprefix(".")
 
 
-def _alternatives(text: str) -> list[str]:
+def _split_alternatives(text: str) -> list[str]:
     return text.split(" | ")
 
 

@@ -102,7 +102,7 @@ class Scope:
 
     def node(self) -> Node:
         """Returns the node of this scope, including the nodes of all scopes in it."""
-        op, forms, children = _nodes(self.items)
+        op, forms, children = _nodes_of_items(self.items)
         return Node(self.name, op, tuple(children), forms=forms, **self.about)
 
     def scopes(self) -> Iterator[Scope]:
@@ -146,7 +146,7 @@ class Alternatives:
 Item: TypeAlias = Step | Scope | Alternatives
 
 
-def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
+def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns the op of a scope, the ops of its other forms, and its child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
@@ -171,29 +171,31 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
 def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns the nodes of the first form, each with the ops of other forms that differ."""
     (_, first_branch), *other_branches = alternatives.branches.items()
-    other_nodes = [(name, _nodes(branch.items)) for name, branch in other_branches]
-    op, forms, children = _nodes(first_branch.items)
+    other_nodes = [(name, _nodes_of_items(branch.items)) for name, branch in other_branches]
+    op, forms, children = _nodes_of_items(first_branch.items)
     forms |= {
-        name: other_op for name, (other_op, _, _) in other_nodes if other_op is not None and not _equal(other_op, op)
+        name: other_op
+        for name, (other_op, _, _) in other_nodes
+        if other_op is not None and not _are_equal_ops(other_op, op)
     }
     merged_children = []
     for child in children:
         counterparts = {name: next(n for n in nodes if n.name == child.name) for name, (_, _, nodes) in other_nodes}
         different_ops = {
-            name: n.op for name, n in counterparts.items() if n.op is not None and not _equal(n.op, child.op)
+            name: n.op for name, n in counterparts.items() if n.op is not None and not _are_equal_ops(n.op, child.op)
         }
         merged_children.append(
-            Node(**{**_fields(child), "forms": {**child.forms, **different_ops}}) if different_ops else child
+            Node(**{**_fields_of_node(child), "forms": {**child.forms, **different_ops}}) if different_ops else child
         )
     return op, forms, merged_children
 
 
-def _equal(left: Op, right: Op | None) -> bool:
+def _are_equal_ops(left: Op, right: Op | None) -> bool:
     """Whether two ops are known to be equal, for integer, array or symbolic sizes."""
     return type(left) is type(right) and all(
         same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__
     )
 
 
-def _fields(node: Node) -> dict[str, Any]:
+def _fields_of_node(node: Node) -> dict[str, Any]:
     return {name: getattr(node, name) for name in Node.__dataclass_fields__}

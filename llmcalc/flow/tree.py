@@ -93,10 +93,10 @@ class Node:
     def only(self, effect: str) -> Node:
         """Returns a copy with only the nodes that may have an effect; the effect's totals are the same."""
         copies = (child.only(effect) for child in self.children)
-        children = tuple(copy for copy in copies if copy.children or copy._has(effect))
+        children = tuple(copy for copy in copies if copy.children or copy._may_have(effect))
         return replace(self, children=children)
 
-    def _has(self, effect: str) -> bool:
+    def _may_have(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
     def has_form(self, name: str) -> bool:
@@ -210,39 +210,39 @@ class Use:
         """Whether the primitive has this effect in these roles."""
         return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
-    def _effect(self, effect: str, *arguments: Any) -> Number:
+    def _effect_or_zero(self, effect: str, *arguments: Any) -> Number:
         return getattr(self.op, effect)(*arguments) if self.has(effect) else 0
 
     def params(self) -> Number:
-        return self._effect("params")
+        return self._effect_or_zero("params")
 
     def active_params(self) -> Number:
-        return self._effect("active_params")
+        return self._effect_or_zero("active_params")
 
     def tensors(self) -> tuple[Any, ...]:
-        return self._effect("tensors") or ()
+        return self._effect_or_zero("tensors") or ()
 
     def buffers(self) -> Number:
-        return self._effect("buffers")
+        return self._effect_or_zero("buffers")
 
     def forward_flops(self) -> Number:
-        return self._flops("forward_flops")
+        return self._flops_of_effect("forward_flops")
 
     def backward_flops(self) -> Number:
-        return self._flops("backward_flops")
+        return self._flops_of_effect("backward_flops")
 
-    def _flops(self, effect: str) -> Number:
-        flops = self._effect(effect, self.run_config)
+    def _flops_of_effect(self, effect: str) -> Number:
+        flops = self._effect_or_zero(effect, self.run_config)
         return flops if self.run_config is None else self.run_config.rank_share(flops)
 
     def cache_bits(self, kv_bits: Number) -> Number:
-        return self._effect("cache_bits", self.run_config, kv_bits)
+        return self._effect_or_zero("cache_bits", self.run_config, kv_bits)
 
     def spared_at_most(self) -> Number:
-        return self._effect("spared_at_most")
+        return self._effect_or_zero("spared_at_most")
 
     def spared_evenly(self) -> Number:
-        return self._effect("spared_evenly")
+        return self._effect_or_zero("spared_evenly")
 
 
 def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:

@@ -115,13 +115,13 @@ class DeltaRule(Op):
     by_channel: bool = False
     rows: Rows = TOKENS
 
-    def _chunks(self, run: RunConfig) -> Number:
+    def _chunk_count(self, run: RunConfig) -> Number:
         return run.batch * self.heads * ceil_div(run.new(self.rows), self.chunk)
 
     def forward_flops(self, run: RunConfig) -> Number:
         c, k, v = self.chunk, self.key_dim, self.value_dim
         square = k + 2 * v if self.by_channel else 2 * k + v
-        return self._chunks(run) * (2 * c * c * square + 3 * 2 * c * k * v)
+        return self._chunk_count(run) * (2 * c * c * square + 3 * 2 * c * k * v)
 
     def backward_flops(self, run: RunConfig) -> Number:
         """Returns twice the forward FLOPs, with two corrections.
@@ -130,7 +130,7 @@ class DeltaRule(Op):
         - Each solved triangular system adds one product, for the gradient of its matrix.
         """
         c, k, v = self.chunk, self.key_dim, self.value_dim
-        solve_flops = 0 if self.by_channel else self._chunks(run) * 2 * c * c * (k + v)
+        solve_flops = 0 if self.by_channel else self._chunk_count(run) * 2 * c * c * (k + v)
         return add(2 * self.forward_flops(run), solve_flops) - run.batch * self.heads * 4 * 2 * c * k * v
 
 

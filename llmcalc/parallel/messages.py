@@ -132,11 +132,11 @@ def rank_messages(
     run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
     reentrant = gradients.own_checkpointing and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if reentrant else recompute
-    chunks = list(_chunks(spec, layout, micro_batches, rank, by_index=recompute.every > 1))
+    chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, by_index=recompute.every > 1))
     messages: list[Message] = []
     for chunk in chunks:
         rules = width, include, gradients.own_checkpointing, recompute_rule
-        for collective in _collectives(chunk.program, run_config, *rules):
+        for collective in _program_collectives(chunk.program, run_config, *rules):
             group, ranks, kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
             messages.append(Message(group, ranks, kind, bytes, collective.times * chunk.batches))
         messages += _loss_messages(layout, chunk, run_config)
@@ -148,7 +148,7 @@ def rank_messages(
 
 
 @lru_cache(maxsize=MAX_PROGRAMS)
-def _collectives(
+def _program_collectives(
     program: RankFlow,
     run_config: RunConfig,
     width: int,
@@ -171,7 +171,7 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
     return [message._replace(count=count) for message, count in counts.items()]
 
 
-def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, by_index: bool) -> Iterator[Chunk]:
+def _chunks_of_rank(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, by_index: bool) -> Iterator[Chunk]:
     """Yields the stages of a rank. A DualPipe rank has two stages, each for half of the micro-batches.
 
     by_index: whether messages depend on the indices of layers.

@@ -66,8 +66,8 @@ class RankModel(ModelSpec):
         if flow is not None:
             return super().program(flow)
         if self._symbolic_layout is None:
-            return shared_rank_program(self._divided_model or self, self._layout, self._rank, self._stage)
-        rank_flow = RankFlow(RankAxes(self._symbolic_layout, self._layout.coordinates(self._rank)), self._stage)
+            return shared_rank_program(self._divided_model or self, self._layout, self._rank, self._stage_of_rank)
+        rank_flow = RankFlow(RankAxes(self._symbolic_layout, self._layout.coordinates(self._rank)), self._stage_of_rank)
         super().program(rank_flow)
         rank_flow.cut()
         return rank_flow
@@ -78,13 +78,13 @@ class RankModel(ModelSpec):
         return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
 
     @property
-    def _stage(self) -> Chunks | None:
+    def _stage_of_rank(self) -> Chunks | None:
         return None if self._layout.pp == 1 else self.chunks
 
     @property
     def undivided_tree(self) -> Node:
         """The tree of the rank's layers with undivided sizes; it has the same nodes as the rank's tree."""
-        return shared_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage).node()
+        return shared_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage_of_rank).node()
 
     @cached_property
     def recorded(self) -> Node:
@@ -182,7 +182,7 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], N
     candidates: dict[tuple[Any, ...], RankModel] = {}
     for stage in range(layout.pp):
         model = rank_model(spec, layout, layout.rank(pp=stage))
-        layer_counts = tuple(sum(i in model.chunks.layers for i in indices) for indices in _layers(spec))
+        layer_counts = tuple(sum(i in model.chunks.layers for i in indices) for indices in _layer_indices(spec))
         candidates.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
     return max(candidates.values(), key=lambda model: (cost(model), -model.rank))
 
@@ -192,7 +192,7 @@ def model_axes(spec: ModelSpec) -> set[Axis]:
     return {axis for step in spec.shared_program.root.steps() for value in step.outs for axis in flat_axes(value.axes)}
 
 
-def _layers(spec: ModelSpec) -> Iterator[Any]:
+def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
     """Yields the indices of the layers of each kind."""
     for _, stack in spec.stacks():
         for _, _, count, indices in stack.groups():
@@ -215,11 +215,11 @@ def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
     if isinstance(op, ExpertLinear) and isinstance(undivided_op, ExpertLinear) and same(op.top_k, undivided_op.top_k):
         if layout.ep == layout.expert_tp == layout.tp == 1:
             return op
-        return ExpertShare(**_fields(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
+        return ExpertShare(**_fields_of_op(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
     if isinstance(op, IdentityExperts) and isinstance(undivided_op, IdentityExperts):
         return IdentityShare(undivided_op.count, undivided_op.maps, layout.ep * layout.expert_tp)
     if layout.sequence_parallel and layout.tp > 1 and _is_undivided(op, undivided_op):
-        return LinearShare(**_fields(op), ranks=layout.tp)
+        return LinearShare(**_fields_of_op(op), ranks=layout.tp)
     return op
 
 
@@ -233,5 +233,5 @@ def _is_undivided(op: Op, undivided_op: Op) -> bool:
     )
 
 
-def _fields(op: Op) -> dict[str, Any]:
+def _fields_of_op(op: Op) -> dict[str, Any]:
     return {field.name: getattr(op, field.name) for field in fields(op)}

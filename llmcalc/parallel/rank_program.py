@@ -213,10 +213,10 @@ class RankFlow(Flow):
         **options: Any,
     ) -> None:
         if self.rank_axes.divides and verb not in NO_OPERATIONS:
-            self._check(verb, name, ins, outs)
+            self._check_step(verb, name, ins, outs)
         super().record(verb, name, ins, outs, op, weight, about, **options)
 
-    def _check(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
+    def _check_step(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
         """Raises `InputError` for a step that is not modelled for a single rank."""
         degrees: dict[str, int] = {}
         for value in (*ins, *outs):
@@ -384,10 +384,10 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
     """
-    return _record(spec, RankAxes(layout, layout.coordinates(rank)), stage)
+    return _record_program(spec, RankAxes(layout, layout.coordinates(rank)), stage)
 
 
-def _record(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) -> RankFlow:
+def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) -> RankFlow:
     if stage is not None and not (stage.first and stage.last) and (reason := no_pipeline_reason(spec)):
         raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
     flow = RankFlow(rank_axes, stage)
@@ -428,7 +428,7 @@ def shared_rank_program(
     if key not in _shared_programs:
         if len(_shared_programs) >= MAX_SHARED_PROGRAMS:
             _shared_programs.clear()
-        _shared_programs[key] = spec, _record(spec, rank_axes, stage)
+        _shared_programs[key] = spec, _record_program(spec, rank_axes, stage)
     return _shared_programs[key][1]
 
 

@@ -169,18 +169,20 @@ def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pi
     p, v, m = layout.pp, layout.vpp, micro_batches
     schedule = effective_schedule(layout)
     if p == 1:
-        return Pipeline(1, 1, m, (tuple(_alternating(_passes("F", m), _passes("B", m), 0)),))
+        return Pipeline(1, 1, m, (tuple(_alternating_passes(_passes_in_order("F", m), _passes_in_order("B", m), 0)),))
     if schedule == "dualpipe":
-        return Pipeline(p, 2, m, tuple(_dualpipe(p, m, rank) for rank in range(p)), two_way=True)
+        return Pipeline(p, 2, m, tuple(_dualpipe_actions(p, m, rank) for rank in range(p)), two_way=True)
     if schedule == "zb-h1":
         return Pipeline(p, 1, m, tuple(_zb_h1(p, m, rank) for rank in range(p)))
     if schedule == "1f1b":
-        forwards, backwards = _passes("F", m), _passes("B", m)
-        return Pipeline(p, 1, m, tuple(tuple(_alternating(forwards, backwards, p - 1 - rank)) for rank in range(p)))
+        forwards, backwards = _passes_in_order("F", m), _passes_in_order("B", m)
+        return Pipeline(
+            p, 1, m, tuple(tuple(_alternating_passes(forwards, backwards, p - 1 - rank)) for rank in range(p))
+        )
     group = p if group is None else group
-    forwards, backwards = _interleaved("F", v, m, group), _interleaved("B", v, m, group)
+    forwards, backwards = _interleaved_passes("F", v, m, group), _interleaved_passes("B", v, m, group)
     warmups = ((v - 1) * group + 2 * (p - 1 - rank) for rank in range(p))
-    return Pipeline(p, v, m, tuple(tuple(_alternating(forwards, backwards, warmup)) for warmup in warmups))
+    return Pipeline(p, v, m, tuple(tuple(_alternating_passes(forwards, backwards, warmup)) for warmup in warmups))
 
 
 def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
@@ -205,12 +207,12 @@ def torch_group(ranks: int, micro_batches: int) -> int:
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def _passes(kind: Kind, micro_batches: int) -> list[Action]:
+def _passes_in_order(kind: Kind, micro_batches: int) -> list[Action]:
     """Returns the passes of every micro-batch through one chunk."""
     return [Action(kind, 0, i) for i in range(micro_batches)]
 
 
-def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
+def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
     """Returns warm-up forward passes, then alternating forward and backward passes, then the last backward passes."""
     steady = max(0, len(forwards) - warmup)
     return chain(
@@ -220,7 +222,7 @@ def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -
     )
 
 
-def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
+def _interleaved_passes(kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
     chunk_order = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
     return [
@@ -251,7 +253,7 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns 1F1B with weight-gradient passes delayed by as many micro-batches as there are earlier ranks."""
     p, m = ranks, micro_batches
     warmup = min(p - 1 - rank, m)
-    forwards, inputs, weights = (_passes(kind, m) for kind in ("F", "I", "W"))
+    forwards, inputs, weights = (_passes_in_order(kind, m) for kind in ("F", "I", "W"))
     order = forwards[:warmup]
     for i in range(m):
         order += forwards[warmup + i : warmup + i + 1]
@@ -270,7 +272,7 @@ def _check_dualpipe(ranks: int, micro_batches: int) -> None:
         )
 
 
-def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
+def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns the actions of `DualPipe.step`'s eight phases. In direction 0 the rank is nearer to the entrance."""
     half_ranks, distance_to_end, half_microbatches = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
     distance_to_middle, is_middle = half_ranks - 1 - distance_to_end, distance_to_end == half_ranks - 1

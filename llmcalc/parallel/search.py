@@ -90,9 +90,11 @@ def search(
     experts, no_pipeline = routed_experts(spec), no_pipeline_reason(spec)
     steps = spec.shared_program.root.steps()
     axes = list(dict.fromkeys(axis for step in steps for value in step.outs for axis in flat_axes(value.axes)))
-    tensors = _sizes(request.tp, devices, node)
-    sequences = _sizes(request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)
-    for tp, cp, pp in product(tensors, sequences, _sizes(request.pp, devices, layers)):
+    tensors = _sizes_to_try(request.tp, devices, node)
+    sequences = _sizes_to_try(
+        request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
+    )
+    for tp, cp, pp in product(tensors, sequences, _sizes_to_try(request.pp, devices, layers)):
         if devices % (tp * cp * pp):
             continue
         if seq % tokens_multiple(cp):
@@ -107,15 +109,15 @@ def search(
                 result.refused[no_pipeline] += 1
                 continue
             try:
-                layout = _layout(rules, sizes, bool(experts), layers, request)
+                layout = _layout_of_sizes(rules, sizes, bool(experts), layers, request)
             except InputError as error:
                 result.refuse(error)
                 continue
-            _try(result, axes, layers, layout, global_batch, micro_batch, rules)
+            _try_layout(result, axes, layers, layout, global_batch, micro_batch, rules)
     return result
 
 
-def _sizes(fixed_size: int | None, multiple: int, maximum: int | None = None) -> list[int]:
+def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = None) -> list[int]:
     """Returns the group sizes to try: the fixed size, or the divisors of `multiple` up to a maximum."""
     return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed_size is None else [fixed_size]
 
@@ -176,7 +178,7 @@ FIXED_OPTIONS = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshar
 """Options other than sizes of groups; a given one applies to every layout."""
 
 
-def _layout(
+def _layout_of_sizes(
     rules: LayoutRules, sizes: dict[str, int], has_experts: bool, layers: int, request: LayoutRequest
 ) -> Layout | None:
     """Returns the layout of these group sizes; None if a stage would have no layers."""
@@ -209,7 +211,7 @@ def _layout(
     return layout
 
 
-def _try(
+def _try_layout(
     result: Search,
     axes: Iterable[Axis],
     layers: int,

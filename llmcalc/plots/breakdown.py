@@ -29,8 +29,8 @@ def breakdown(title: str, subtitle: str, run: TimedRun, depth: int = 3) -> Figur
     """
     from matplotlib import rc_context
 
-    bars = _bars(run, depth)
-    time_parts = [(PART_NAMES[name], seconds) for name, seconds in _parts(run)]
+    bars = _node_bars(run, depth)
+    time_parts = [(PART_NAMES[name], seconds) for name, seconds in _part_seconds(run)]
     figure = new_figure(9, 2.2 + 0.3 * (len(time_parts) + 1 + len(bars)))
     with rc_context(STYLE):
         heights = (len(time_parts) + 1.6, len(bars) + 0.6)
@@ -42,12 +42,12 @@ def breakdown(title: str, subtitle: str, run: TimedRun, depth: int = 3) -> Figur
     return figure
 
 
-def _parts(run: TimedRun) -> list[tuple[str, float]]:
+def _part_seconds(run: TimedRun) -> list[tuple[str, float]]:
     """Returns the parts that add up to the estimate; waits between layers belong to the work."""
     return [(name, seconds) for name, seconds in run.parts.items() if seconds and name != "layer waits"]
 
 
-def _bars(run: TimedRun, depth: int) -> list[tuple[str, Node]]:
+def _node_bars(run: TimedRun, depth: int) -> list[tuple[str, Node]]:
     """Returns the nodes with their names, longest first; nodes after the first `MOST_NODES` are summed."""
     nodes = run.nodes(depth)
     paths = [node.path for node in nodes]
@@ -101,7 +101,7 @@ def draw_nodes(ax: Axes, run: TimedRun, bars: list[tuple[str, Node]]) -> None:
         ax.text(start / factor, row, f"  {_share_text(node.seconds, run)}", va="center", color=INK)
     _time_axis(ax, [name for name, _ in bars], unit)
     ax.set_xlim(0, 1.28 * bars[0][1].seconds / factor)
-    _legend(ax, run)
+    _draw_legend(ax, run)
 
 
 def _share_text(seconds: float, run: TimedRun) -> str:
@@ -109,7 +109,7 @@ def _share_text(seconds: float, run: TimedRun) -> str:
     return f"{duration(seconds, digits=3)}, {units.percent(seconds / run.seconds, 0)}"
 
 
-def _legend(ax: Axes, run: TimedRun) -> None:
+def _draw_legend(ax: Axes, run: TimedRun) -> None:
     from matplotlib.patches import Patch
 
     bounds = [bound for bound, seconds in run.bounds.items() if seconds]

@@ -47,7 +47,7 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 """Places around a point at growing distances, for names that must be written."""
 
 
-def tick(value: float, write: Callable[[Any], str]) -> str:
+def tick_text(value: float, write: Callable[[Any], str]) -> str:
     """Writes a value of an axis in the unit of its magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
     number, _, unit = write(value).partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}".strip()

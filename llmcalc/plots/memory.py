@@ -35,7 +35,7 @@ def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] 
     with rc_context(STYLE):
         heights = (1.15 + 0.45 * len(device.moments), 2.4)
         bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights)
-        bars(bar_axes, device, accelerator_fits)
+        draw_bars(bar_axes, device, accelerator_fits)
         draw_timeline(timeline_axes, device, accelerator_fits)
         figure.suptitle(
             f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}",
@@ -52,7 +52,7 @@ BESIDE = "free blocks, CUDA context"
 """What the allocator and the runtime take beside tensors at the peak."""
 
 
-def bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
+def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
     """Draws a stacked bar for the device and one per phase, in the order of the run, and a line per capacity.
 
     The device's bar has the tensors of the peak, and what the allocator and the runtime take beside them.
@@ -80,7 +80,7 @@ def bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -
     ax.xaxis.set_major_formatter("{x:,g}")
     ax.set_xlabel(f"{scale.name}; of each phase the tensors at its highest point, by kind")
     ax.margins(x=0.12)
-    _capacities(ax, accelerator_fits, device, scale.factor, upright=True)
+    _draw_capacities(ax, accelerator_fits, device, scale.factor, upright=True)
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
 
 
@@ -116,10 +116,12 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
     ax.yaxis.set_major_formatter("{x:,g}")
     ax.set_ylim(0, max(values) * 1.15)
     ax.set_xlabel("modules in the order in which they run")
-    _capacities(ax, accelerator_fits, device, scale.factor, upright=False)
+    _draw_capacities(ax, accelerator_fits, device, scale.factor, upright=False)
 
 
-def _capacities(ax: Axes, accelerator_fits: Sequence[Fit], device: DeviceMemory, factor: float, upright: bool) -> None:
+def _draw_capacities(
+    ax: Axes, accelerator_fits: Sequence[Fit], device: DeviceMemory, factor: float, upright: bool
+) -> None:
     """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak.
 
     factor: bytes of the axis' unit.

@@ -39,11 +39,11 @@ def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None)
 
     with rc_context(STYLE):
         figure = new_figure(9, 1.5 + 0.42 * len(counts)) if ax is None else ax.figure
-        _bars(figure.subplots() if ax is None else ax, counts)
+        _draw_bars(figure.subplots() if ax is None else ax, counts)
     return figure  # type: ignore[return-value]
 
 
-def _bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
+def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
     labelled_kinds: set[str] = set()
     for row, (_, count) in enumerate(counts):
         component_sizes = {kind: int(size) for kind, size in count.by_component.items()}

@@ -50,7 +50,7 @@ def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
                 linewidths=0,
                 label=_pass_text(timed_run, words, sum(kernel.seconds for kernel in kernels.values())),
             )
-        roofs = _roof(ax, run, [kernel.intensity for kernels in points for kernel in kernels.values()])
+        roofs = _draw_roof(ax, run, [kernel.intensity for kernels in points for kernel in kernels.values()])
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.xaxis.set_major_formatter("{x:g}")
@@ -82,7 +82,7 @@ def _pass_text(run: TimedRun, words: str, seconds: float) -> str:
     return f"{label(words)}{memory_hint}; points: {units.percent(seconds / run.seconds, 0)} of its time"
 
 
-def _roof(ax: Axes, run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
+def _draw_roof(ax: Axes, run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
     """Draws the roof of the datasheet's bandwidth and peak, and dashed the rates that large kernels reach.
 
     Returns points along both, in data coordinates.
@@ -129,7 +129,7 @@ def _name_points(
     points.sort(key=lambda point: -point[0])
     names: dict[tuple[float, float], list[str]] = {}
     for _, point, path in points:
-        neighbour = next((other_point for other_point in names if _distance(point, other_point) < NEAR), point)
+        neighbour = next((other_point for other_point in names if _log_distance(point, other_point) < NEAR), point)
         names.setdefault(neighbour, []).append(".".join(path.split(".")[-2:]))
     words = [
         first_point if not other_points else f"{first_point} and {len(other_points)} more"
@@ -138,5 +138,5 @@ def _name_points(
     place_names(ax, list(names), words, roofs, (*PLACES, *FAR_PLACES))
 
 
-def _distance(point: tuple[float, float], other_point: tuple[float, float]) -> float:
+def _log_distance(point: tuple[float, float], other_point: tuple[float, float]) -> float:
     return max(abs(math.log10(value / other_value)) for value, other_value in zip(point, other_point, strict=True))

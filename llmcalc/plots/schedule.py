@@ -42,14 +42,14 @@ def schedule(layout: Layout, timetable: Timetable) -> Figure:
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
     with rc_context({**STYLE, "hatch.linewidth": 0.7}):
         timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
-        passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
-        in_flight(in_flight_axes, timetable)
+        draw_passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
+        draw_in_flight(in_flight_axes, timetable)
         title_text = f"{title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
         figure.suptitle(title_text, x=0.01, ha="left", color=palette.INK, fontsize=12, fontweight="bold")
     return figure
 
 
-def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
+def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     """Draws each rank's passes with the numbers of their micro-batches; later chunks are paler.
 
     Overlapped passes are drawn one above the other. inches: width of a unit of time.
@@ -86,10 +86,10 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
     pale = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
     ax.set_xlabel(f"time, with {costs_text(timetable)}{numbers_text}{pale}")
-    _legend(ax, timetable)
+    _draw_legend(ax, timetable)
 
 
-def _legend(ax: Axes, timetable: Timetable) -> None:
+def _draw_legend(ax: Axes, timetable: Timetable) -> None:
     """Draws the legend of colours above the passes."""
     from matplotlib.patches import Patch
 
@@ -105,7 +105,7 @@ def _legend(ax: Axes, timetable: Timetable) -> None:
     ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=9)
 
 
-def in_flight(ax: Axes, timetable: Timetable) -> None:
+def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the largest number of micro-batches in flight per rank; those waiting only for W have W's colour."""
     counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
     awaiting_backward = [sum(count.awaiting_backward) for count in counts]

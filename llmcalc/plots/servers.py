@@ -52,7 +52,7 @@ def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
     on_front = list(dict.fromkeys(index for index, _ in front_servers))
     colours = dict(zip(on_front, SERIES, strict=False))
     for index, curve in enumerate(answer.curves):
-        x, y = _milliseconds(curve), [point.per_device for point in curve]
+        x, y = _tpot_milliseconds(curve), [point.per_device for point in curve]
         if index in colours:
             name = label(layout_text(answer.servers[index]))
             ax.plot(x, y, color=colours[index], linewidth=1.4, marker="o", markersize=3, label=name, zorder=3)
@@ -60,7 +60,7 @@ def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
             ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
     points = [point for _, point in front_servers]
     ax.plot(
-        _milliseconds(points),
+        _tpot_milliseconds(points),
         [point.per_device for point in points],
         color=INK,
         linewidth=5,
@@ -82,7 +82,7 @@ def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
     ax.legend(frameon=False, fontsize=8.5, loc="lower right")
 
 
-def _milliseconds(points: Sequence[Point]) -> list[float]:
+def _tpot_milliseconds(points: Sequence[Point]) -> list[float]:
     return [1e3 * float(point.tpot.estimate) for point in points]
 
 
@@ -101,10 +101,12 @@ def draw_load(ax: Axes, answer: Servers, limits: Limits) -> None:
     users = [point.concurrency for point in curve]
     low_curve, high_curve = ([1e3 * float(getattr(point.tpot, end)) for point in curve] for end in ("low", "high"))
     ax.fill_between(users, low_curve, high_curve, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
-    ax.plot(users, _milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate")
+    ax.plot(
+        users, _tpot_milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate"
+    )
     if answer.chosen is not None:
         point = answer.chosen.point
-        ax.plot([point.concurrency], _milliseconds([point]), color=INK, marker="*", markersize=12, linestyle="")
+        ax.plot([point.concurrency], _tpot_milliseconds([point]), color=INK, marker="*", markersize=12, linestyle="")
     if limits.tpot is not None:
         ax.axhline(1e3 * limits.tpot, color=INK, linestyle="--", linewidth=1, label="limit of TPOT")
     ax.set_xscale("log", base=2)

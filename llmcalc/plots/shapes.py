@@ -35,7 +35,7 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
         figure = new_figure(10, 4.4) if ax is None else None
         cache_axes, flops_axes = panels(figure.subplots(1, 2) if figure is not None else ax, 2)
         for i, (name, study) in enumerate(studies):
-            _curves(cache_axes, flops_axes, name, study, curve_style(i))
+            _draw_curves(cache_axes, flops_axes, name, study, curve_style(i))
         cache_axes.set_yscale("log", base=2)
         for ax_of_panel, title in (
             (cache_axes, "KV cache per token"),
@@ -51,7 +51,7 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
     return cache_axes.figure  # type: ignore[return-value]
 
 
-def _curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, style: CurveStyle) -> None:
+def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, style: CurveStyle) -> None:
     """Draws the shapes of one study in both panels, from the deepest to the widest."""
     rows = sorted(study.shapes, key=lambda shape: shape.stack.aspect_ratio)
     ratios = [row.stack.aspect_ratio for row in rows]
@@ -113,7 +113,7 @@ def aspect(
         figure = new_figure(12, 8.4) if ax is None else None
         axes = panels(figure.subplots(2, 2) if figure is not None else ax, 4)
         plotted_models = [
-            (ax_of_panel, _scatter(ax_of_panel, models, title, x_quantity))
+            (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_quantity))
             for ax_of_panel, (title, x_quantity) in zip(
                 axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True
             )
@@ -164,14 +164,14 @@ class Point(NamedTuple):
     preset: str
 
 
-def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_quantity: str) -> list[Point]:
+def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_quantity: str) -> list[Point]:
     """Draws a point per model. Returns all points, those farthest from the median first."""
     from matplotlib.ticker import FuncFormatter
 
     points_by_kind: dict[bool, list[Point]] = {False: [], True: []}
     for preset, q in models:
         value = q.shape.aspect_ratio if title == ASPECT else q.shape.feed_forward_ratio
-        x_value = float(q.parameters) if x_quantity == "parameters" else _year(preset.released)
+        x_value = float(q.parameters) if x_quantity == "parameters" else _year_as_number(preset.released)
         if value and x_value:
             points_by_kind[q.shape.mixture_of_experts].append(Point(x_value, value, preset.display, preset.name))
     for mixture, colour, kind in (
@@ -198,7 +198,7 @@ def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, 
     return sorted(points, key=lambda point: -abs(point.y / median - median / point.y))
 
 
-def _year(release_date: str) -> float:
+def _year_as_number(release_date: str) -> float:
     """Converts `2024-07` to 2024.5; returns 0 for an unknown date."""
     date_parts = [int(number) for number in release_date.split("-") if number]
     if not date_parts:

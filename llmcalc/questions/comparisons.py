@@ -63,13 +63,13 @@ def ask_compare(
         with name_in_errors(preset):
             model = quantities(preset.model, tokens, kv_dtype, count)
             if hardware is not None:
-                model = replace(model, decoding=_decoding(preset, hardware, users or 1, tokens, kv_dtype))
+                model = replace(model, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype))
             models.append(model)
     pairs = [(compared_models[i][0], models[i]) for i in sort_order(models, sort)]
     return ReportedAnswer(tuple(pairs), lambda: report(pairs, layout, load=load))
 
 
-def _decoding(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
+def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
     """Returns seconds per token of every user; None for an encoder, or if weights and cache do not fit.
 
     tokens: of each sequence in the cache.
@@ -123,7 +123,11 @@ class ShapeQuestion:
         from ..studies.shape import budget_for, family, proportion, standard, study
 
         self._refuse_contradictions(overrides, target is None)
-        budgets = _count(self.params, "--params"), _count(self.flops, "--flops"), _count(self.tokens, "--tokens")
+        budgets = (
+            _parse_count(self.params, "--params"),
+            _parse_count(self.flops, "--flops"),
+            _parse_count(self.tokens, "--tokens"),
+        )
         preset = read_model(standard(*budgets) if target is None else target)
         target_model = None if target is None else preset.model
         seq = usual_sequence(preset.model) if self.seq is None else self.seq
@@ -133,7 +137,7 @@ class ShapeQuestion:
                 self.head_dim,
                 proportion(self.kv_ratio, "--kv-ratio"),
                 proportion(self.ffn_ratio, "--ffn-ratio"),
-                _count(self.vocab, "--vocab"),
+                _parse_count(self.vocab, "--vocab"),
                 self.tie,
             )
             budget = budget_for(target_model, *budgets, seq)
@@ -161,5 +165,5 @@ class ShapeQuestion:
                 )
 
 
-def _count(value: str | float | None, option: str) -> int | None:
+def _parse_count(value: str | float | None, option: str) -> int | None:
     return None if value is None else parse_count(str(value), option)

@@ -72,13 +72,13 @@ def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
     power = hardware.tdp_watts if options.power is None else positive("--power", options.power, "700")
     price = None if options.price is None else positive("--price", options.price, "2.5")
     if options.tokens is not None:
-        answer = _training(question, options, power, price)
+        answer = _training_cost(question, options, power, price)
     else:
-        answer = _serving(question, options, power, price)
+        answer = _serving_cost(question, options, power, price)
     return ReportedAnswer(answer, lambda: report(question.preset, hardware, answer))
 
 
-def _training(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
+def _training_cost(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
     for name in ("input", "output", "concurrency", "engine"):
         if getattr(options, name) is not None:
             raise InputError(f"{option(name)}: is of --requests; expected --requests in place of --tokens, or neither")
@@ -102,7 +102,7 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
         return RunCost(
             cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed_options)
         )
-    layout_plan = _plan(question, options, batch)
+    layout_plan = _plan_by_time(question, options, batch)
     fastest_layout = layout_plan.plan.feasible[0]
     seconds = layout_plan.range(fastest_layout)
     assert seconds is not None
@@ -142,7 +142,7 @@ def _usual_batch(seq: int, devices: int) -> int:
     return next(number for number in range(target_sequences, 0, -1) if devices % number == 0)
 
 
-def _plan(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
+def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
     """Returns the plan of layouts, sorted by time. Raises `InputError` if no layout fits."""
     from ..studies.plan import plan_of
 
@@ -174,7 +174,7 @@ def _refuse_others(options: Any, names: tuple[str, ...]) -> None:
             raise InputError(f"{option(name)}: does not change servers of --requests; remove it")
 
 
-def _serving(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
+def _serving_cost(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
     for name in ("step", "global_batch", "overlap"):
         if getattr(options, name) is not None:
             raise InputError(f"{option(name)}: is of training; expected --tokens in place of --requests")

@@ -65,10 +65,10 @@ class ParamsQuestion:
             else self.rank.share(preset.model, lambda model: params(model, self.include).total, "holds")
         )
         count = params(preset.model if share is None else share.model, self.include)
-        return Params.of_result(count, preset=preset, share=share, draft=_draft(preset, self.draft))
+        return Params.of_result(count, preset=preset, share=share, draft=_draft_of_target(preset, self.draft))
 
 
-def _draft(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:
+def _draft_of_target(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:
     """Returns the draft model beside its target; None without a draft. pass_fields: as in `draft_of`."""
     if draft is None:
         return None
@@ -77,7 +77,7 @@ def _draft(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | 
     return draft_of(target, draft, **pass_fields)
 
 
-def _encoded(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs | None:
+def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs | None:
     """Returns the images and audio per sequence as the model reads them; None without images or audio."""
     if not inputs.is_given:
         return None
@@ -110,14 +110,14 @@ def params_of_file(
     """
     if measure:
         if changed:
-            raise _refused("--measure: builds the class as the config says")
+            raise _refused_options("--measure: builds the class as the config says")
         if rank is not None and rank.has_options:
             raise InputError("--measure: counts a whole class; expected no layout")
-        return _measured(target)
+        return _measure_params(target)
     if not is_checkpoint(Path(target)):
         return None
     if changed:
-        raise _refused(f"{target}: a checkpoint's header is counted as it is")
+        raise _refused_options(f"{target}: a checkpoint's header is counted as it is")
     if rank is not None and rank.has_options:
         raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
     from ..reports.checkpoint import StoredParams
@@ -126,12 +126,12 @@ def params_of_file(
     return StoredParams(Path(target).name, read_checkpoint(Path(target)))
 
 
-def _refused(reason: str) -> InputError:
+def _refused_options(reason: str) -> InputError:
     options = ["--set", "--head", *(part.option for part in OPTIONAL_PARTS.values())]
     return InputError(f"{reason}; expected no {', '.join(options[:-1])} or {options[-1]}")
 
 
-def _measured(target: str) -> MeasuredParams:
+def _measure_params(target: str) -> MeasuredParams:
     from ..reports.measured import MeasuredParams
     from ..sources.hub import fetch_config
     from ..witnesses.measured import measure_config
@@ -212,7 +212,7 @@ class FlopsQuestion:
         from ..reports.flops import Flops
 
         run = self._run_config(preset, self.attn_implementation, self.recompute)
-        inputs = _encoded(preset, self.inputs, self.batch)
+        inputs = _encoded_inputs(preset, self.inputs, self.batch)
         if inputs is not None:
             grown = "context" if run.phase == "decode" else "seq"
             run = run.with_workload(**{grown: getattr(run.workload, grown) + inputs.added_tokens})
@@ -229,7 +229,9 @@ class FlopsQuestion:
             pass_flops = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
             return Flops.of_result(count, preset=preset, utilization=self.measured.compare(pass_flops, count))
         workload = run.workload
-        draft = _draft(preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run)
+        draft = _draft_of_target(
+            preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run
+        )
         if not self.conventions:
             return Flops.of_result(count, preset=preset, share=share, draft=draft)
         from ..studies.rules import conventions
@@ -266,7 +268,7 @@ class CacheQuestion:
         from ..costs.context_length import usual_context
         from ..reports.kv import Cache
 
-        inputs, seq = _encoded(preset, self.inputs, self.batch), self.seq
+        inputs, seq = _encoded_inputs(preset, self.inputs, self.batch), self.seq
         if inputs is not None:
             seq = (usual_context(preset.model) if seq is None else seq) + inputs.added_tokens
 
@@ -276,7 +278,9 @@ class CacheQuestion:
         share = None if self.rank is None else self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
         size = cache(preset.model if share is None else share.model)
         sequences = {"batch": size.workload.batch, "seq": size.workload.seq, "kv_dtype": self.kv_dtype}
-        return Cache.of_result(size, preset=preset, share=share, draft=_draft(preset, self.draft, **sequences))
+        return Cache.of_result(
+            size, preset=preset, share=share, draft=_draft_of_target(preset, self.draft, **sequences)
+        )
 
 
 APPLIES_TO = {

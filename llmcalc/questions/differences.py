@@ -78,7 +78,8 @@ def changes_to_compare(
     reasons = {path: _reason_to_skip(path, git) for path in paths} if models_only else {}
     skipped = {path: reason for path, reason in reasons.items() if reason}
     return Changes(
-        [_versions(path, git, read_model, head, allow_unknown) for path in paths if path not in skipped], skipped
+        [_versions_of_file(path, git, read_model, head, allow_unknown) for path in paths if path not in skipped],
+        skipped,
     )
 
 
@@ -131,7 +132,9 @@ def _text_now(path: Path) -> str | None:
         raise NotAModelText(str(error)) from None
 
 
-def _versions(path: Path, ref: str, read_model: Callable[[Any], Preset], head: Any, allow_unknown: bool) -> Pair:
+def _versions_of_file(
+    path: Path, ref: str, read_model: Callable[[Any], Preset], head: Any, allow_unknown: bool
+) -> Pair:
     """Reads a file's model at a commit and now; None for a version that does not exist or cannot be read."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")

@@ -66,7 +66,7 @@ class EngineQuestion:
         accelerator = find_hardware(self.hardware)
         for text in self.engines:
             record, version = engine_and_version(text)
-            hardware = _served(record, accelerator)
+            hardware = _served_accelerator(record, accelerator)
             flags = self.flags(record)
             receipt = self.receipt_of(record, version)
             if receipt is not None:
@@ -191,7 +191,7 @@ def ask_engine_fit(
     names: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
-        else [_served(record, find_hardware(question.hardware))]
+        else [_served_accelerator(record, find_hardware(question.hardware))]
     )
     receipt = question.receipt_of(record, version)
 
@@ -203,7 +203,9 @@ def ask_engine_fit(
         option
         for hardware in names
         if record.runs_on(hardware)
-        for option in _fewest(question.preset, record, version, hardware, flags_on(hardware), user_count, max_devices)
+        for option in _fewest_devices(
+            question.preset, record, version, hardware, flags_on(hardware), user_count, max_devices
+        )
     ]
     if not options:
         raise InputError("--devices: no layout divides the model over so many; expected another number")
@@ -276,7 +278,7 @@ def _flags_for_users(
     return flags | ({} if seq is None else {length_field: seq})
 
 
-def _served(record: Engine, hardware: Hardware) -> Hardware:
+def _served_accelerator(record: Engine, hardware: Hardware) -> Hardware:
     """Returns the accelerator. Raises `InputError` for one on which the engine does not run."""
     if not record.runs_on(hardware):
         vendors = " or ".join(record.vendors)
@@ -284,7 +286,7 @@ def _served(record: Engine, hardware: Hardware) -> Hardware:
     return hardware
 
 
-def _fewest(
+def _fewest_devices(
     preset: Preset,
     record: Engine,
     version: EngineVersion,

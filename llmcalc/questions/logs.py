@@ -143,10 +143,10 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
         computed_bytes |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
     if memory is not None and hardware is None:
         computed_bytes = {key: size for key, size in computed_bytes.items() if key == ("weights", "")}
-    terms = tuple(_compared(term, log_reading, preset, computed_bytes) for term in log_reading.terms)
+    terms = tuple(_compared_term(term, log_reading, preset, computed_bytes) for term in log_reading.terms)
     if log_reading.program not in FOLDERS and any(term.computed is None for term in terms):
         run.missing.append(f"the settings of the run: a log of {log_reading.title} does not have them")
-    wrong_term, flag = _off(log_reading, terms, flag)
+    wrong_term, flag = _wrong_term_and_flag(log_reading, terms, flag)
     return ExplainedLog(
         log_reading,
         terms,
@@ -233,14 +233,15 @@ FP8_TOLERANCE = 0.08
 """How far from 2 the ratio of the bytes per token may be: what a log prints is rounded."""
 
 
-def _compared(
+def _compared_term(
     term: LogTerm, log_reading: LogReading, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
     """Returns a log's term with the computed term of the same device. The host's buffers are computed together."""
-    key = term.name, _device(term, computed_bytes)
+    key = term.name, _device_name(term, computed_bytes)
     if key in computed_bytes:
         is_alone = (
-            sum((other_term.name, _device(other_term, computed_bytes)) == key for other_term in log_reading.terms) == 1
+            sum((other_term.name, _device_name(other_term, computed_bytes)) == key for other_term in log_reading.terms)
+            == 1
         )
         return ComparedTerm(term, computed_bytes[key] if is_alone else None)
     if preset is not None and term.per_parameter:
@@ -251,7 +252,7 @@ def _compared(
     return ComparedTerm(term)
 
 
-def _device(term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -> str:
+def _device_name(term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -> str:
     """Returns the device of a term as engines name it: `CUDA0`, or `CPU` for host memory.
 
     A device of Vulkan has the number of the accelerator that is computed, whatever its vendor calls it.
@@ -276,7 +277,7 @@ def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
     return cache.bytes if is_uniform else None
 
 
-def _off(log_reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
+def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
     """Returns the term that differs most or prevents the start, and the flag that changes this term.
 
     change: the change with which the engine starts, where it refused to.

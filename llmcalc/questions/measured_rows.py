@@ -61,12 +61,12 @@ def calibration_of(
     """
     runs = [
         _measured_run(f"{path}:{number}", row, question, options, read_model, timer)
-        for number, row in list(_rows(Path(path)))  # all are read before the first is timed
+        for number, row in list(_filled_cells(Path(path)))  # all are read before the first is timed
     ]
     return calibrate(runs)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields each row's line number and its filled cells."""
     data = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
@@ -104,7 +104,7 @@ def _measured_run(
         raise InputError(f"{row_name}: seconds: missing; expected the measured time")
     seconds = parse_duration(f"{row_name}: seconds", row["seconds"])
     try:
-        run = timer(_question(row, question, read_model), _options(row, options))
+        run = timer(_question_of_row(row, question, read_model), _options_of_row(row, options))
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
     pricer = run.pricer
@@ -118,9 +118,9 @@ def _measured_run(
     return MeasuredRun(row_name, seconds, seconds_with, group)
 
 
-def _question(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
+def _question_of_row(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
     """Returns the question of the command line with its values replaced by a row's cells."""
-    settings, layout = _checked(Settings, row), _checked(LayoutRequest, row)
+    settings, layout = _checked_settings(Settings, row), _checked_settings(LayoutRequest, row)
     if "users" in row:
         users = whole("--users", length_of("--users", row["users"]))
         settings["batch"] = batch_of(settings.get("batch"), users, "decode")
@@ -133,7 +133,7 @@ def _question(row: Mapping[str, str], question: RunQuestion, read_model: Callabl
     )
 
 
-def _checked(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
+def _checked_settings(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
     """Returns the settings that a row states, validated as command-line options are."""
     values: dict[str, Any] = {}
     for name, setting in declared(kind).items():
@@ -143,7 +143,7 @@ def _checked(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _options(row: Mapping[str, str], options: TimeOptions) -> TimeOptions:
+def _options_of_row(row: Mapping[str, str], options: TimeOptions) -> TimeOptions:
     values: dict[str, Any] = {name: row[name] for name in TIME_COLUMNS if name in row}
     for name in ("global_batch", "context"):
         if name in values:

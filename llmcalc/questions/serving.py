@@ -106,7 +106,7 @@ def ask_serve(
 
     study, calibration = serve_study(preset, hardware, options, read_model), None
     if options.calibrate is not None:
-        calibration = _calibration(preset, hardware, options, read_model)
+        calibration = _calibration_of_options(preset, hardware, options, read_model)
         device, stack = calibration.factors.device(study.device), calibration.factors.stack(study.stack)
         study = replace(study, device=device, stack=stack)
     servers = study.answer()
@@ -114,7 +114,7 @@ def ask_serve(
     return ReportedAnswer(servers, lambda: with_calibration(report(study, servers), calibration), ok)
 
 
-def _calibration(
+def _calibration_of_options(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> Calibration:
     """Returns the calibration on measured runs of prompts and tokens; None without a file of runs."""
@@ -140,7 +140,7 @@ def serve_study(
     from ..timing.device import device_of
     from ..timing.stack import find_stack
 
-    trace = _trace(options)
+    trace = _trace_of_options(options)
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
     record, version = engine_and_version(options.engine or DEFAULT_ENGINE)
@@ -171,7 +171,7 @@ def serve_study(
         None if options.ttft is None else parse_duration("--ttft", options.ttft),
         None if options.tpot is None else parse_duration("--tpot", options.tpot),
     )
-    speculation, draft_flags = _speculation(preset, record, options, read_model)
+    speculation, draft_flags = _speculation_of_options(preset, record, options, read_model)
     stack = find_stack(options.stack or stack_of_engine(options.engine), "inference")
     return ServeStudy(
         preset,
@@ -180,7 +180,7 @@ def serve_study(
         stack,
         record,
         version,
-        dict(_runs(preset, hardware, options, requests.length if trace is None else trace.longest)),
+        dict(_runs_by_format(preset, hardware, options, requests.length if trace is None else trace.longest)),
         requests,
         limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
@@ -197,7 +197,7 @@ DRAFT_TOKENS = 3
 MOST_DRAFT_TOKENS = 64
 
 
-def _speculation(
+def _speculation_of_options(
     preset: Preset, record: Engine, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> tuple[Speculation | None, dict[str, Any]]:
     """Returns the draft model or method of speculation, and the engine's flags for it; None without `--draft`.
@@ -231,7 +231,7 @@ def _speculation(
     return Speculation(tokens, acceptance, spec, method == "mtp"), record.draft_flags(method, draft, tokens)
 
 
-def _trace(options: ServeOptions) -> Trace | None:
+def _trace_of_options(options: ServeOptions) -> Trace | None:
     """Returns the requests of `--trace`; None for equal requests. Raises `InputError` if neither or both are set."""
     from ..studies.serve_trace import Trace
     from .traces import read_trace
@@ -250,12 +250,12 @@ def _trace(options: ServeOptions) -> Trace | None:
     return Trace(read_trace(options.trace))
 
 
-def _runs(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
+def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
     """Yields each pair of number formats of weights and cache, with the model's memory on one device."""
     formats = [
         (quantize, kv_dtype)
-        for quantize in _formats("--quantize", options.quantize)
-        for kv_dtype in _formats("--kv-dtype", options.kv_dtype)
+        for quantize in _parse_formats("--quantize", options.quantize)
+        for kv_dtype in _parse_formats("--kv-dtype", options.kv_dtype)
     ]
     if len(formats) > MOST_FORMATS:
         raise InputError(f"--quantize, --kv-dtype: {len(formats)} combinations; expected at most {MOST_FORMATS}")
@@ -276,7 +276,7 @@ def _with_formats(question: RunQuestion, quantize: str | None, kv_dtype: str | N
     )
 
 
-def _formats(option_name: str, text: str | None) -> Sequence[str | None]:
+def _parse_formats(option_name: str, text: str | None) -> Sequence[str | None]:
     """Parses a comma-separated list of number formats; None for the published format."""
     if text is None:
         return [None]

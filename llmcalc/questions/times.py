@@ -135,10 +135,14 @@ def calibrated(
 
 def timed_run(question: RunQuestion, options: TimeOptions) -> TimedRun:
     """Returns the time of a run. Raises `InputError` as `ask_time` does."""
-    return _training(question, options) if question.settings.phase == "training" else _inference(question, options)
+    return (
+        _training_time(question, options)
+        if question.settings.phase == "training"
+        else _inference_time(question, options)
+    )
 
 
-def _training(question: RunQuestion, options: TimeOptions) -> TimedRun:
+def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.run_time import time_training
 
@@ -248,7 +252,7 @@ def ask_timed_plan(
     return replace(answer, make_report=lambda: with_calibration(answer.report(), calibration))
 
 
-def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
+def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.run_time import TimeSettings, time_inference
 

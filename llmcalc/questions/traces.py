@@ -60,7 +60,7 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
     for line, row in rows:
         if len(requests) >= MOST_REQUESTS:
             raise InputError(f"{path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
-        requests.append(_request(f"{path}:{line}", row))
+        requests.append(_traced_request(f"{path}:{line}", row))
         tokens += requests[-1].input
         if tokens > MOST_INPUT:
             raise InputError(
@@ -111,19 +111,23 @@ def _check_columns(place_in_error: str, names: Any) -> None:
             raise InputError(f"{place_in_error}: the column '{name}' is missing; expected {', '.join(COLUMNS)}")
 
 
-def _request(place_in_error: str, row: Mapping[str, Any]) -> TracedRequest:
+def _traced_request(place_in_error: str, row: Mapping[str, Any]) -> TracedRequest:
     tokens = [
-        whole(f"{place_in_error}: {name}", length_of(f"{place_in_error}: {name}", _cell(row[name])), most=MOST_TOKENS)
+        whole(
+            f"{place_in_error}: {name}",
+            length_of(f"{place_in_error}: {name}", _cell_value(row[name])),
+            most=MOST_TOKENS,
+        )
         for name in ("input", "output")
     ]
-    return TracedRequest(_arrival(f"{place_in_error}: arrival", _cell(row["arrival"])), *tokens)
+    return TracedRequest(_arrival_seconds(f"{place_in_error}: arrival", _cell_value(row["arrival"])), *tokens)
 
 
-def _cell(value: Any) -> Any:
+def _cell_value(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-def _arrival(place_in_error: str, value: Any) -> float:
+def _arrival_seconds(place_in_error: str, value: Any) -> float:
     """Returns the seconds of an arrival, from a number or a text with a unit."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_plain = isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", value) is not None

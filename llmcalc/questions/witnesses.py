@@ -106,7 +106,7 @@ class Verification:
         result = Verified([], {})
         for target in targets:
             try:
-                result.verdicts.append(self._verdict(read_model(target)))
+                result.verdicts.append(self._verdict_of_model(read_model(target)))
             except InputError as error:
                 if not self.everything or (self.against == "reference" and not isinstance(error, Unsupported)):
                     raise
@@ -114,19 +114,19 @@ class Verification:
         ok = bool(result.verdicts) and all(verdict.ok for verdict in result.verdicts)
         return ReportedAnswer(result, lambda: report(*result), ok)
 
-    def _verdict(self, preset: Preset) -> Verdict:
+    def _verdict_of_model(self, preset: Preset) -> Verdict:
         with name_in_errors(preset):
             if self.distributed:
                 from ..witnesses.distributed.compare import job_for, verify_distributed
 
-                job = job_for(preset.model, self._layout(), self.batch, self.seq, self.num_microbatches)
+                job = job_for(preset.model, self._layout_of_processes(), self.batch, self.seq, self.num_microbatches)
                 return verify_distributed(job, preset.name)
             from ..witnesses.run import verify
 
-            with _witness(self.against):
+            with _size_errors_as_input_errors(self.against):
                 return verify(preset, self.against, self.device, self.batch, self.seq, self.every_layer, self.memory)
 
-    def _layout(self) -> Layout:
+    def _layout_of_processes(self) -> Layout:
         """Returns the layout for the processes that torchrun has started; for two processes by default."""
         from ..witnesses.distributed.launch import launched
 
@@ -142,7 +142,7 @@ class Verification:
 
 
 @contextmanager
-def _witness(against: Witness) -> Iterator[None]:
+def _size_errors_as_input_errors(against: Witness) -> Iterator[None]:
     """Returns a context that turns a witness's errors about sizes (over 2^63 elements) into `InputError`."""
     try:
         yield

@@ -29,12 +29,12 @@ class Canvas(ImageRule):
     max_tiles: int = Field(ge=1, le=1000, strict=True)
     tokens: Width
 
-    def _grid(self, height: int, width: int) -> tuple[int, int]:
+    def _tile_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the tiles per column and per row: least enlargement, else least shrinking, and then fewest tiles."""
         changes_by_grid: dict[tuple[int, int], float] = {}
         for tiles_down in range(1, self.max_tiles + 1):
             for across in range(1, self.max_tiles // tiles_down + 1):
-                changes_by_grid[tiles_down, across] = _single(
+                changes_by_grid[tiles_down, across] = _to_single_precision(
                     min(tiles_down * self.size / height, across * self.size / width)
                 )
         enlarging = [scale for scale in changes_by_grid.values() if scale >= 1]
@@ -44,7 +44,7 @@ class Canvas(ImageRule):
         )
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        tiles_down, tiles_across = self._grid(height, width)
+        tiles_down, tiles_across = self._tile_grid(height, width)
         side, tiles = self.size // patch_size, tiles_down * tiles_across
         image_tokens = 3 + self.tokens
         if tiles == 1:
@@ -52,7 +52,7 @@ class Canvas(ImageRule):
         return Encoded(tiles + 1, side, side, tiles * self.tokens + tiles_down * tiles_across + image_tokens)
 
 
-def _single(value: float) -> float:
+def _to_single_precision(value: float) -> float:
     """Returns a number rounded to single precision, in which the processor compares scales."""
     single_precision: float = unpack("f", pack("f", value))[0]
     return single_precision

@@ -34,7 +34,7 @@ class Pinpoints(ImageRule):
     def among_several(self) -> ImageRule:
         return self.model_copy(update={"resolutions": ()}) if self.several_whole else self
 
-    def _best(self, height: int, width: int) -> tuple[int, int]:
+    def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
         """Returns the resolution that keeps most pixels of the image, and among equals has the least padding."""
 
         def pixels_and_padding(resolution: tuple[int, int]) -> tuple[int, int]:
@@ -48,7 +48,7 @@ class Pinpoints(ImageRule):
         side = self.size // patch_size
         if not self.resolutions:
             return Encoded(1, side, side, side * side + 1)
-        tiles_down, tiles_across = (pixels // self.size for pixels in self._best(height, width))
+        tiles_down, tiles_across = (pixels // self.size for pixels in self._best_resolution(height, width))
         rows, columns = side * tiles_down, side * tiles_across
         if width / height > columns / rows:
             rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2

@@ -38,7 +38,7 @@ class Tiles(ImageRule):
             raise ValueError(f"min_tiles: {self.min_tiles} is more than max_tiles {self.max_tiles}; expected less")
         return self
 
-    def _tiles(self, height: int, width: int) -> int:
+    def _nearest_grid(self, height: int, width: int) -> int:
         """Returns the rows and columns of the grid with the nearest shape; among equals the larger, if half filled."""
         shapes = [
             (tiles_across, tiles_down)
@@ -55,6 +55,6 @@ class Tiles(ImageRule):
         return best_grid[0] * best_grid[1]
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        tiles = self._tiles(height, width)
+        tiles = self._nearest_grid(height, width)
         images, side = tiles + (tiles > 1), self.size // patch_size
         return Encoded(images, side, side, images * (self.tokens + self.tile_marks) + self.marks)

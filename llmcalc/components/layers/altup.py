@@ -151,12 +151,12 @@ class AltUpLayer(WholeLayer):
         streams, hidden = x.axes
         with f.scope("predict", kind="streams", source=SOURCE):
             normed = f.part("router_norm", self.norm, f.take(x, hidden))
-            weights = self._weights(f, normed, router, streams, Axis("mixed", streams.size))
+            weights = self._mixing_weights(f, normed, router, streams, Axis("mixed", streams.size))
             f.hold(weights=weights)
             mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
             return f.add(x, f.core("mix", mix, weights, x, axes=x.axes)), normed
 
-    def _weights(self, f: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
+    def _mixing_weights(self, f: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
         """Returns the mixing weights of the streams, computed from the norm of one stream."""
         hidden = normed.axes[-1]
         router_output = f.linear("router", f.scale(normed, 1 / hidden.size), out[0], weight=router)
@@ -179,7 +179,7 @@ class AltUpLayer(WholeLayer):
         streams, hidden = predicted_streams.axes
         with f.scope("correct", kind="streams", source=SOURCE):
             normed = f.normalized(sublayer_output, self.norm, like=router_output)
-            shares = f.plus(self._weights(f, normed, router, streams), 1.0)
+            shares = f.plus(self._mixing_weights(f, normed, router, streams), 1.0)
             f.hold(shares=shares)
             change = f.mul(
                 shares, f.sub(sublayer_output, f.take(predicted_streams, hidden)), axes=predicted_streams.axes

@@ -84,25 +84,25 @@ class BottleneckLayer(WholeLayer):
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         narrow_axis = Axis("bottleneck", self.bottleneck_size)
-        y = self._into(f, "bottleneck", x, narrow_axis)
-        attention_input = self._into(f, "attention_bottleneck", x, narrow_axis)
+        y = self._into_bottleneck(f, "bottleneck", x, narrow_axis)
+        attention_input = self._into_bottleneck(f, "attention_bottleneck", x, narrow_axis)
         f.hold(x=x, y=y, read=attention_input)
         attention_output = f.part("self_attn", self.attention, attention_input, value_input=x)
-        y = self._sum(f, "self_attn", y, f.dropout(attention_output, "attention_output", ends_sublayer=True))
+        y = self._normed_sum(f, "self_attn", y, f.dropout(attention_output, "attention_output", ends_sublayer=True))
         inner_network = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
         for i in range(self.num_feedforward_networks - 1):
             y = f.part("inner", inner_network, y, nth=i)
             f.hold(y=y)
-        y = self._sum(f, "mlp", y, f.part("mlp", self.feed_forward, y))
+        y = self._normed_sum(f, "mlp", y, f.part("mlp", self.feed_forward, y))
         layer_output = f.linear("output_bottleneck", y, *x.axes, bias=True)
         layer_output = f.dropout(layer_output, "feed_forward", ends_sublayer=True)
         return f.part("output_bottleneck_norm", self.norm, f.add(x, layer_output))
 
-    def _into(self, f: Flow, name: str, x: Value, narrow_axis: Axis) -> Value:
+    def _into_bottleneck(self, f: Flow, name: str, x: Value, narrow_axis: Axis) -> Value:
         """Returns the linear projection of x into the bottleneck's width."""
         return f.part(f"{name}_norm", self.norm, f.linear(name, x, narrow_axis, bias=True))
 
-    def _sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
+    def _normed_sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
         """Returns the norm of the narrow stream after a sublayer with output y."""
         x = f.part(f"{name}_post_norm", self.norm, f.add(x, y))
         f.hold(y=x)
@@ -173,13 +173,13 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(name, nn.Linear(wide_width, inner_context.hidden_size))
             self.add_module(f"{name}_norm", norm.reference(inner_context))
 
-        def _into(self, name: str, x: Tensor) -> Tensor:
+        def _into_bottleneck(self, name: str, x: Tensor) -> Tensor:
             out: Tensor = self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
             return out
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            y = self._into("bottleneck", x)
-            attention_output = self.self_attn(self._into("attention_bottleneck", x), run, x)
+            y = self._into_bottleneck("bottleneck", x)
+            attention_output = self.self_attn(self._into_bottleneck("attention_bottleneck", x), run, x)
             attention_output = apply_dropout(self, "attention_output", attention_output)
             y = self.self_attn_post_norm(y + attention_output)
             for network in self.inner:

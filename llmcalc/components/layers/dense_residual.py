@@ -81,12 +81,16 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
                 self.add_module(name, part.reference(context))
 
-        def _sublayer(self, name: str, x: Tensor, run: Run) -> Tensor:
+        def _sublayer_output(self, name: str, x: Tensor, run: Run) -> Tensor:
             out: Tensor = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run)
             return out
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            attention_output = x + self._sublayer("self_attn", x, run)
-            return attention_output + self._sublayer("dense", attention_output, run) + self._sublayer("mlp", x, run)
+            attention_output = x + self._sublayer_output("self_attn", x, run)
+            return (
+                attention_output
+                + self._sublayer_output("dense", attention_output, run)
+                + self._sublayer_output("mlp", x, run)
+            )
 
     return DenseResidualReference

@@ -84,7 +84,9 @@ class HyperLayer(WholeLayer):
         streams, hidden = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with f.scope(name, kind="residual"):
-            read_logits, write_logits, *matrix = _weights(f, x, Beside(((streams,), (streams,), *mixing_axes)))
+            read_logits, write_logits, *matrix = _connection_weights(
+                f, x, Beside(((streams,), (streams,), *mixing_axes))
+            )
             f.hold(read=read_logits, written=write_logits)
             weighted_sum = f.sum(f.mul(f.plus(f.act(read_logits, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden)
             output_weights = f.scale(f.act(write_logits, "sigmoid"), self.hc_magnitude)
@@ -135,7 +137,7 @@ class HyperStreams(ResidualStreams):
     def flow(self, f: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
         streams, hidden = x.axes
-        (raw_weights,) = _weights(f, x, Beside(((streams,),)))
+        (raw_weights,) = _connection_weights(f, x, Beside(((streams,),)))
         f.hold(raw=raw_weights)
         weights = f.plus(f.act(raw_weights, "sigmoid"), PLAIN.eps)
         f.hold(weights=weights)
@@ -145,7 +147,7 @@ class HyperStreams(ResidualStreams):
         return _reference_classes()["streams"](self.hc_mult, context.hidden_size)
 
 
-def _weights(f: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
+def _connection_weights(f: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
     """Records one projection of all streams, split into parts; each part has its own scale and offsets."""
     raw_weights = f.linear("map", f.normalized(x, PLAIN), out)
     weight_parts = tuple(Value(x.rows, part) for part in out.parts)

@@ -111,9 +111,9 @@ class SharedBlock(Part):
         f.hold(y=y)
         y = f.part("mlp_pre_norm", norm, y)
         with f.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
-            return self._network(f, y, None if self.adapter_rank is None else adapter)
+            return self._network_output(f, y, None if self.adapter_rank is None else adapter)
 
-    def _network(self, f: Flow, x: Value, adapter: Adapter | None) -> Value:
+    def _network_output(self, f: Flow, x: Value, adapter: Adapter | None) -> Value:
         """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
         network, ffn = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
         gate = f.linear("gate_proj", x, ffn, bias=network.gate_bias)

@@ -292,7 +292,7 @@ class Attention(TokenMixer):
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(f, x)
-        projected = self._projection(f, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
+        projected = self._projected_heads(f, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
         q = self._normed_and_rotated(f, projected, "q_norm", dim)
         for name in self.idle_projections:
             with f.scope(name, role="idle"):
@@ -357,7 +357,7 @@ class Attention(TokenMixer):
             y = f.part("sub_norm", self.sub_norm, concatenated_heads)
         return y
 
-    def _projection(self, f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
+    def _projected_heads(self, f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
         """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
         if adapter is None:
             return f.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
@@ -399,13 +399,13 @@ class Attention(TokenMixer):
             )  # nothing: the layer is recorded alone
             return keys.view(*f.rank_part((heads, dim))), values.view(*f.rank_part((heads, size)))
         with f.function():
-            raw_keys = self._projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            raw_keys = self._projected_heads(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
             f.hold(raw=raw_keys)
             keys = self._normed_and_rotated(f, raw_keys, "k_norm", dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
-                values = self._projection(f, "v_proj", values_input, (heads, size), self.v_bias, adapter)
+                values = self._projected_heads(f, "v_proj", values_input, (heads, size), self.v_bias, adapter)
             f.hold(k=keys, v=values)
             if self.v_norm is not None:
                 values = f.norm("v_norm", values, self.v_norm, (size,))
@@ -696,9 +696,9 @@ def _reference_class() -> type[nn.Module]:
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )
-            return mask, self._bias(run, end, queries, keys, x.device)
+            return mask, self._score_bias(run, end, queries, keys, x.device)
 
-        def _bias(self, run: Run, end: int, queries: int, keys: int, device: Any) -> Tensor | None:
+        def _score_bias(self, run: Run, end: int, queries: int, keys: int, device: Any) -> Tensor | None:
             """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
             positions = run.span(end - queries, end, device), run.span(end - keys, end, device)
             if hasattr(self, "relative_bias"):
@@ -714,7 +714,7 @@ def _reference_class() -> type[nn.Module]:
             """Computes the bias that all layers of a stack add, before the first layer."""
             end = run.past + x.shape[1]
             if not self.cross:
-                self._bias(run, end, x.shape[1], end, x.device)
+                self._score_bias(run, end, x.shape[1], end, x.device)
 
         def _in_squares(self, q: Tensor, k: Tensor, v: Tensor, columns: int, side: int, cap: float | None) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""

@@ -72,9 +72,9 @@ class BlockIndexer(Part):
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
-        return self._narrowed(f, self._chosen(f, x, position), keys, values)
+        return self._keys_of_mask(f, self._chosen_mask(f, x, position), keys, values)
 
-    def _narrowed(self, f: Flow, mask: Value, keys: Value, values: Value) -> tuple[Value, Value, dict[str, Any]]:
+    def _keys_of_mask(self, f: Flow, mask: Value, keys: Value, values: Value) -> tuple[Value, Value, dict[str, Any]]:
         all_heads, *_ = keys.axes
         assert isinstance(all_heads, Axis)
         sizes: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
@@ -86,7 +86,7 @@ class BlockIndexer(Part):
         f.hold(k=keys, v=values, mask=mask)
         return keys, values, {"core": ops.BlockCore, "selection": mask, **sizes}
 
-    def _chosen(self, f: Flow, x: Value, position: Rope) -> Value:
+    def _chosen_mask(self, f: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens, for each head of the indexer."""
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         block, blocks = self.index_block_size, self.index_topk_blocks

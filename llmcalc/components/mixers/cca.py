@@ -105,11 +105,11 @@ class CompressedConvAttention(WindowedMixer):
         q = f.linear("q_proj", x, heads, dim, bias=has_bias)
         k = f.linear("k_proj", x, kv_heads, dim, bias=has_bias)
         with f.function():
-            q, k = self._convolve(f, q, k)
+            q, k = self._convolve_queries_and_keys(f, q, k)
         f.hold(q=q, k=k)
         q = self._scaled_and_rotated(f, q)
         k = f.mul(self._scaled_and_rotated(f, k), f.vector("key_scale", kv_heads))
-        v = self._values(f, x, kv_heads, dim)
+        v = self._mixed_values(f, x, kv_heads, dim)
         f.hold(q=q, k=k, v=v)
         k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
         f.hold(k=k, v=v)
@@ -120,7 +120,7 @@ class CompressedConvAttention(WindowedMixer):
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=has_bias)
 
-    def _convolve(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
+    def _convolve_queries_and_keys(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, dim), (kv_heads, _) = q.axes, k.axes
         all_heads, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
@@ -153,7 +153,7 @@ class CompressedConvAttention(WindowedMixer):
         after_q, after_k = f.split(joined_heads, q.axes, k.axes)
         return f.add(after_q, mean), f.add(after_k, mean_of_keys)
 
-    def _values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
+    def _mixed_values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
         """Returns the values: one half is computed from the token itself, the other half from the previous token."""
         half_width = Axis("half", exact_div(kv_heads.size * dim.size, 2))
         has_bias = self.attention_bias
@@ -229,7 +229,7 @@ def _reference_class() -> type[nn.Module]:
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
-        def _convolve(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
             kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined_heads = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
@@ -253,7 +253,7 @@ def _reference_class() -> type[nn.Module]:
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, axis)
 
-        def _values(self, x: Tensor, run: Run) -> Tensor:
+        def _mixed_values(self, x: Tensor, run: Run) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
             stored_rows, projected = self.value_state.load(run), self.v_proj_before(x)
             first_row = (
@@ -270,11 +270,13 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             d, tokens = self.spec.head_dim, x.shape[1]
-            q, k = self._convolve(self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run)
+            q, k = self._convolve_queries_and_keys(
+                self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run
+            )
             q, k, v = (
                 self._scaled_and_rotated(q, run),
                 self._scaled_and_rotated(k, run) * self.key_scale.weight[:, None, None],
-                self._values(x, run).transpose(1, 2),
+                self._mixed_values(x, run).transpose(1, 2),
             )
             k, v = self.cache(run, k, v)
             mask = attention_mask(

@@ -414,7 +414,7 @@ def _reference_class() -> type[nn.Module]:
         def _rotate(self, x: Tensor, run: Run, inverse: bool = False) -> Tensor:
             return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta, inverse)
 
-        def _entries(self, x: Tensor, compressed_query: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _entries_and_mask(self, x: Tensor, compressed_query: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
             spec, end = self.spec, run.past + x.shape[1]
             assert spec.compress_rate is not None
@@ -443,7 +443,7 @@ def _reference_class() -> type[nn.Module]:
             mask = attention_mask(run, end, x.shape[1], keys, x.device, causal=True, window=spec.sliding_window)
             scores, entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
-                entries, entry_mask = self._entries(x, compressed_query, run)
+                entries, entry_mask = self._entries_and_mask(x, compressed_query, run)
                 scores = torch.cat([scores, self.entry_core(q, entries)], -1)
             scores = scores * spec.head_dim**-0.5
             if entries is not None:

@@ -112,15 +112,17 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden)
             self.block_core = product_class()()
 
-        def _placed(self, projection: str, x: Tensor, run: Run) -> Tensor:
+        def _projected_heads(self, projection: str, x: Tensor, run: Run) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
             heads: Tensor = self._split_heads(projection, x)
             return heads if projection == "v" else self.spec.position.rotated(heads, run, run.past)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, context = self.spec, run.memo["target_states"]
-            q, k, v = (self._placed(projection, x, run) for projection in "qkv")
-            context_k, context_v = self.cache(run, self._placed("k", context, run), self._placed("v", context, run))
+            q, k, v = (self._projected_heads(projection, x, run) for projection in "qkv")
+            context_k, context_v = self.cache(
+                run, self._projected_heads("k", context, run), self._projected_heads("v", context, run)
+            )
             k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
             scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]
             weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)

@@ -56,11 +56,11 @@ def delta_rule_class() -> type[nn.Module]:
             stored_state = state.load(run)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one = stored_state is not None and q.shape[2] == 1
-            out, new_state = (self._step if decodes_one else self._chunks)(q, k, v, g, beta, old_state)
+            out, new_state = (self._run_token if decodes_one else self._run_chunks)(q, k, v, g, beta, old_state)
             state.keep(run, new_state)
             return out
 
-        def _step(
+        def _run_token(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
         ) -> tuple[Tensor, Tensor]:
             state = state * g[:, :, 0, :, None].exp()
@@ -69,7 +69,7 @@ def delta_rule_class() -> type[nn.Module]:
             state = state + k[:, :, 0, :, None] * correction[..., None, :]
             return (state * q[:, :, 0, :, None]).sum(-2)[:, :, None], state
 
-        def _chunks(
+        def _run_chunks(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
         ) -> tuple[Tensor, Tensor]:
             tokens, size = q.shape[2], self.chunk

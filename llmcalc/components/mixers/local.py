@@ -172,7 +172,7 @@ def _reference_class() -> type[nn.Module]:
                 self.global_norm = spec.global_norm.reference(context)
             self.core, self.o_proj = Core(), nn.Linear(width, context.hidden_size, bias=False)
 
-        def _blocks(self, x: Tensor) -> Tensor:
+        def _split_into_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
             size = self.spec.local_radius + 1
             padding = x.new_zeros(x.shape[0], -x.shape[1] % size, *x.shape[2:])
@@ -189,7 +189,7 @@ def _reference_class() -> type[nn.Module]:
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
-            local_vectors = self._split_heads(self._with_neighbours(self._blocks(x[:, :tokens])))
+            local_vectors = self._split_heads(self._with_neighbours(self._split_into_blocks(x[:, :tokens])))
             if self.spec.global_block_size is None:
                 return local_vectors
             sum_vectors = self._split_heads(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
@@ -211,7 +211,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return mask_and_bias
 
-        def _sums(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
+        def _block_sum_indices(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
             size = self.spec.global_block_size
             assert size is not None
@@ -224,7 +224,7 @@ def _reference_class() -> type[nn.Module]:
         def _mask_and_bias(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of each query's keys, [blocks, 1, block, keys], and the bias on the scores."""
             radius = self.spec.local_radius
-            positions = self._blocks(run.span(0, tokens, device)[None] + 1)  # 0 marks padding
+            positions = self._split_into_blocks(run.span(0, tokens, device)[None] + 1)  # 0 marks padding
             keys = self._with_neighbours(positions)
             offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((offsets[None] - offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[
@@ -233,21 +233,23 @@ def _reference_class() -> type[nn.Module]:
             mask = local_mask[:, None]
             bias = None if run.bias is None else run.bias(offsets[radius + 1 : 2 * radius + 2], offsets)[None]
             if self.spec.global_block_size is not None:
-                sum_index, sums = self._sums(run, tokens, device)
+                sum_index, sums = self._block_sum_indices(run, tokens, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sums))], -1)
                 if bias is not None:
-                    sum_bias = self._blocks(run.bias.blocks(sum_index, sums).permute(1, 0, 2)[None])[0].transpose(1, 2)
+                    sum_bias = self._split_into_blocks(run.bias.blocks(sum_index, sums).permute(1, 0, 2)[None])[
+                        0
+                    ].transpose(1, 2)
                     bias = torch.cat([bias.expand(sum_bias.shape[0], -1, -1, -1), sum_bias], -1)
             return mask, bias
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             tokens, kv_input = x.shape[1], x
             if self.spec.global_block_size is not None:
-                block_sums = self.sums(x, *self._sums(run, tokens, x.device))
+                block_sums = self.sums(x, *self._block_sum_indices(run, tokens, x.device))
                 kv_input = torch.cat(
                     [x, self.global_norm(block_sums) if hasattr(self, "global_norm") else block_sums], 1
                 )
-            q = self._split_heads(self._blocks(self.get_submodule("q_proj")(x)))
+            q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
             mask, bias = self._shared_bias(run, tokens, x.device)
             out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]

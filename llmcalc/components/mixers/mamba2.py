@@ -116,10 +116,10 @@ class Mamba2(TokenMixer):
         )
         f.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
         return f.linear(
-            "out_proj", self._gated(f, y, f.act(gate, self.hidden_act), groups), *x.axes, bias=self.out_bias
+            "out_proj", self._gated_output(f, y, f.act(gate, self.hidden_act), groups), *x.axes, bias=self.out_bias
         )
 
-    def _gated(self, f: Flow, y: Value, gate: Value, groups: Axis) -> Value:
+    def _gated_output(self, f: Flow, y: Value, gate: Value, groups: Axis) -> Value:
         """Returns the output of the scan after gate and norm, in the order of the spec."""
         if self.norm is None:
             return f.mul(y, gate)
@@ -186,7 +186,7 @@ def _reference_class() -> type[nn.Module]:
             if old_state is not None and x.shape[1] == 1:
                 y, last_state = self._decode_step(scaled_x, log, b.float(), c.float(), old_state)
             else:
-                y, last_state = self._chunks(scaled_x, log, b.float(), c.float(), old_state)
+                y, last_state = self._run_chunks(scaled_x, log, b.float(), c.float(), old_state)
             return y.to(x.dtype) + self.D[:, None] * x, last_state
 
         def _decode_step(
@@ -196,7 +196,7 @@ def _reference_class() -> type[nn.Module]:
             state = old_state * log.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
             return (state @ c[:, 0, :, :, None])[..., 0][:, None], state
 
-        def _chunks(
+        def _run_chunks(
             self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             tokens, padding = x.shape[1], -x.shape[1] % self.chunk
@@ -243,7 +243,7 @@ def _reference_class() -> type[nn.Module]:
                 self.norm = norm_reference(spec.norm, inner_width, groups=spec.n_groups)
             self.out_proj = nn.Linear(inner_width, context.hidden_size, bias=spec.out_bias)
 
-        def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        def _gated_output(self, y: Tensor, gate: Tensor) -> Tensor:
             gate_values = activate(self.spec.hidden_act, gate)
             if not hasattr(self, "norm"):
                 return y * gate_values
@@ -269,7 +269,7 @@ def _reference_class() -> type[nn.Module]:
                 x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored_state is None else stored_state[0]
             )
             self.ssm_state.keep(run, last_state)
-            result: Tensor = self.out_proj(self._gated(y.flatten(2), gate))
+            result: Tensor = self.out_proj(self._gated_output(y.flatten(2), gate))
             return result
 
     return Mamba2Reference

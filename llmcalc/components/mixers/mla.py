@@ -160,7 +160,7 @@ class MLA(TokenMixer):
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent = Axis("latent", self.kv_lora_rank)
         with f.function():
-            query, compressed = self._query(f, x, heads, Beside(((nope,), (rope,))), size)
+            query, compressed = self._query_and_latent(f, x, heads, Beside(((nope,), (rope,))), size)
         f.hold(q=query)
         if compressed is not None:
             f.hold(small=compressed)
@@ -234,7 +234,7 @@ class MLA(TokenMixer):
     def _rotated(self, f: Flow, x: Value) -> Value:
         return x if self.mla_use_nope else f.rope(x, self.position)
 
-    def _query(self, f: Flow, x: Value, heads: Axis, head: Beside, size: Axis) -> tuple[Value, Value | None]:
+    def _query_and_latent(self, f: Flow, x: Value, heads: Axis, head: Beside, size: Axis) -> tuple[Value, Value | None]:
         """Returns the query of each head, and the compressed query if there is one."""
         if self.q_lora_rank is None:
             return f.linear("q_proj", x, heads, head), None
@@ -336,7 +336,7 @@ def _reference_class() -> type[nn.Module]:
                 else rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
             )
 
-        def _queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        def _queries_and_gate(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
             """Returns the queries, [batch, tokens, heads, …], their gate if there is one, and the indexer's input."""
             spec, head_shape = self.spec, (self.spec.num_attention_heads, -1)
             raw_latent = x if spec.q_lora_rank is None else self.q_a_proj(x)
@@ -353,7 +353,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             nope, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
-            q, gate, compressed_query = self._queries(x)
+            q, gate, compressed_query = self._queries_and_gate(x)
             q_nope, q_rope = q.transpose(1, 2).split([nope, rope], -1)
             q_rope = self._rotate(q_rope, run)
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, rope], -1)

@@ -126,7 +126,7 @@ def _reference_class() -> type[nn.Module]:
             log_f, q = F.logsigmoid(f), q * q.shape[-1] ** -0.5
             out, start, tokens = [], 0, q.shape[2]
             while start < tokens:
-                step, size = (self._chunk, self.chunk) if tokens - start >= self.chunk else (self._token, 1)
+                step, size = (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
                 chunk = slice(start, start + size)
                 h, state = step(
                     q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
@@ -135,7 +135,7 @@ def _reference_class() -> type[nn.Module]:
                 start += size
             return torch.cat(out, 2), state
 
-        def _chunk(
+        def _run_chunk(
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, norm, largest_exponent = state
@@ -163,7 +163,7 @@ def _reference_class() -> type[nn.Module]:
                 new_largest,
             )
 
-        def _token(
+        def _run_token(
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, norm, largest_exponent = state

@@ -150,7 +150,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
-            weights, top_experts = self._route(x)
+            weights, top_experts = self._route_tokens(x)
             dispatch = dispatch_class()(top_experts, run.grouped_experts)
             rows = dispatch.rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
@@ -169,7 +169,7 @@ def _reference_class() -> type[nn.Module]:
             result: Tensor = out + self.o_bias.weight
             return result
 
-        def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
             scores, top_experts = self.router(x).float().topk(self.spec.num_experts_per_tok, -1)
             return scores.softmax(-1), top_experts

@@ -148,7 +148,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.shift_state, self.recurrent_state = state_class()(), state_class()()
             self.output = nn.Linear(width, hidden, bias=False)
 
-        def _average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
+        def _weighted_average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k), decayed per token; the largest exponent is subtracted."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
             stored_state = self.recurrent_state.load(run)
@@ -179,7 +179,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.get_submodule(name)(token_shift(x, previous_tokens, getattr(self, f"time_mix_{name}").weight))
                 for name in ("key", "value", "receptance")
             )
-            out: Tensor = self.output(r.sigmoid() * self._average(k.float(), v.float(), run).to(x.dtype))
+            out: Tensor = self.output(r.sigmoid() * self._weighted_average(k.float(), v.float(), run).to(x.dtype))
             return out
 
     class ChannelMixReference(nn.Module):

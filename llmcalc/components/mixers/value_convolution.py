@@ -31,7 +31,7 @@ class ValueConvolution(Part):
 
     @field_validator("conv_kernel_size")
     @classmethod
-    def _odd(cls, size: int) -> int:
+    def _check_odd(cls, size: int) -> int:
         if size % 2 == 0:
             raise ValueError(f"{size} is even; expected an odd number")
         return size

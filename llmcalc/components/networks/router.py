@@ -60,7 +60,7 @@ class Router(Part):
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
-def _correction(f: Flow, storage: Correction | None, classes: Axis) -> Value | None:
+def _record_correction(f: Flow, storage: Correction | None, classes: Axis) -> Value | None:
     """Records the score correction and returns it; None without a correction."""
     if storage is None:
         return None
@@ -94,7 +94,7 @@ class LinearRouter(Router):
         x = x if self.norm is None else f.part("router_norm", self.norm, x, kind="router")
         logits = f.linear("router", x, axis, bias=self.bias, kind="router")
         scale = f.vector("expert_scale", experts, kind="router") if self.expert_scale else None
-        correction = _correction(f, self.score_correction, axis)
+        correction = _record_correction(f, self.score_correction, axis)
         return f.route(logits, top_k, self.scoring_func, correction, scale)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
@@ -132,7 +132,7 @@ class RouterMLP(Router):
             y = f.act(f.linear("fc1", y, features, bias=True), self.hidden_act)
             y = f.act(f.linear("fc2", y, features, bias=True), self.hidden_act)
             logits = f.linear("out_proj", y, axis)
-        correction = _correction(f, self.score_correction, axis)
+        correction = _record_correction(f, self.score_correction, axis)
         return f.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:

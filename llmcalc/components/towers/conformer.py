@@ -168,20 +168,20 @@ class Conformer(TowerPart):
         if self.relative_buckets is not None:
             bias, _ = f.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
         indices = range(n) if isinstance(n, int) else None
-        x = f.layers(x, lambda v: self._layer(f, v, bias), n, indices, kind="layer")
+        x = f.layers(x, lambda v: self._record_layer(f, v, bias), n, indices, kind="layer")
         if self.clamps:
             f.buffer("clamps", Axis("layers", n), Axis("bounds", self.clamps))
         if self.output_size is not None:
             x = f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
         return x
 
-    def _layer(self, f: Flow, x: Value, bias: Value | None) -> Value:
+    def _record_layer(self, f: Flow, x: Value, bias: Value | None) -> Value:
         """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
         x = self._half_network(f, "mlp_1", x)
         y = f.part("self_attn_pre_norm", self.norm, x)
         with f.scope("self_attn", kind="attention"):
             y = self.attention.flow(f, y, bias)
-        x = f.add(x, self._after(f, "self_attn", y))
+        x = f.add(x, self._normalize_output(f, "self_attn", y))
         y = f.part("convolution_pre_norm", self.norm, x)
         with f.scope("convolution", kind="convolution"):
             y = self.convolution.flow(f, y)
@@ -191,9 +191,9 @@ class Conformer(TowerPart):
     def _half_network(self, f: Flow, name: str, x: Value) -> Value:
         """Records the sum of x and half of the output of the feed-forward network with that name."""
         y = f.part(name, self.feed_forward, f.part(f"{name}_pre_norm", self.norm, x))
-        return f.add(x, f.scale(self._after(f, name, y), 0.5))
+        return f.add(x, f.scale(self._normalize_output(f, name, y), 0.5))
 
-    def _after(self, f: Flow, name: str, y: Value) -> Value:
+    def _normalize_output(self, f: Flow, name: str, y: Value) -> Value:
         return f.part(f"{name}_post_norm", self.norm, y) if self.norm_placement == "sandwich" else y
 
     def describe(self, hidden_size: int) -> str:
@@ -277,7 +277,7 @@ def _reference_class() -> type[nn.Module]:
                 self.r_proj = nn.Linear(width, width, bias=False)
                 self.q_scale = vector(torch.zeros(width // attention.num_attention_heads))
 
-        def _distances(self, frames: int, width: int, reference_tensor: Tensor) -> Tensor:
+        def _distance_sinusoids(self, frames: int, width: int, reference_tensor: Tensor) -> Tensor:
             """Computes the sinusoid of each query's distance to each key, [frames, frames, hidden]."""
             positions = torch.arange(frames, device=reference_tensor.device)
             scales = torch.exp(
@@ -294,7 +294,7 @@ def _reference_class() -> type[nn.Module]:
             frames, width = x.shape[1:]
             if hasattr(self, "r_proj"):
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)
-                distance_keys = self.r_proj(self._distances(frames, width, x)).unflatten(-1, (self.heads, -1))
+                distance_keys = self.r_proj(self._distance_sinusoids(frames, width, x)).unflatten(-1, (self.heads, -1))
                 scores = q @ k.transpose(-1, -2) + torch.einsum("bhqd,qkhd->bhqk", q, distance_keys)
             else:
                 scores = q @ k.transpose(-1, -2)
@@ -348,15 +348,17 @@ def _reference_class() -> type[nn.Module]:
                     self.add_module(f"{name}_post_norm", spec.norm.reference(context))
             self.norm = spec.norm.reference(context)
 
-        def _after(self, name: str, y: Tensor) -> Tensor:
+        def _normalize_output(self, name: str, y: Tensor) -> Tensor:
             out: Tensor = getattr(self, f"{name}_post_norm")(y) if hasattr(self, f"{name}_post_norm") else y
             return out
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-            x = x + 0.5 * self._after("mlp_1", self.mlp_1(self.get_submodule("mlp_1_pre_norm")(x), Run()))
-            x = x + self._after("self_attn", self.self_attn(self.get_submodule("self_attn_pre_norm")(x), bias))
+            x = x + 0.5 * self._normalize_output("mlp_1", self.mlp_1(self.get_submodule("mlp_1_pre_norm")(x), Run()))
+            x = x + self._normalize_output(
+                "self_attn", self.self_attn(self.get_submodule("self_attn_pre_norm")(x), bias)
+            )
             x = x + self.convolution(self.get_submodule("convolution_pre_norm")(x))
-            x = x + 0.5 * self._after("mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), Run()))
+            x = x + 0.5 * self._normalize_output("mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), Run()))
             out: Tensor = self.norm(x)
             return out
 
@@ -383,7 +385,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
-        def _bias(self, frames: int, reference_tensor: Tensor) -> Tensor | None:
+        def _distance_bias(self, frames: int, reference_tensor: Tensor) -> Tensor | None:
             """Computes the bias per distance, [heads, frames, frames]: half of the table is for earlier keys."""
             if self.buckets is None:
                 return None
@@ -394,7 +396,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)
-            bias = self._bias(x.shape[1], x)
+            bias = self._distance_bias(x.shape[1], x)
             for layer in self.layers:
                 x = layer(x, bias)
             return self.output_proj(x) if hasattr(self, "output_proj") else x

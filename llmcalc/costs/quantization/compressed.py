@@ -44,7 +44,7 @@ def compressed_tensors(c: Fields) -> Scheme:
         table = groups_table.table(name)
         if table is None:
             raise groups_table.wrong(name, None, "how a group of modules is quantised")
-        group, label = _group(table, overall)
+        group, label = _group_of_table(table, overall)
         groups.append(group)
         labels.append(label)
     excluded_modules = ModuleList(
@@ -70,7 +70,7 @@ def compressed_tensors(c: Fields) -> Scheme:
     )
 
 
-def _group(c: Fields, overall: Any) -> tuple[Group, str]:
+def _group_of_table(c: Fields, overall: Any) -> tuple[Group, str]:
     c.must("output_activations", None)
     targets = c.texts("targets")
     weights, inputs = c.table("weights"), c.table("input_activations")
@@ -81,11 +81,11 @@ def _group(c: Fields, overall: Any) -> tuple[Group, str]:
     if not targets:
         raise c.wrong("targets", targets, "module names or Linear")
     modules = None if "Linear" in targets else ModuleList(targets, "compressed-tensors", "targets")
-    storage_format, label = _format(weights, layout, _static(inputs))
+    storage_format, label = _storage_format(weights, layout, _static_scales(inputs))
     return Group(storage_format, modules), label
 
 
-def _static(inputs: Fields | None) -> Static:
+def _static_scales(inputs: Fields | None) -> Static:
     """Returns the stored scales of activations: none if they are dynamic, one if only group scales are dynamic."""
     if inputs is None:
         return Static()
@@ -119,7 +119,7 @@ class _Weights(NamedTuple):
     symmetric: bool
 
 
-def _weights(w: Fields, layout: Any) -> _Weights:
+def _read_weights(w: Fields, layout: Any) -> _Weights:
     """Reads and checks the fields of `weights` that all formats share."""
     w.ignore(*ARGUMENTS)
     w.must("dynamic", False, None)
@@ -138,15 +138,15 @@ def _weights(w: Fields, layout: Any) -> _Weights:
     return _Weights(w, layout, kind, bits, group, blocks, strategy, symmetric)
 
 
-def _format(table: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
+def _storage_format(table: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
     """Returns the storage format of a group of modules, and its label."""
-    weights = _weights(table, layout)
+    weights = _read_weights(table, layout)
     if weights.kind == "float":
-        return _fp4(weights, static) if weights.bits == 4 else _fp8(weights, static)
+        return _fp4_format(weights, static) if weights.bits == 4 else _fp8_format(weights, static)
     return _packed_int(weights) if weights.layout == "pack-quantized" else _whole_int(weights, static)
 
 
-def _fp4(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+def _fp4_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     weights.fields.one_of("symmetric", weights.symmetric, True)
     match weights.strategy, weights.layout:
         case "tensor_group", "nvfp4-pack-quantized":
@@ -157,7 +157,7 @@ def _fp4(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     raise weights.fields.wrong("format", weights.layout, expected_formats)
 
 
-def _fp8(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+def _fp8_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     w, strategy, microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
     w.one_of("num_bits", weights.bits, 8)
     w.one_of("symmetric", weights.symmetric, True)

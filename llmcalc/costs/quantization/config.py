@@ -79,7 +79,7 @@ def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
     return replace(scheme, head=has_exclusions, everywhere=True, excluded=_excluded_modules(c, *names))
 
 
-def _fp8(c: Fields) -> Scheme:
+def _read_fp8(c: Fields) -> Scheme:
     """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor.
 
     Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4).
@@ -116,14 +116,14 @@ def _fp8(c: Fields) -> Scheme:
     )
 
 
-def _fbgemm(c: Fields) -> Scheme:
+def _read_fbgemm(c: Fields) -> Scheme:
     c.ignore("activation_scale_ub")
     return _every_linear(
         c, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)), "modules_to_not_convert"
     )
 
 
-def _awq(c: Fields) -> Scheme:
+def _read_awq(c: Fields) -> Scheme:
     c.ignore(
         "backend",
         "do_fuse",
@@ -162,7 +162,7 @@ def _awq(c: Fields) -> Scheme:
     )
 
 
-def _gptq(c: Fields) -> Scheme:
+def _read_gptq(c: Fields) -> Scheme:
     c.ignore(
         "damp_percent",
         "desc_act",
@@ -214,7 +214,7 @@ def _gptq(c: Fields) -> Scheme:
             raise c.wrong("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(names, field="modules_in_block_to_quantize")
     groups, excluded_modules = (
-        (*_dynamic(c, bits, group), Group(GPTQ(bits, group), module_list)),
+        (*_read_dynamic(c, bits, group), Group(GPTQ(bits, group), module_list)),
         _excluded_modules(c, "modules_to_not_convert"),
     )
     return LinearScheme(
@@ -227,7 +227,7 @@ def _gptq(c: Fields) -> Scheme:
     )
 
 
-def _dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
+def _read_dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
     """Reads GPTQModel's `dynamic`: regular expression → fields that replace the config's; `-:` means not converted.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
@@ -254,7 +254,7 @@ def _dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
         yield Group(GPTQ(some, columns), modules)
 
 
-def _bitsandbytes(c: Fields) -> Scheme:
+def _read_bitsandbytes(c: Fields) -> Scheme:
     c.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
@@ -275,12 +275,12 @@ def _bitsandbytes(c: Fields) -> Scheme:
     )
 
 
-def _mxfp4(c: Fields) -> Scheme:
+def _read_mxfp4(c: Fields) -> Scheme:
     c.ignore("dequantize")
     return replace(named.mxfp4("mxfp4"), excluded=_excluded_modules(c, "modules_to_not_convert"))
 
 
-def _bitnet(c: Fields) -> Scheme | None:
+def _read_bitnet(c: Fields) -> Scheme | None:
     """Reads a BitNet config; None for online quantization, whose checkpoint stores plain weights."""
     c.ignore("rms_norm_eps", "quantization_mode")
     mode, linear = c.get("quantization_mode", "offline"), c.get("linear_class", "bitlinear")
@@ -293,7 +293,7 @@ def _bitnet(c: Fields) -> Scheme | None:
     return None if mode == "online" and linear == "autobitlinear" else scheme
 
 
-def _eetq(c: Fields) -> Scheme:
+def _read_eetq(c: Fields) -> Scheme:
     c.must("weights", "int8", absent="int8")
     return _every_linear(
         c, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)), "modules_to_not_convert"
@@ -305,16 +305,16 @@ def _group_suffix(group: int | None) -> str:
 
 
 METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fbgemm,
-    "awq": _awq,
-    "gptq": _gptq,
-    "bitsandbytes": _bitsandbytes,
+    "fp8": _read_fp8,
+    "fbgemm_fp8": _read_fbgemm,
+    "awq": _read_awq,
+    "gptq": _read_gptq,
+    "bitsandbytes": _read_bitsandbytes,
     "compressed-tensors": compressed_tensors,
-    "mxfp4": _mxfp4,
+    "mxfp4": _read_mxfp4,
     "modelopt": modelopt,
-    "bitnet": _bitnet,
-    "eetq": _eetq,
+    "bitnet": _read_bitnet,
+    "eetq": _read_eetq,
     "mlx": mlx,
     "auto-round": libraries.auto_round,
     "hqq": libraries.hqq,

@@ -47,7 +47,7 @@ class LinearFormat:
         raise TypeError(f"{type(self).__name__} describes nothing")
 
 
-def _divides(dimension: str, size: Number, divisor: int, field: str = "") -> str:
+def _indivisible_reason(dimension: str, size: Number, divisor: int, field: str = "") -> str:
     """Returns what is wrong with a size that is no multiple of a divisor; empty if it is. field: the divisor's name."""
     if not isinstance(size, int) or size % divisor == 0:
         return ""
@@ -120,7 +120,7 @@ class FP4(LinearFormat):
         )
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.block, "group_size")
+        return _indivisible_reason("columns", n_in, self.block, "group_size")
 
     def describe(self) -> str:
         return f"4 bits, one scale of {8 * self.scale_bytes} bits per block of {self.block}" + (
@@ -141,10 +141,12 @@ class AWQ(LinearFormat):
         return Parts(weights=n_in * words * INT32, scales=groups * n_out * 2, zeros=groups * words * INT32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.group or 1, "group_size") or _divides("rows", n_out, 32 // self.bits)
+        return _indivisible_reason("columns", n_in, self.group or 1, "group_size") or _indivisible_reason(
+            "rows", n_out, 32 // self.bits
+        )
 
     def describe(self) -> str:
-        return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group(self.group)}"
+        return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +168,13 @@ class GPTQ(LinearFormat):
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         codes_per_word = 32 if self.bits == 3 else 32 // self.bits
-        return _divides("columns", n_in, codes_per_word) or _divides("rows", n_out, codes_per_word)
+        return _indivisible_reason("columns", n_in, codes_per_word) or _indivisible_reason(
+            "rows", n_out, codes_per_word
+        )
 
     def describe(self) -> str:
         index = ", one int32 index per column" if self.indexed else ""
-        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group(self.group)}{index}"
+        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}{index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,7 @@ class AWQInt4(LinearFormat):
         return Parts(weights=floor_div(n_out, 2) * n_in, scales=scales, other=self.static * FP32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("rows", n_out, 2) or _divides("columns", n_in, self.group, "group_size")
+        return _indivisible_reason("rows", n_out, 2) or _indivisible_reason("columns", n_in, self.group, "group_size")
 
     def describe(self) -> str:
         return f"int4, one fp32 scale per group of {self.group} columns"
@@ -251,7 +255,7 @@ class PackedInt(LinearFormat):
 
     def describe(self) -> str:
         zero = "" if self.symmetric else " and one zero point"
-        scale_extent = "tensor" if self.whole else _group(self.group)
+        scale_extent = "tensor" if self.whole else _group_text(self.group)
         return (
             f"packed int{self.bits}, one scale (in the model's format){zero} per {scale_extent}, the shape as two int64"
         )
@@ -284,7 +288,8 @@ class WholeInt(LinearFormat):
 
     def describe(self) -> str:
         scale_format = "in the model's format" if self.scale_bytes is None else f"of {8 * self.scale_bytes} bits"
-        return f"int8, one scale ({scale_format}) per {_group(self.over) if isinstance(self.over, int) else self.over}"
+        scaled_text = _group_text(self.over) if isinstance(self.over, int) else self.over
+        return f"int8, one scale ({scale_format}) per {scaled_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +308,7 @@ class HQQ(LinearFormat):
         return Parts(codes, groups * plain_bytes, groups * plain_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("weights", n_out * n_in, self.group, "group_size")
+        return _indivisible_reason("weights", n_out * n_in, self.group, "group_size")
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one zero point (in the model's format) per group of {self.group} weights"
@@ -336,7 +341,9 @@ class Metal(LinearFormat):
         return Parts(n_out * floor_div(n_in * self.bits, 32) * INT32, scales, scales)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.group, "group_size") or _divides("columns", n_in, 32 // self.bits)
+        return _indivisible_reason("columns", n_in, self.group, "group_size") or _indivisible_reason(
+            "columns", n_in, 32 // self.bits
+        )
 
     def describe(self) -> str:
         return f"int{self.bits}, one fp32 scale and one fp32 shift per group of {self.group} columns"
@@ -356,7 +363,7 @@ class Higgs(LinearFormat):
         return Parts(floor_div(n_out * self.bits, 16) * n_in * 2, scales, other=tables)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.group, "group_size")
+        return _indivisible_reason("columns", n_in, self.group, "group_size")
 
     def describe(self) -> str:
         return f"HIGGS of {self.bits} bits, one scale (in the model's format) per group of {self.group} columns"
@@ -394,7 +401,7 @@ class AQLM(LinearFormat):
         )
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.columns) or _divides("rows", n_out, self.rows)
+        return _indivisible_reason("columns", n_in, self.columns) or _indivisible_reason("rows", n_out, self.rows)
 
     def describe(self) -> str:
         return (
@@ -426,11 +433,11 @@ class Ternary(LinearFormat):
         return Parts(weights=floor_div(n_out, 4) * n_in, scales=plain_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("rows", n_out, 4)
+        return _indivisible_reason("rows", n_out, 4)
 
     def describe(self) -> str:
         return "ternary, four weights per byte, one scale (in the model's format) per tensor"
 
 
-def _group(group: int | None) -> str:
+def _group_text(group: int | None) -> str:
     return "row" if group is None else f"group of {group} columns"

@@ -66,7 +66,7 @@ class GGUFMix(Scheme):
     fused: bool = False
 
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
-        model = self._rules(spec, weight_sites)
+        model = self._rules_of_model(spec, weight_sites)
         for site in weight_sites:
             yield site, model.parts(site)
 
@@ -77,7 +77,7 @@ class GGUFMix(Scheme):
         """
         counts: dict[str, int] = {}
         weight_sites = list(sites(spec.tree()))
-        model = self._rules(spec, weight_sites)
+        model = self._rules_of_model(spec, weight_sites)
         for site in weight_sites:
             if model.category(site) == "attn_qkv" and site.name != "q_proj" and site.tensor.role == "matrix":
                 continue  # fused with q_proj
@@ -85,7 +85,7 @@ class GGUFMix(Scheme):
                 counts[kind] = counts.get(kind, 0) + 1
         return counts
 
-    def _rules(self, spec: ModelSpec, weight_sites: list[WeightSite]) -> _ModelRules:
+    def _rules_of_model(self, spec: ModelSpec, weight_sites: list[WeightSite]) -> _ModelRules:
         """Returns the rules for a model. Raises `InputError` for a model that they do not support."""
         if spec.kind == "encoder-decoder":
             raise InputError(
@@ -137,16 +137,16 @@ class _ModelRules:
         self.values = _order_of(
             _parent_path(site) for site in ordered_sites if self.category(site) in ("attn_v", "attn_qkv")
         )
-        self.downs = _order_of(site.path for site in ordered_sites if _category(site) == "ffn_down")
+        self.downs = _order_of(site.path for site in ordered_sites if _category_of(site) == "ffn_down")
         self.experts = next(
             (site.tensor.shape[0] for site in weight_sites if site.kind == "experts" and len(site.tensor.shape) == 3), 0
         )
-        self.tied = not any(_category(site) == "output" for site in weight_sites)
+        self.tied = not any(_category_of(site) == "output" for site in weight_sites)
         self.gqa = _query_groups(weight_sites)
 
     def category(self, site: WeightSite) -> str:
         """Returns the category of a tensor in llama.cpp's rules; empty for a tensor that stays F32."""
-        category = _category(site)
+        category = _category_of(site)
         if site.name in ("q_proj", "k_proj", "v_proj") and category:
             siblings = {child.name for child in site.parent.children}
             is_fused = site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= siblings
@@ -165,10 +165,10 @@ class _ModelRules:
         category = self.category(site)
         if category in ("", "kept"):
             return ["F16" if category else "F32"] * len(_file_shapes(site))
-        preferred_type = self._type(category, site)
-        return [self._fitting(preferred_type, columns, site) for _, columns in _file_shapes(site)]
+        preferred_type = self._type_of_tensor(category, site)
+        return [self._type_or_fallback(preferred_type, columns, site) for _, columns in _file_shapes(site)]
 
-    def _type(self, category: str, site: WeightSite) -> str:
+    def _type_of_tensor(self, category: str, site: WeightSite) -> str:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
         mix, default = self.mix.mix, MIXES[self.mix.mix]
         if category == "output" or (category == "token_embd" and self.tied):
@@ -178,18 +178,18 @@ class _ModelRules:
         if mix == "MXFP4_MOE":
             return "MXFP4" if len(site.tensor.shape) == 3 or site.name == "kv_b_proj" else "Q8_0"
         if category in ("attn_v", "attn_qkv"):
-            return self._values(mix, default, self.values[_parent_path(site)])
+            return self._type_of_values(mix, default, self.values[_parent_path(site)])
         if category == "attn_k":
             return "Q8_0" if self.experts == 8 else default
         if category == "ffn_down":
-            return self._down(mix, default, site)
+            return self._type_of_down_proj(mix, default, site)
         if category == "attn_output":
             if self.experts == 8:
                 return "Q5_K" if mix in MORE_FOR_EIGHT_EXPERTS else default
             return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, default)
         return default
 
-    def _values(self, mix: str, default: str, i: int) -> str:
+    def _type_of_values(self, mix: str, default: str, i: int) -> str:
         """Returns the ggml type of `attn_v` or `attn_qkv`. i: the number of earlier layers with such a tensor."""
         kind, n = default, len(self.values)
         if mix == "Q2_K":
@@ -204,7 +204,7 @@ class _ModelRules:
             kind = "Q5_K"
         return "Q8_0" if self.experts == 8 else kind
 
-    def _down(self, mix: str, default: str, site: WeightSite) -> str:
+    def _type_of_down_proj(self, mix: str, default: str, site: WeightSite) -> str:
         n = self.layers
         i = site.layer if self.experts > 1 and site.layer is not None else self.downs[site.path]
         if mix == "Q2_K":
@@ -222,7 +222,7 @@ class _ModelRules:
             return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix]
         return default
 
-    def _fitting(self, kind: str, columns: int, site: WeightSite) -> str:
+    def _type_or_fallback(self, kind: str, columns: int, site: WeightSite) -> str:
         """Returns the ggml type, or its fallback if `columns` is not a multiple of the block (tensor_type_fallback).
 
         Raises `InputError` if llama-quantize has no fallback. Q8_0 files come from the converter, whose fallback is
@@ -259,7 +259,7 @@ def _more_bits(i: int, n: int) -> bool:
 CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
 
 
-def _category(site: WeightSite) -> str:
+def _category_of(site: WeightSite) -> str:
     """Returns the category of a tensor in llama.cpp's rules.
 
     It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.

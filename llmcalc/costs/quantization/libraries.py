@@ -257,17 +257,17 @@ def _converted(c: Fields, label: str, storage_format: LinearFormat) -> LinearSch
 
 
 def exl2(c: Fields) -> Scheme:
-    return _exl(c, "exl2", vectors=False)
+    return _read_exl(c, "exl2", vectors=False)
 
 
 def exl3(c: Fields) -> Scheme:
-    return _exl(c, "exl3", vectors=True)
+    return _read_exl(c, "exl3", vectors=True)
 
 
-def _exl(c: Fields, name: str, *, vectors: bool) -> Scheme:
+def _read_exl(c: Fields, name: str, *, vectors: bool) -> Scheme:
     """Reads a config of ExLlama. vectors: whether a layer stores a scale of each row and column."""
     c.ignore("version", "calibration", "out_scales", "codebook", "tensor_storage", "original_quantization_config")
-    bits, head_bits = _average(c, "bits", None), _average(c, "head_bits", 6)
+    bits, head_bits = _average_bits(c, "bits", None), _average_bits(c, "head_bits", 6)
     formats = Averaged(bits, vectors), Averaged(head_bits, vectors)
     head = Group(formats[1], ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and vectors
@@ -275,7 +275,7 @@ def _exl(c: Fields, name: str, *, vectors: bool) -> Scheme:
     return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head, Group(formats[0])), head=True)
 
 
-def _average(c: Fields, name: str, absent: float | None) -> Fraction:
+def _average_bits(c: Fields, name: str, absent: float | None) -> Fraction:
     value = c.get(name, absent)
     if type(value) not in (int, float) or not 0 < value <= 16:
         raise c.wrong(name, value, "a number of bits above 0 and at most 16")

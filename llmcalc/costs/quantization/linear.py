@@ -72,7 +72,7 @@ class LinearScheme(Scheme):
     excluded: ModuleList = field(default_factory=lambda: ModuleList(()))
     stated: str = ""
 
-    def _error(self, reason: str) -> InputError:
+    def _unsupported_error(self, reason: str) -> InputError:
         """Returns the error for a model that the scheme cannot store."""
         if self.stated:
             return InputError(f"{self.stated}: {reason} ({WITHOUT})")
@@ -85,24 +85,26 @@ class LinearScheme(Scheme):
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
         has_converted = False
         for site in weight_sites:
-            linear_format = self._format(site)
+            linear_format = self._format_of(site)
             if linear_format is None:
                 yield site, plain(site.tensor.size, dtype)
                 continue
             has_converted = True
-            count, n_out, n_in = _matrices(site)
+            count, n_out, n_in = _matrix_shapes(site)
             reason = linear_format.refuses(n_out, n_in)
             if reason:
-                raise self._error(f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold")
+                raise self._unsupported_error(
+                    f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold"
+                )
             yield site, linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
-            raise self._error(f"converts {scope_text}, and this model has none; expected another scheme")
+            raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 
-    def _format(self, site: WeightSite) -> LinearFormat | None:
+    def _format_of(self, site: WeightSite) -> LinearFormat | None:
         """Returns the format that a tensor is converted to; None if the tensor stays unconverted."""
         experts = site.kind == "experts" and len(site.tensor.shape) == 3
-        is_single_matrix = (len(site.tensor.shape) == 2 or _grouped(site)) and self.scope == "linear"
+        is_single_matrix = (len(site.tensor.shape) == 2 or _is_grouped(site)) and self.scope == "linear"
         if site.tensor.role != "matrix" or site.kind in NEVER_CONVERTED or not (experts or is_single_matrix):
             return None
         output = site.kind in HEADS and site.name not in ("dense", "head_proj")
@@ -121,7 +123,7 @@ class LinearScheme(Scheme):
 
     def notes(self) -> list[str]:
         scope_text = "routed experts only" if self.scope == "experts" else "linear layers"
-        texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._formats()))}"]
+        texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._used_formats()))}"]
         head = "" if self.head else ", output head"
         other_layers = ", attention" if self.scope == "experts" else ""
         texts.append(
@@ -143,7 +145,7 @@ class LinearScheme(Scheme):
             )
         return [*texts, *self.remarks]
 
-    def _formats(self) -> Iterator[str]:
+    def _used_formats(self) -> Iterator[str]:
         for group in self.groups:
             if group.format is not None:
                 yield group.format.describe()
@@ -156,15 +158,15 @@ def _is_skipped(site: WeightSite) -> bool:
     return site.name == "shared_expert_gate" or site.kind in OUTSIDE_LAYERS
 
 
-def _grouped(site: WeightSite) -> bool:
+def _is_grouped(site: WeightSite) -> bool:
     """Whether a tensor is a grouped attention projection, stored as one `nn.Linear` with the rows of all groups."""
     op = next((child.op for child in site.parent.children if child.name == site.name), None)
     return site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 
-def _matrices(site: WeightSite) -> tuple[Number, Number, Number]:
+def _matrix_shapes(site: WeightSite) -> tuple[Number, Number, Number]:
     """Returns (number of matrices, rows, columns) of a tensor."""
     shape = site.tensor.shape
     if len(shape) == 2:
         return (1, *shape)
-    return (1, shape[0] * shape[1], shape[2]) if _grouped(site) else (shape[0], shape[1], shape[2])
+    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(site) else (shape[0], shape[1], shape[2])

@@ -93,7 +93,7 @@ def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, .
     by_format: dict[LinearFormat | None, list[str]] = {}
     algorithms: dict[str, None] = {}
     format_by_module: dict[str, LinearFormat | None] = {}
-    for name, (algorithm, storage_format) in _formats(layers_table):
+    for name, (algorithm, storage_format) in _formats_by_module(layers_table):
         if algorithm:
             algorithms[algorithm] = None
         module = EXPERT.sub("0", name)
@@ -110,7 +110,7 @@ def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, .
     return tuple(groups), tuple(algorithms)
 
 
-def _formats(layers_table: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
+def _formats_by_module(layers_table: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
     """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
     formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
     for name in layers_table.data:

@@ -73,7 +73,7 @@ class ModuleList:
         self._plain, self._tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for entry in self.entries:
             for text in _without_fusion(entry):
-                test = self._test(text, field)
+                test = self._pattern_test(text, field)
                 if test is None:
                     self._plain.setdefault(text, entry)
                 else:
@@ -81,7 +81,7 @@ class ModuleList:
         self._lengths = sorted({len(entry) for entry in self._plain})
         self._field, self._spent = field, 0.0
 
-    def _test(self, entry: str, field: str) -> Callable[[str], bool] | None:
+    def _pattern_test(self, entry: str, field: str) -> Callable[[str], bool] | None:
         """Returns the test for an entry that is a pattern; None for an entry that is a plain name."""
         if self.rule == "modelopt":
             return (lambda name: fnmatchcase(name, entry)) if set(entry) & set("*?[") else None
@@ -109,11 +109,11 @@ class ModuleList:
 
     def __contains__(self, names: Iterable[str]) -> bool:
         """Whether an entry matches one of a module's names."""
-        return bool(self.entries) and any(self._names(name) for name in names)
+        return bool(self.entries) and any(self._matching_names(name) for name in names)
 
-    def _names(self, name: str) -> bool:
+    def _matching_names(self, name: str) -> bool:
         matching_entries = (
-            {self._plain[text] for text in self._texts(name) if text in self._plain} if self._plain else set()
+            {self._plain[text] for text in self._matching_texts(name) if text in self._plain} if self._plain else set()
         )
         if matching_entries:
             self.used |= matching_entries
@@ -132,11 +132,11 @@ class ModuleList:
             self.used.add(entry)
         return entry is not None
 
-    def _texts(self, name: str) -> Iterator[str]:
+    def _matching_texts(self, name: str) -> Iterator[str]:
         """Yields the plain-name entries that would match a name."""
         yield name
         if self.rule != "compressed-tensors":
-            yield from _prefixes(name)
+            yield from _path_prefixes(name)
         if self.rule == "awq":
             yield from _component_runs(name)
         if self.rule in ("transformers", "awq"):
@@ -175,7 +175,7 @@ def _component_runs(name: str) -> Iterable[str]:
     return (".".join(steps[i:j]) for i in range(len(steps)) for j in range(i + 1, len(steps) + 1))
 
 
-def _prefixes(name: str) -> Iterable[str]:
+def _path_prefixes(name: str) -> Iterable[str]:
     dot_position = name.find(".")
     while dot_position >= 0:
         yield name[:dot_position]

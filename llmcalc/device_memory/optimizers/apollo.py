@@ -50,7 +50,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
             grad, dtype = parameter.grad, run.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:
-                    parameter.states.append(_projector(run, grad, rank, dtype))
+                    parameter.states.append(_allocate_projector(run, grad, rank, dtype))
                 grad = run.t.new(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
                 with run.counted_as_states():
@@ -73,7 +73,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
     return low_rank_optimizer("apollo", rank, name, states, step, "apollo_torch", "apollo_torch/apollo.py")
 
 
-def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
+def _allocate_projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
     """Allocates the tensors of `get_orthogonal_matrix`: fp32 copy of the gradient, random numbers, their quotient."""
     from ...simulator.tensor import FLOAT32
 

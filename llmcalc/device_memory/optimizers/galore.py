@@ -52,7 +52,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
             grad, dtype = parameter.grad, run.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:
-                    parameter.states.append(_projector(run, grad, rank, dtype))
+                    parameter.states.append(_allocate_projector(run, grad, rank, dtype))
                 grad = run.t.new(projected_shape(grad, min(rank, *grad.shape)), dtype)
             if len(parameter.states) < 2:
                 with run.counted_as_states():
@@ -74,7 +74,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
     )
 
 
-def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
+def _allocate_projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
     """Allocates the tensors of `get_orthogonal_matrix`. Returns the projector, or the tensor that it is a view of."""
     from ...simulator.tensor import FLOAT32
 

@@ -46,7 +46,7 @@ DEFAULT = "adamw"
 
 
 @cache
-def _record(name: str) -> Optimizer:
+def _load_record(name: str) -> Optimizer:
     with_rank = WITH_RANK.fullmatch(name)
     module = with_rank[1] if with_rank else name.replace("-", "_")
     contents = import_module(f".{module}", __package__)
@@ -56,7 +56,7 @@ def _record(name: str) -> Optimizer:
 
 def optimizers() -> Iterator[Optimizer]:
     """Returns the records of all optimizers."""
-    return map(_record, NAMES)
+    return map(_load_record, NAMES)
 
 
 def optimizer(name: str, option_name: str = "--optimizer") -> Optimizer:
@@ -68,7 +68,7 @@ def optimizer(name: str, option_name: str = "--optimizer") -> Optimizer:
     """
     hyphenated_name = name.replace("_", "-")
     if hyphenated_name in NAMES or WITH_RANK.fullmatch(hyphenated_name):
-        return _record(hyphenated_name)
+        return _load_record(hyphenated_name)
     record = next((record for record in optimizers() if hyphenated_name in record.aliases), None)
     if record is None:
         suggestion = suggest(hyphenated_name, [*NAMES, *(alias for record in optimizers() for alias in record.aliases)])

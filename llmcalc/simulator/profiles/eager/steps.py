@@ -140,7 +140,7 @@ class StepKernels(ScanKernels):
         return t.unsqueeze(t.select(t.matmul(state, t.unsqueeze(t.select(c, 1), -1)), -1), 1), state
 
     def _gated(self, steps: Steps, y: Tensor, gate: Tensor, kind: str, inner_width: Any) -> Tensor:
-        """Runs Mamba2Reference._gated."""
+        """Runs Mamba2Reference._gated_output."""
         activated_gate = self.apply_activation(gate, kind)
         for step in steps.all:
             if step.verb == "mul":
@@ -233,7 +233,7 @@ class StepKernels(ScanKernels):
     def _delta_rule_step(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Runs DeltaRule._step."""
+        """Runs DeltaRule._run_token."""
         t = self.t
         state = t.mul(state, t.exp(t.unsqueeze(t.select(g, 2), -1)))
         predicted_values = t.sum(t.mul(state, t.unsqueeze(t.select(k, 2), -1)), -2)
@@ -273,7 +273,7 @@ class StepKernels(ScanKernels):
         return self.project(steps["out_proj"], out)
 
     def _float_heads(self, step: Step, x: Tensor, heads: Any) -> Tensor:
-        """Runs MLSTMReference._heads_of."""
+        """Runs MLSTMReference._split_heads."""
         t = self.t
         y = t.to(self.project(step, x), FLOAT32)
         return t.transpose(t.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
@@ -301,7 +301,7 @@ class StepKernels(ScanKernels):
     def _matrix_memory_step(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Runs Core._token."""
+        """Runs Core._run_token."""
         t = self.t
         memory, norm, largest_exponent = states
         next_exponent = t.like(t.add(log_f, largest_exponent), i)
@@ -324,7 +324,7 @@ class StepKernels(ScanKernels):
         self.set(step.outs[0], self._average(*map(self.get, step.ins)))
 
     def _average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
-        """Runs TimeMixReference._average."""
+        """Runs TimeMixReference._weighted_average."""
         t, dtype = self.t, key.dtype
         key, value = t.to(key, FLOAT32), t.to(value, FLOAT32)
         time_first, decay = t.to(time_first, FLOAT32), t.scale(t.exp(t.to(decay, FLOAT32)), "neg")
