@@ -87,7 +87,7 @@ def apply_dropout(module: nn.Module, place: str, x: Tensor) -> Tensor:
     return out
 
 
-def vector_module(values: Tensor) -> Any:
+def vector(values: Tensor) -> Any:
     """Creates a module with one parameter, `weight`: a named vector that is added to or multiplied with its input."""
     return _vector_class()(values)
 

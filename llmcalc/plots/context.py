@@ -12,7 +12,7 @@ from ..costs.flops import flops, run_config_of
 from ..reports.palette import FAINT, INK
 from ..sources.preset import Preset
 from .figure import STYLE, new_figure
-from .labels import label, spread_labels, tick
+from .labels import label, spread_labels, tick_text
 from .series import curve_style
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _draw_curves(
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_locator(LogLocator(base, numticks=9))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value, write)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, write)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     ax.set_xlabel("tokens of the context; dotted past what the model was made for")
     ax.set_title(title, color=INK, fontweight="bold")

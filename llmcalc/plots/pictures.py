@@ -56,9 +56,9 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
 def flops_picture(models: Sequence[Preset]) -> Figure:
     """Draws the FLOPs of one more token against its context length."""
     needs_matplotlib()
-    from .context import work
+    from .context import plot_flops
 
-    return work(models)
+    return plot_flops(models)
 
 
 def shape_picture(

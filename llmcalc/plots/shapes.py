@@ -12,7 +12,7 @@ from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import Study
 from .figure import STYLE, new_figure, panels
-from .labels import PLACES, RINGS, label, place_names, tick
+from .labels import PLACES, RINGS, label, place_names, tick_text
 from .series import CurveStyle, curve_style
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
         ):
             _ratio_axis(ax_of_panel, upright=True)
             ax_of_panel.set_title(title, color=INK)
-        cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(round(value), units.memory)))
+        cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(round(value), units.memory)))
         cache_axes.legend(frameon=False, fontsize=9)
         budgets = " and ".join(sorted({study.budget.kind for _, study in studies}))
         if figure is not None:

@@ -299,7 +299,10 @@ def _reference_class() -> type[nn.Module]:
             )
             series = 2 * width if spec.overlap else width
             self.kv_proj, self.gate_proj = nn.Linear(hidden, series, bias=False), nn.Linear(hidden, series, bias=False)
-            self.position_bias, self.norm = vector(torch.zeros(self.rate, series)), norm_reference(spec.norm, width)
+            self.position_bias, self.norm = (
+                vector(torch.zeros(self.rate, series)),
+                norm_reference(spec.norm, width),
+            )
             self.cache: Any = state_class()()
             self.last_window: Any = state_class()() if spec.overlap else None
 

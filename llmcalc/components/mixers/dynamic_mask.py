@@ -141,7 +141,10 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(name, nn.Linear(hidden, width, bias=has_bias))
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
             self.cache, self.core = cache_class()(spec.sliding_window), Core()
-            self.A, self.dt_proj = vector(torch.randn(kv_heads) * 0.5), nn.Linear(kv_heads * d, kv_heads, bias=has_bias)
+            self.A, self.dt_proj = (
+                vector(torch.randn(kv_heads) * 0.5),
+                nn.Linear(kv_heads * d, kv_heads, bias=has_bias),
+            )
             self.o_proj = nn.Linear(heads * d, hidden, bias=has_bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
