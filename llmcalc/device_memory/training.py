@@ -219,7 +219,7 @@ class TrainingRun:
         """Allocates the tokens of the next micro-batch."""
         self.meter.place = Place("forward")
         with counted_as(self.meter, "activations"):
-            self._allocate_batch()
+            self._batch()
 
     def forward_and_backward(self) -> None:
         """Runs one micro-batch. A variable refers to the micro-batch's loss until the backward pass has run."""
@@ -266,7 +266,7 @@ class TrainingRun:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
 
-    def _allocate_batch(self) -> None:
+    def _batch(self) -> None:
         """Allocates the token ids, which are also the labels, and frees the previous batch's ids."""
         training, inputs = self.training, self.lowering.inputs
         ids = empty(self.meter, (training.batch, training.seq), INT64)

@@ -17,7 +17,7 @@ def with_calibration(report: Report, calibration: Calibration | None) -> Report:
     if calibration is None or isinstance(report.data, list):
         return report
     first_table, *other_tables = report.tables
-    first_table = first_table._replace(notes=[*_notes(calibration), *first_table.notes])
+    first_table = first_table._replace(notes=[*_calibration_notes(calibration), *first_table.notes])
     return report._replace(
         data=report.data | {"calibration": calibration_data(calibration)}, tables=[first_table, *other_tables]
     )
@@ -27,19 +27,19 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
     """Returns a calibration as plain data."""
     return {
         "runs": calibration.runs,
-        "before": _errors(calibration.before),
-        "after": _errors(calibration.after),
-        "left_out": _errors(calibration.left_out),
+        "before": _errors_data(calibration.before),
+        "after": _errors_data(calibration.after),
+        "left_out": _errors_data(calibration.left_out),
         "fitted": {name: rounded(value) for name, value in asdict(calibration.fitted).items()},
         "refused": calibration.refused or None,
     }
 
 
-def _errors(errors: Errors) -> dict[str, float | None]:
+def _errors_data(errors: Errors) -> dict[str, float | None]:
     return {name: None if value is None else rounded(value) for name, value in asdict(errors).items()}
 
 
-def _notes(calibration: Calibration) -> list[str]:
+def _calibration_notes(calibration: Calibration) -> list[str]:
     errors_before, errors_after, errors_left_out = calibration.before, calibration.after, calibration.left_out
     errors = ", ".join(
         f"{units.percent(errors.median_error, 0)} {moment}"

@@ -103,9 +103,9 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
         Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", wrap=True),
         Column("shape", "stored"), Column("expected", "expected"),
     )  # fmt: skip
-    rows = [Row(["misshapen", t.name, _shape(t.shape), _shape(e.shape)]) for e, t in match.misshapen]
-    rows += [Row(["missing", e.node, None, _shape(e.shape)]) for e in match.missing]
-    rows += [Row(["extra", t.name, _shape(t.shape), None]) for t in match.extra]
+    rows = [Row(["misshapen", t.name, _shape_text(t.shape), _shape_text(e.shape)]) for e, t in match.misshapen]
+    rows += [Row(["missing", e.node, None, _shape_text(e.shape)]) for e in match.missing]
+    rows += [Row(["extra", t.name, _shape_text(t.shape), None]) for t in match.extra]
     verdict = "all tensors match the model" if match.ok else "the tensors do not match the model"
     notes = [
         f"{match.matched:,} expected tensors found; {len(match.missing):,} missing, {len(match.extra):,} extra, "
@@ -124,7 +124,7 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
     ).of(origin)
 
 
-def _shape(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " × ".join(f"{size:,}" for size in shape)
 
 

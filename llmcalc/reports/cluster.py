@@ -143,7 +143,7 @@ def report(
     )
     host = host_notes(largest_rank.device, layout.world)
     notes = without_repetitions(
-        [*warnings, layout_note, *host, *_notes(cluster, assumed_accelerator), *_launch_notes(launch)]
+        [*warnings, layout_note, *host, *_cluster_notes(cluster, assumed_accelerator), *_launch_notes(launch)]
     )
     part_columns, part_rows = (
         phase_parts(largest_rank.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest_rank))
@@ -220,7 +220,7 @@ def data(preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], laun
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
     layers, device_values, peak_values = (
-        _layers(cluster),
+        _layers_by_stage(cluster),
         device_data(cluster.device_rank.device),
         device_data(cluster.peak_rank.device),
     )
@@ -309,7 +309,7 @@ def _part_rows(peak: RankMemory) -> list[Row]:
     return [*rows, row("total", device.device_bytes, strong=True)]
 
 
-def _layers(cluster: Cluster) -> dict[int, list[list[int]]]:
+def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
     """Returns stage → (first, last) layer of each of its chunks; empty for a chunk without layers."""
     layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
     by_rank: dict[int, list[list[int]]] = {}
@@ -319,7 +319,7 @@ def _layers(cluster: Cluster) -> dict[int, list[list[int]]]:
 
 
 def _rank_rows(cluster: Cluster) -> list[Row]:
-    layers = _layers(cluster)
+    layers = _layers_by_stage(cluster)
     return [
         Row(
             [
@@ -356,7 +356,7 @@ def _serving_notes(cluster: Cluster) -> list[str]:
     ]
 
 
-def _notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
+def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     name = cluster.framework.title
     version = f" of {cluster.version}" if cluster.version else ""
     notes = [f"kernels and buffers of {name}{version}; unlisted ranks need as much as the listed rank of their stage"]

@@ -34,11 +34,17 @@ def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) ->
         "are sums over layers",
     ]
     return Table(
-        title, columns, rows, headline, _notes(count) + notes, "rules of thumb beside the exact count", "conventions"
+        title,
+        columns,
+        rows,
+        headline,
+        _count_notes(count) + notes,
+        "rules of thumb beside the exact count",
+        "conventions",
     )
 
 
-def _notes(count: FlopCount) -> list[str]:
+def _count_notes(count: FlopCount) -> list[str]:
     workload, notes = count.workload, []
     if workload.phase == "prefill":
         notes.append(

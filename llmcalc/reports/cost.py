@@ -43,7 +43,13 @@ def report(preset: Preset, hardware: Hardware, answer: RunCost) -> Report:
     """Returns the report of a run's cost as data and as a table."""
     amounts, digits = answer.cost.amounts, 3 if answer.measured else 2
     rows = [
-        Row([TITLES[name][0], *(Shown(value, amount_text(value, digits)) for value in _ends(amount)), TITLES[name][1]])
+        Row(
+            [
+                TITLES[name][0],
+                *(Shown(value, amount_text(value, digits)) for value in _range_ends(amount)),
+                TITLES[name][1],
+            ]
+        )
         for name, amount in amounts.items()
         if amount is not None
     ]
@@ -52,24 +58,30 @@ def report(preset: Preset, hardware: Hardware, answer: RunCost) -> Report:
     )
     title = f"{preset.display}, {run_text}"
     table = Table(
-        title, COLUMNS, rows, _aside(hardware, answer), _notes(hardware, answer), _answer(answer), name="cost"
+        title,
+        COLUMNS,
+        rows,
+        _aside_text(hardware, answer),
+        _cost_notes(hardware, answer),
+        _answer_text(answer),
+        name="cost",
     )
-    return Report(_data(preset, hardware, answer), [table]).of(preset.target)
+    return Report(_cost_data(preset, hardware, answer), [table]).of(preset.target)
 
 
-def _ends(amount: Amount) -> tuple[float, float, float]:
+def _range_ends(amount: Amount) -> tuple[float, float, float]:
     return amount.low, amount.high, amount.estimate
 
 
-def _answer(answer: RunCost) -> str:
+def _answer_text(answer: RunCost) -> str:
     days, cost = answer.cost.days, answer.cost.money
     spent = "" if cost is None else f", {money_range(cost)}"
     if answer.measured:
         return f"{amount_text(days.estimate, 3)} days{spent}"
-    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent}, likely {_likely(answer)}"
+    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent}, likely {_likely_text(answer)}"
 
 
-def _likely(answer: RunCost) -> str:
+def _likely_text(answer: RunCost) -> str:
     cost = answer.cost.money
     days = f"{amount_text(answer.cost.days.estimate)} days"
     return days if cost is None else f"{days} and {amount_text(cost.estimate)}"
@@ -82,7 +94,7 @@ def money_range(cost: Amount) -> str:
     return f"{amount_text(cost.low)} to {amount_text(cost.high)}"
 
 
-def _aside(hardware: Hardware, answer: RunCost) -> str:
+def _aside_text(hardware: Hardware, answer: RunCost) -> str:
     devices_text = f"{answer.cost.devices:,} {hardware.title}"
     if answer.server is not None and answer.point is not None:
         return (
@@ -96,7 +108,7 @@ def _aside(hardware: Hardware, answer: RunCost) -> str:
     return f"{answer.steps:,} steps of {answer.step_tokens:,} tokens, {kind} {step} each, on {devices_text}{layout}"
 
 
-def _notes(hardware: Hardware, answer: RunCost) -> list[str]:
+def _cost_notes(hardware: Hardware, answer: RunCost) -> list[str]:
     notes = [] if answer.range is None else [class_text(answer.range, answer.stack_title)]
     if answer.assumed:
         of_step = (
@@ -117,7 +129,7 @@ def _notes(hardware: Hardware, answer: RunCost) -> list[str]:
     return [*notes, f"not counted: {', '.join(NOT_COUNTED[kind])}"]
 
 
-def _data(preset: Preset, hardware: Hardware, answer: RunCost) -> dict[str, Any]:
+def _cost_data(preset: Preset, hardware: Hardware, answer: RunCost) -> dict[str, Any]:
     from .serve import point_data
 
     layout: Any = None

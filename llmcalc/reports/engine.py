@@ -40,14 +40,14 @@ TERM_COLUMNS = (
 )
 
 
-def _users(value: float) -> str:
+def _users_text(value: float) -> str:
     return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
 CHANGE_COLUMNS = (
     Column("flag", "change", justify="left"),
     Column("kv_tokens", "tokens", units.exact),
-    Column("max_concurrency", "users", _users),
+    Column("max_concurrency", "users", _users_text),
     Column("starts", "starts", justify="left", verdict=True),
 )
 
@@ -56,7 +56,7 @@ OPTION_COLUMNS = (
     Column("devices", "devices", units.exact),
     Column("flags", "flags", text_of, justify="left", wrap=True),
     Column("kv_tokens", "tokens", units.exact),
-    Column("max_concurrency", "users", _users),
+    Column("max_concurrency", "users", _users_text),
     Column("serves", "fits", justify="left", verdict=True),
 )
 
@@ -65,7 +65,7 @@ def memory_report(uses: Sequence[EngineUse]) -> Report:
     """Returns the report of `memory`. uses: the memory of one engine, or of several engines, one column each."""
     if len(uses) == 1:
         return _report_of_one(uses[0], _terms_table(uses[0]), _changes_table(uses[0]))
-    return Report([_data(use) for use in uses], [_columns_table(uses)]).of(uses[0].preset.target)
+    return Report([_engine_document(use) for use in uses], [_columns_table(uses)]).of(uses[0].preset.target)
 
 
 def cache_report(uses: Sequence[EngineUse]) -> Report:
@@ -76,7 +76,7 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
         Column("blocks", "blocks", units.exact),
         Column("block_size", "tokens of a block", units.exact),
         Column("kv_tokens", "tokens", units.exact),
-        Column("max_concurrency", "users", _users),
+        Column("max_concurrency", "users", _users_text),
     )
     rows = [
         Row(
@@ -92,9 +92,17 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
         for use in uses
     ]
     answer = ", ".join(f"{use.memory.kv_tokens:,} tokens" for use in uses)
-    table = Table(_title(uses[0]), columns, rows, _heading_aside(uses[0]), _notes(uses[0].memory), answer, name="cache")
+    table = Table(
+        _title_text(uses[0]),
+        columns,
+        rows,
+        _heading_aside(uses[0]),
+        _memory_notes(uses[0].memory),
+        answer,
+        name="cache",
+    )
     documents = [
-        {key: value for key, value in _data(use).items() if key not in ("terms", "changes", "memory")}
+        {key: value for key, value in _engine_document(use).items() if key not in ("terms", "changes", "memory")}
         | {
             "cache": {
                 "bytes": _cache_bytes(use.memory),
@@ -121,7 +129,7 @@ def fit_report(
     best_option = options[0]
     devices_text = f"{best_option.memory.devices} × {best_option.hardware.title}"
     holds = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
-    notes = [*_notes(best_option.memory), *_launch_notes(use)]
+    notes = [*_memory_notes(best_option.memory), *_launch_notes(use)]
     answer = f"{holds} on {devices_text}" if best_option.serves else f"no: not {holds} on up to {devices_text}"
     rows = [
         Row(
@@ -169,10 +177,10 @@ def fit_report(
 
 
 def _report_of_one(use: EngineUse, *tables: Table) -> Report:
-    return Report(_data(use), [table for table in tables if table.rows]).of(use.preset.target)
+    return Report(_engine_document(use), [table for table in tables if table.rows]).of(use.preset.target)
 
 
-def _title(use: EngineUse) -> str:
+def _title_text(use: EngineUse) -> str:
     memory = use.memory
     return f"{use.preset.display} on {_engine_name(use)}, {memory.devices} × {use.hardware.title}"
 
@@ -181,10 +189,10 @@ def _engine_name(use: EngineUse) -> str:
     return f"{use.engine.title} {use.version.version}"
 
 
-def _answer(memory: EngineMemory) -> str:
+def _answer_text(memory: EngineMemory) -> str:
     if not memory.starts:
         return "it does not start"
-    return f"it starts, {_users(memory.max_concurrency)} users of {memory.max_model_len:,} tokens"
+    return f"it starts, {_users_text(memory.max_concurrency)} users of {memory.max_model_len:,} tokens"
 
 
 def _heading_aside(use: EngineUse) -> str:
@@ -226,7 +234,7 @@ def _launch_data(use: EngineUse) -> dict[str, Any]:
     return {"launch": use.launch.data(use.engine.title, use.version.version, use.memory.assumed)}
 
 
-def _notes(memory: EngineMemory) -> list[str]:
+def _memory_notes(memory: EngineMemory) -> list[str]:
     message = memory.message.removesuffix(".")
     return [*([f"{message}."] if message else []), *memory.notes]
 
@@ -257,10 +265,10 @@ def _terms_table(use: EngineUse) -> Table:
         rows.append(Row(cells, strong=term.name in CACHE_TERMS))
     memory = use.memory
     rows += _device_rows(use)
-    cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users(memory.max_concurrency)} users at once"]
+    cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users_text(memory.max_concurrency)} users at once"]
     rows.append(Row(cells))
-    notes = [*_notes(memory), *_launch_notes(use)]
-    return Table(_title(use), TERM_COLUMNS, rows, _heading_aside(use), notes, _answer(memory), name="terms")
+    notes = [*_memory_notes(memory), *_launch_notes(use)]
+    return Table(_title_text(use), TERM_COLUMNS, rows, _heading_aside(use), notes, _answer_text(memory), name="terms")
 
 
 def _device_rows(use: EngineUse) -> list[Row]:
@@ -299,18 +307,18 @@ def _columns_table(uses: Sequence[EngineUse]) -> Table:
     ]
     rows += [
         Row(["tokens", *(f"{use.memory.kv_tokens:,}" for use in uses)]),
-        Row(["users", *(_users(use.memory.max_concurrency) for use in uses)]),
+        Row(["users", *(_users_text(use.memory.max_concurrency) for use in uses)]),
         Row(["starts", *("yes" if use.memory.starts else "no" for use in uses)]),
     ]
     title = f"{uses[0].preset.display}, {uses[0].memory.devices} × {uses[0].hardware.title}"
     answer = ", ".join(
         f"{name} {'starts' if use.memory.starts else 'does not start'}" for use, name in zip(uses, names, strict=True)
     )
-    notes = list(dict.fromkeys(note for use in uses for note in _notes(use.memory)))
+    notes = list(dict.fromkeys(note for use in uses for note in _memory_notes(use.memory)))
     return Table(title, columns, rows, "", notes, answer, name="terms")
 
 
-def _data(use: EngineUse) -> dict[str, Any]:
+def _engine_document(use: EngineUse) -> dict[str, Any]:
     """Returns the JSON document of an engine on an accelerator."""
     memory = use.memory
     by_device: dict[str, int] = {}

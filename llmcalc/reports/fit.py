@@ -122,13 +122,16 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
     """
     memory_use, hardware = fit_answer.memory.states, fit_answer.fit.hardware
     rows = [
-        Row([_sequences(fit_answer), fit_answer.batch, memory_use.workload.batch]),
+        Row([_sequences_text(fit_answer), fit_answer.batch, memory_use.workload.batch]),
         Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
     ]
     screen = _Screen(
-        f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}", run_text(memory_use), rows, _notes(fit_answer)
+        f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}", run_text(memory_use), rows, _search_notes(fit_answer)
     )
-    data = _data(preset, fit_answer) | {"options": options_data(options), "decoding": _decoding_data(fit_answer)}
+    data = _fit_document(preset, fit_answer) | {
+        "options": options_data(options),
+        "decoding": _decoding_data(fit_answer),
+    }
     if fit_answer.decoding:
         screen = screen._replace(more=[_decoding_table(fit_answer.decoding)])
     device_changes = [_more_devices(option) for option in options if option.devices > 1 and option.fit.verdict != "no"]
@@ -244,7 +247,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         [f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"] if stack else []
     )
     data = {
-        **_data(preset, worst_fit),
+        **_fit_document(preset, worst_fit),
         "devices": devices,
         "framework": "torch",
         "layout": best_replica.layout.data(),
@@ -320,11 +323,11 @@ class _Screen(NamedTuple):
         return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
-def _sequences(fit_answer: Fitting) -> str:
+def _sequences_text(fit_answer: Fitting) -> str:
     return "sequences at once (--batch)" if fit_answer.memory.states.phase == "training" else "users at once (--users)"
 
 
-def _notes(fit_answer: Fitting) -> list[str]:
+def _search_notes(fit_answer: Fitting) -> list[str]:
     """Returns notes on the search for the largest numbers."""
     fit, memory_use = fit_answer.fit, fit_answer.memory.states
     nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
@@ -354,7 +357,7 @@ def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
     ]
 
 
-def _data(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
+def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
     """Returns the document; bytes are exact integers."""
     fit, training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {

@@ -64,7 +64,7 @@ def report(
     measured_run: the utilization of a measured run, whose table comes first; default None.
     """
     warnings = too_long(count.spec, count.workload)
-    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(share))) + _notes(count)
+    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(share))) + _count_notes(count)
     data: dict[str, Any] = {
         "model": model_data(preset),
         **share_data(share),
@@ -88,9 +88,9 @@ def report(
             "attention_scores": count.scores,
         },
         "notes": notes,
-        "tree": _tree(count),
+        "tree": _tree_data(count),
     }
-    tables = [_table(preset, count, notes, share)]
+    tables = [_component_table(preset, count, notes, share)]
     if rules:
         data["flops"]["conventions"] = conventions.data(rules)
         tables.insert(0, conventions.table(preset.display, headline(count), count, rules))
@@ -105,9 +105,9 @@ def _without_towers(tree: Node) -> Node:
     return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
 
 
-def _tree(count: FlopCount) -> dict[str, Any]:
+def _tree_data(count: FlopCount) -> dict[str, Any]:
     """Returns the tree with the FLOPs of its nodes, and the encoders that read images and audio in their own passes."""
-    figures = _figures(count.include)
+    figures = _figures_function(count.include)
     data = tree_data(_without_towers(count.tree).place(count.run_config), figures)
     if count.encoders and count.inputs is not None:
         encoders: list[dict[str, Any]] = []
@@ -132,7 +132,7 @@ def _rank_notes(share: RankShare | None) -> list[str]:
     ]
 
 
-def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankShare | None) -> Table:
+def _component_table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankShare | None) -> Table:
     total, tokens, workload = count.total, count.tokens, count.workload
     scale, per_token = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
     columns = (
@@ -172,7 +172,7 @@ def headline(count: FlopCount) -> str:
     return f"{PASSES[workload.phase]} {tokens_of(count.spec, workload)}, {count.pairs} pairs{mla_text}"
 
 
-def _notes(count: FlopCount) -> list[str]:
+def _count_notes(count: FlopCount) -> list[str]:
     workload = count.workload
     experts = identity_experts(count.tree)
     uncounted_text = "".join(
@@ -289,7 +289,7 @@ def _recompute_note(recompute: Recompute) -> str:
     return f"recomputation: {recomputed_part} once more, as torch's reentrant checkpointing runs it"
 
 
-def _figures(include: frozenset[str]) -> Figures:
+def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
     return lambda place: figures_of("flops", place, step_of, include)
 

@@ -12,11 +12,11 @@ from .notes import aliases_note
 from .sourcing import source_data, source_notes
 
 
-def _rate(value: float) -> str:
+def _rate_text(value: float) -> str:
     return units.amount(value, "B/s")
 
 
-def _ratio(value: float) -> str:
+def _ratio_text(value: float) -> str:
     return f"{value:.0f}" if value >= 1 else f"{value:.1f}"
 
 
@@ -36,7 +36,7 @@ DETAIL_COLUMNS = (
     Column("text", "value"),
     Column("value", "exactly", units.exact),
     Column("unit", "", justify="left"),
-    Column("flops_per_byte", "FLOPs/byte", _ratio),
+    Column("flops_per_byte", "FLOPs/byte", _ratio_text),
 )
 
 
@@ -73,7 +73,7 @@ def _list_table(accelerators: Sequence[Hardware]) -> Table:
 def _detail_table(hardware: Hardware) -> Table:
     nic = f"NIC: {hardware.nic.name}, one accelerator's share" if hardware.nic is not None else ""
     sources = source_notes(hardware.sources, isinstance(hardware, ListedHardware))
-    notes = [*hardware.notes, nic, _sizes(hardware), aliases_note(hardware.aliases), *sources]
+    notes = [*hardware.notes, nic, _memory_sizes_text(hardware), aliases_note(hardware.aliases), *sources]
     if hardware.peak_flops and hardware.memory_bandwidth is not None:
         notes.insert(
             0,
@@ -104,7 +104,7 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
             rows.append(Row([quantity, text, value, unit, None]))
 
     def add_rate(quantity: str, value: int | None) -> None:
-        add(quantity, value, _rate(value or 0), "B/s")
+        add(quantity, value, _rate_text(value or 0), "B/s")
 
     add("driver's total", hardware.driver_total, units.memory(hardware.driver_total or 0), "B")
     add("usable memory", hardware.usable_memory_bytes, units.memory(hardware.usable_memory_bytes or 0), "B")
@@ -135,7 +135,7 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
     return rows
 
 
-def _sizes(hardware: Hardware) -> str:
+def _memory_sizes_text(hardware: Hardware) -> str:
     """Writes the memory sizes in which a chip is sold; empty if there is only one."""
     if not hardware.configurations:
         return ""

@@ -36,12 +36,12 @@ CHANGE_COLUMNS = (
 
 def report(entries: Sequence[Locked]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
-    rows = [_row(entry.data) for entry in entries]
+    rows = [_entry_row(entry.data) for entry in entries]
     data = {"lock": 1, "llmcalc": program_version(), "models": [entry.data for entry in entries]}
     return Report(data, [Table("Lock", COLUMNS, rows, answer=plural(len(entries), "model"))])
 
 
-def _row(data: dict[str, Any]) -> Row:
+def _entry_row(data: dict[str, Any]) -> Row:
     per_token = None if data["cache"] is None else data["cache"]["bytes_per_token"]
     counts = data["params"]
     return Row(
@@ -55,7 +55,7 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
     models: their number.
     """
     answer = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
-    rows = [Row([change.target, change.key, _text(change.locked), _text(change.now)]) for change in changes]
+    rows = [Row([change.target, change.key, _value_text(change.locked), _value_text(change.now)]) for change in changes]
     checked_by = program_version()
     notes = [f"locked by llmcalc {version}, checked by {checked_by}"] if version != checked_by else []
     data = {
@@ -71,7 +71,7 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
     return Report(data, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer)], warnings=notes)
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "none"
     return units.exact(value) if isinstance(value, int) else str(value)

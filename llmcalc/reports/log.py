@@ -35,7 +35,9 @@ def log_report(log_answer: ExplainedLog) -> Report:
     """Returns the report: the JSON document, and a table of the memory terms."""
     log_reading = log_answer.reading
     rows = [
-        Row([_title(term), _shown_value(term, term.term.value), _shown_value(term, term.computed), term.difference])
+        Row(
+            [_term_title(term), _shown_value(term, term.term.value), _shown_value(term, term.computed), term.difference]
+        )
         for term in log_answer.terms
     ]
     notes = [
@@ -44,19 +46,19 @@ def log_report(log_answer: ExplainedLog) -> Report:
         *log_answer.notes,
     ]
     table = Table(
-        _heading(log_answer),
+        _heading_text(log_answer),
         LOG_COLUMNS,
         rows,
         f"of one device, in {units.GIB.name}",
         notes,
-        _answer(log_answer),
+        _answer_text(log_answer),
         name="terms",
     )
     target = log_answer.preset.target if log_answer.preset is not None else ""
-    return Report(_data(log_answer), [table]).of(target)
+    return Report(_log_data(log_answer), [table]).of(target)
 
 
-def _heading(log_answer: ExplainedLog) -> str:
+def _heading_text(log_answer: ExplainedLog) -> str:
     log_reading = log_answer.reading
     program = f"{log_reading.title} {log_reading.version}".strip()
     model = log_answer.preset.display if log_answer.preset is not None else log_reading.model
@@ -64,7 +66,7 @@ def _heading(log_answer: ExplainedLog) -> str:
     return ", ".join(filter(None, (program, model, device)))
 
 
-def _answer(log_answer: ExplainedLog) -> str:
+def _answer_text(log_answer: ExplainedLog) -> str:
     wrong_term = title_of(log_answer.off)
     change = f"; {log_answer.flag} changes it" if log_answer.flag else ""
     if log_answer.reading.kind == "oom":
@@ -82,7 +84,7 @@ def title_of(name: str) -> str:
     return LOG_TITLES.get(name, name.replace("_", " "))
 
 
-def _title(term: ComparedTerm) -> str:
+def _term_title(term: ComparedTerm) -> str:
     title = title_of(term.term.name)
     return f"{title}, {term.term.device}" if term.term.device else title
 
@@ -93,7 +95,7 @@ def _shown_value(term: ComparedTerm, value: int | None) -> Shown | None:
     return Shown(value, units.GIB.write(value) if term.term.unit == "bytes" else f"{value:,}")
 
 
-def _data(log_answer: ExplainedLog) -> dict[str, Any]:
+def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
     log_reading = log_answer.reading
     return {
         "engine": {

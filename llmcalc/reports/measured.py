@@ -29,7 +29,7 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
     }
     rows: list[Row] = []
     for child in tree.children:
-        _add(rows, child, 1, total, 0)
+        _add_rows(rows, child, 1, total, 0)
     rows.append(Row(["total", None, None, total, 1.0], strong=True, is_sum=True))
     notes = [
         f"measured on {class_name} of the installed transformers, on meta: no closed form, and nothing else is known "
@@ -40,18 +40,18 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
     )
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """Shortens a long list of module names to the first two and the last; JSON has all of them."""
     names = name.split(",")
     return name if len(names) <= 4 else ",".join((*names[:2], "…", names[-1]))
 
 
-def _add(rows: list[Row], node: Measured, repeat_count: int, total: int, depth: int) -> None:
+def _add_rows(rows: list[Row], node: Measured, repeat_count: int, total: int, depth: int) -> None:
     repeat_count *= node.repeat
     rows.append(
         Row(
             [
-                _short(node.name),
+                _short_name(node.name),
                 node.params,
                 repeat_count if repeat_count > 1 else None,
                 node.params * repeat_count,
@@ -61,7 +61,7 @@ def _add(rows: list[Row], node: Measured, repeat_count: int, total: int, depth: 
         )
     )
     for child in node.children:
-        _add(rows, child, repeat_count, total, depth + 1)
+        _add_rows(rows, child, repeat_count, total, depth + 1)
 
 
 @dataclass(frozen=True, repr=False)

@@ -106,9 +106,9 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
     settings_line = settings_text(memory, memory.attention) + parameters
-    notes = without_repetitions([*warnings, *_notes(preset, memory, assumed_accelerator)])
+    notes = without_repetitions([*warnings, *_memory_notes(preset, memory, assumed_accelerator)])
     columns, rows = (
-        phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _rows(memory_use, device))
+        phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _kind_rows(memory_use, device))
     )
     parts_table = Table(preset.display, columns, rows, settings_line, notes, answer, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
@@ -317,7 +317,7 @@ def _optimizer_data(state: OptimizerState | None) -> dict[str, Any]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
+def _kind_rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
     """Returns rows of the kinds of memory at the peak, and of the overhead of allocator and runtime."""
 
     def row(name: str, dtype: str, size: int, depth: int = 0, strong: bool = False, kind: str = "") -> Row:
@@ -520,7 +520,7 @@ def keeps_small_segments(memory: Memory) -> bool:
     return not memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
 
 
-def _notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> list[str]:
+def _memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> list[str]:
     memory_use, settings = memory.states, memory.settings
     notes = [_pure_note(memory), _execution_note(memory)]
     if settings.has_kbit_base and settings.recompute == "full":

@@ -52,19 +52,19 @@ def report(preset: Preset, count: ParameterCount, share: RankShare | None = None
             "left_out": count.left_out,
             "published": preset.published.parameters,
         },
-        "tree": tree_data(count.tree.place(), _figures(count.include)),
+        "tree": tree_data(count.tree.place(), _figures_function(count.include)),
     }
     if count.active_at_least != count.active:
         data["params"] |= {"active_at_least": count.active_at_least, "active_evenly": count.active_evenly}
     if share is not None:
         data["params"]["copied"] = share.model.copied(count.include)
-    rows = _rows(count.tree, total, count.include)
+    rows = _component_rows(count.tree, total, count.include)
     rows.append(Row(["total", None, None, total, 1.0, None], strong=True, is_sum=True))
     if count.active != total:
         rows.append(
             Row(["active per token", None, None, count.active, count.active / total, None], strong=True, is_sum=True)
         )
-    model_text, notes = with_rank(headline(preset.model), share), _notes(preset, count, share)
+    model_text, notes = with_rank(headline(preset.model), share), _params_notes(preset, count, share)
     table = Table(preset.display, COLUMNS, rows, model_text, notes, answer(count))
     return Report(data, [table]).of(preset.target)
 
@@ -79,7 +79,7 @@ Part: TypeAlias = tuple[str, Row]
 """(component, row without its bar)."""
 
 
-def _rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
+def _component_rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
     """Returns one row per part of the model and per sublayer of a group of layers; the norms share a row."""
     table_parts: list[Part] = []
     for place in tree.place().children():
@@ -93,7 +93,7 @@ def _add_rows(table_parts: list[Part], place: Place, total: int, include: frozen
     if not per_repeat:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name
-    table_parts.append((place.kind, _row(name, per_repeat, place.times, total, depth)))
+    table_parts.append((place.kind, _component_row(name, per_repeat, place.times, total, depth)))
     children = list(place.children())
     if node.kind == "layer" or node.is_stack or node.optional:
         norms = [child for child in children if child.node.kind == "norm"]
@@ -103,7 +103,7 @@ def _add_rows(table_parts: list[Part], place: Place, total: int, include: frozen
         if node.kind == "layer" and norms:
             norm_total = sum(norm.total(total_of) for norm in norms)
             if norm_total:
-                table_parts.append(("norm", _row("norms", norm_total, place.times, total, depth + 1)))
+                table_parts.append(("norm", _component_row("norms", norm_total, place.times, total, depth + 1)))
         else:
             for norm in norms:
                 _add_rows(table_parts, norm, total, include, depth + 1)
@@ -112,7 +112,7 @@ def _add_rows(table_parts: list[Part], place: Place, total: int, include: frozen
             _add_rows(table_parts, child, total, include, depth + 1)
 
 
-def _row(name: str, per_repeat: int, repeat: int, total: int, depth: int) -> Row:
+def _component_row(name: str, per_repeat: int, repeat: int, total: int, depth: int) -> Row:
     return Row(
         [name, per_repeat, repeat if repeat > 1 else None, per_repeat * repeat, per_repeat * repeat / total], depth
     )
@@ -133,7 +133,7 @@ def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
     return rows
 
 
-def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> list[str]:
+def _params_notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> list[str]:
     notes = _published_notes(preset, count) if share is None else _rank_notes(preset, count, share)
     for option, size in count.left_out.items():
         notes.append(
@@ -210,7 +210,7 @@ def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
     )
 
 
-def _figures(include: frozenset[str]) -> Figures:
+def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function that gives a node's total parameters for the JSON tree, and its active ones if fewer."""
 
     def figures(place: Place) -> dict[str, Any]:

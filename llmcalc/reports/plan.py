@@ -52,24 +52,24 @@ def report(
     run_description = f"{run}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(memory.spec, memory.states.workload)
     time_ties = ties(plan.feasible)
-    rows = [_row(layout_plan, candidate, tie) for candidate, tie in zip(plan.feasible, time_ties, strict=True)]
+    rows = [_layout_row(layout_plan, candidate, tie) for candidate, tie in zip(plan.feasible, time_ties, strict=True)]
     if not rows and plan.nearest is not None:
-        rows = [_row(layout_plan, plan.nearest)]
-    place = None if sizes is None else _place(layout_plan, sizes)
+        rows = [_layout_row(layout_plan, plan.nearest)]
+    place = None if sizes is None else _rank_of_layout(layout_plan, sizes)
     notes = without_repetitions(
-        [*warnings, instead, *([] if place is None else [_place_text(place)]), *_notes(layout_plan)]
+        [*warnings, instead, *([] if place is None else [_place_text(place)]), *_plan_notes(layout_plan)]
     )
     title = preset.display
     columns = LAYOUT_COLUMNS if layout_plan.times is None else TIMED_COLUMNS
-    tables = [Table(title, columns, rows, run_description, notes, _answer(layout_plan), name="feasible")]
+    tables = [Table(title, columns, rows, run_description, notes, _answer_text(layout_plan), name="feasible")]
     if plan.refused:
         reasons = [Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda item: -item[1])]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
-    data = _data(preset, layout_plan) | ({} if place is None else {"where": place})
+    data = _plan_data(preset, layout_plan) | ({} if place is None else {"where": place})
     return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
-def _place(layout_plan: LayoutPlan, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _rank_of_layout(layout_plan: LayoutPlan, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns the rank of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
     order = layout_plan.plan.order
     return {"layout": dict(sizes), "place": place_of(order, sizes), "of": len(order)}
@@ -82,21 +82,21 @@ def _place_text(place: dict[str, Any]) -> str:
     return f"{layout}: place {place['place']:,} of {place['of']:,}"
 
 
-def _answer(layout_plan: LayoutPlan) -> str:
+def _answer_text(layout_plan: LayoutPlan) -> str:
     """Writes how many layouts fit, of all or of the replayed layouts, and the seconds of the fastest layout."""
     plan = layout_plan.plan
     fastest_time = layout_plan.range(plan.feasible[0]) if plan.feasible else None
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
-    return _fitting(plan) + time_text
+    return _fitting_count(plan) + time_text
 
 
-def _fitting(plan: Plan) -> str:
+def _fitting_count(plan: Plan) -> str:
     if not plan.unreplayed:
         return f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
     return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} fit"
 
 
-def _row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
+def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
     recomputation = "" if candidate.recompute == AS_CONFIGURED else f" recompute {candidate.recompute}"
     cells = [layout_cell(candidate.layout) + recomputation, candidate.micro_batches]
     if layout_plan.times is None:
@@ -126,7 +126,7 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
     ]
 
 
-def _notes(layout_plan: LayoutPlan) -> list[str]:
+def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
     notes = [
         *_order_notes(layout_plan),
         f"kernels and buffers of {layout_plan.framework.title}; required and headroom: of the rank that needs "
@@ -185,7 +185,7 @@ def unreplayed_data(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
+def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
     plan = layout_plan.plan
     return {
         "model": model_data(preset),

@@ -58,7 +58,16 @@ def _list_table(presets: Sequence[Counted]) -> Table:
     for preset, count in presets:
         active_params = None if count.active == count.total else count.active
         rows.append(
-            Row([preset.name, preset.model.kind, preset.released, count.total, active_params, _verdict(preset, count)])
+            Row(
+                [
+                    preset.name,
+                    preset.model.kind,
+                    preset.released,
+                    count.total,
+                    active_params,
+                    _published_verdict(preset, count),
+                ]
+            )
         )
     notes = [
         CONVENTION,
@@ -70,7 +79,7 @@ def _list_table(presets: Sequence[Counted]) -> Table:
     return Table("Models", LIST_COLUMNS, rows, notes=notes)
 
 
-def _verdict(preset: Preset, count: ParameterCount) -> str:
+def _published_verdict(preset: Preset, count: ParameterCount) -> str:
     """Writes the comparison with the published count: `equal`, a difference, or `≈70B`."""
     published_params = preset.published.parameters
     if published_params is None:
@@ -86,7 +95,7 @@ def _detail_table(preset: Preset, count: ParameterCount) -> Table:
     for option, size in count.left_out.items():
         rows.append(Row([f"not in the total: {option}", units.count(size), size]))
     if published_figures.parameters is not None:
-        rows.append(Row(["published weights", _verdict(preset, count), published_figures.parameters]))
+        rows.append(Row(["published weights", _published_verdict(preset, count), published_figures.parameters]))
     published_fields = {
         "published figure": published_figures.nominal,
         "published active": published_figures.active,

@@ -87,12 +87,17 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
     sends = "" if pipeline.ranks == 1 else f"{timetable.sends:,} sends between ranks"
     table = Table(
-        title(layout, timetable), columns, rows, sends, list(_notes(timetable, in_flight, chart)), headline_text
+        title(layout, timetable),
+        columns,
+        rows,
+        sends,
+        list(_schedule_notes(timetable, in_flight, chart)),
+        headline_text,
     )
     return Report(data(layout, timetable), [table])
 
 
-def _notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: Chart) -> Iterator[str]:
+def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: Chart) -> Iterator[str]:
     pipeline = timetable.pipeline
     pass_kinds = kinds_of(timetable)
     blank = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""

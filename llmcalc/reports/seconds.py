@@ -56,7 +56,7 @@ def duration(seconds: float, unit: str = "", digits: int = 2) -> str:
     unit = unit or unit_of(seconds)
     value = seconds / FACTORS[unit]
     rounded_value = float(f"{value:.{digits}g}")
-    decimals = max(0, digits - 1 - _exponent(rounded_value))
+    decimals = max(0, digits - 1 - _exponent_of(rounded_value))
     return f"{rounded_value:,.{decimals}f} {unit}"
 
 
@@ -71,7 +71,7 @@ def unit_of(seconds: float) -> str:
     return "us"
 
 
-def _exponent(value: float) -> int:
+def _exponent_of(value: float) -> int:
     return 0 if value == 0 else int(f"{value:e}".partition("e")[2])
 
 
@@ -139,14 +139,14 @@ def report(
     warnings = too_long(run.spec, Workload(run.sequences, run.seq, run.context))
     nodes = run.nodes(by_node or 2)
     answer = f"{SUBJECTS[run.phase]} takes {range_text(run.range)}"
-    notes = [*warnings, class_text(run.range, run.stack.title), *_measured_notes(run, measured_run), *_notes(run)]
+    notes = [*warnings, class_text(run.range, run.stack.title), *_measured_notes(run, measured_run), *_time_notes(run)]
     parts_table = Table(
         preset.display, PART_COLUMNS, list(_part_rows(run)), _run_text(run), notes, answer, name="parts"
     )
     shown_nodes = nodes if by_node else nodes[:FEW_NODES]
     rows = [_node_row(node, run.seconds) for node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
-    data = _data(preset, run, nodes, measured_run)
+    data = _time_data(preset, run, nodes, measured_run)
     return Report(data, [parts_table, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
@@ -193,7 +193,7 @@ def _measured_notes(run: TimedRun, measured_run: tuple[float, list[str]] | None)
     return [f"measured {duration(seconds, digits=3)}: {place} the range; {'; '.join(lines)}"]
 
 
-def _notes(run: TimedRun) -> list[str]:
+def _time_notes(run: TimedRun) -> list[str]:
     rate, devices = run.tokens_per_second, run.devices
     per_device = f" ({rate / devices:,.0f} a device)" if devices > 1 else ""
     lines = [f"{rate:,.0f} tokens/s{per_device}"]
@@ -229,7 +229,7 @@ def node_data(node: Node, total: float) -> dict[str, Any]:
     }
 
 
-def _data(
+def _time_data(
     preset: Preset, run: TimedRun, nodes: list[Node], measured_run: tuple[float, list[str]] | None
 ) -> dict[str, Any]:
     data: dict[str, Any] = {

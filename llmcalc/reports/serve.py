@@ -27,7 +27,7 @@ def money(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _rate(value: float) -> str:
+def _rate_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
@@ -38,8 +38,8 @@ SHARED_COLUMNS = (
 )
 
 RATE_COLUMNS = (
-    Column("output_tokens_per_second", "tokens/s", _rate),
-    Column("per_device", "a device", _rate),
+    Column("output_tokens_per_second", "tokens/s", _rate_text),
+    Column("per_device", "a device", _rate_text),
     Column("cost_per_million", "a million", money),
 )
 
@@ -86,19 +86,21 @@ def report(study: ServeStudy, servers: Servers) -> Report:
     preset, requests = study.preset, study.requests
     warnings = too_long(preset.model, Workload(1, requests.length))
     chosen = servers.chosen
-    notes = [*warnings, *_notes(study, servers)]
+    notes = [*warnings, *_serve_notes(study, servers)]
     title = f"{preset.display}, {load_text(study)}"
     rows = _server_rows(study, servers)
     columns = list(SERVER_COLUMNS)
     if study.trace is not None:
         rows, columns = _trace_rows(study, servers), list(TRACE_COLUMNS)
-    columns = _columns(columns, study)
-    tables = [Table(title, columns, rows, _aside(study), notes, _answer(study, servers), name="servers")]
+    columns = _server_columns(columns, study)
+    tables = [Table(title, columns, rows, _aside_text(study), notes, _answer_text(study, servers), name="servers")]
     if chosen is not None:
         server = servers.servers[chosen.index]
         rows = [Row(_curve_cells(point, study), strong=point == chosen.point) for point in servers.curves[chosen.index]]
-        tables.append(Table(f"Load of {layout_text(server)}", _columns(CURVE_COLUMNS, study), rows, name="curve"))
-    return Report(_data(study, servers), tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+        tables.append(
+            Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), rows, name="curve")
+        )
+    return Report(_serve_data(study, servers), tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def load_text(study: ServeStudy) -> str:
@@ -112,24 +114,24 @@ def load_text(study: ServeStudy) -> str:
     return f"{load} of {requests.input:,} + {requests.output:,} tokens"
 
 
-def _columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
+def _server_columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
     """Returns the columns; with a price also the cost per million tokens."""
     unused_column = "cost_per_million" if study.price is None else "per_device"
     return [column for column in columns if column.key != unused_column]
 
 
-def _answer(study: ServeStudy, servers: Servers) -> str:
+def _answer_text(study: ServeStudy, servers: Servers) -> str:
     chosen = servers.chosen
     if chosen is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
     server, price = servers.servers[chosen.index], chosen.point.cost_per_million
     if servers.traces:
-        price = _cost(study, server, servers.traces[chosen.index])
+        price = _cost_of_trace(study, server, servers.traces[chosen.index])
     cost = "" if price is None else f", {money(price)} per million tokens"
     return f"{layout_text(server)} on {server.devices} {study.hardware.title}{cost}"
 
 
-def _aside(study: ServeStudy) -> str:
+def _aside_text(study: ServeStudy) -> str:
     limits = study.limits
     limit_texts = [f"TTFT ≤ {duration(limits.ttft)}"] if limits.ttft is not None else []
     limit_texts += [f"TPOT ≤ {duration(limits.tpot)}"] if limits.tpot is not None else []
@@ -147,18 +149,18 @@ def _aside(study: ServeStudy) -> str:
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     """Returns rows of servers: the chosen server, then others within the limits, the cheapest first, then the rest."""
     chosen = servers.chosen
-    order = sorted(range(len(servers.servers)), key=lambda index: _order(servers, index))
+    order = sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index))
     rows = []
     for index in order:
         server, point = servers.servers[index], servers.points[index]
         keeps = servers.keeps_limits[index]
         shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
-        cells = [layout_text(server), server.devices, *_cells(shown_point, study), "fits" if keeps else "no"]
+        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "fits" if keeps else "no"]
         rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
     return rows
 
 
-def _order(servers: Servers, index: int) -> tuple[bool, float, int]:
+def _server_order(servers: Servers, index: int) -> tuple[bool, float, int]:
     point = servers.points[index]
     if servers.traces:
         return not servers.keeps_limits[index], servers.servers[index].devices, index
@@ -169,33 +171,33 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits, the fewest devices first, then the others."""
     chosen = servers.chosen
     rows = []
-    for index in sorted(range(len(servers.servers)), key=lambda index: _order(servers, index)):
+    for index in sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index)):
         server, trace_times = servers.servers[index], servers.traces[index]
         seconds = [
             Shown(spread.estimate, _range_cell(spread))
             for spread in (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
         ]
         rate = trace_times.output_tokens_per_second
-        last_cell = rate / server.devices if study.price is None else _cost(study, server, trace_times)
+        last_cell = rate / server.devices if study.price is None else _cost_of_trace(study, server, trace_times)
         verdict = "fits" if servers.keeps_limits[index] else "no"
         cells = [layout_text(server), server.devices, *seconds, rate, last_cell, verdict]
         rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
     return rows
 
 
-def _cost(study: ServeStudy, server: Server, trace_times: TraceTimes) -> float | None:
+def _cost_of_trace(study: ServeStudy, server: Server, trace_times: TraceTimes) -> float | None:
     """Returns the money per million output tokens of the trace; None without a price."""
     if study.price is None:
         return None
     return study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
 
 
-def _cells(point: Point, study: ServeStudy) -> list[Any]:
+def _point_cells(point: Point, study: ServeStudy) -> list[Any]:
     ttft, tpot = (Shown(float(latency.estimate), _range_cell(latency)) for latency in (point.ttft, point.tpot))
-    return [point.concurrency, ttft, tpot, *_rates(point, study)]
+    return [point.concurrency, ttft, tpot, *_rate_cells(point, study)]
 
 
-def _rates(point: Point, study: ServeStudy) -> list[Any]:
+def _rate_cells(point: Point, study: ServeStudy) -> list[Any]:
     last_cell = point.per_device if study.price is None else point.cost_per_million
     return [point.output_tokens_per_second, last_cell]
 
@@ -209,13 +211,13 @@ def _range_cell(seconds: Range | Amount) -> str:
 
 
 def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
-    concurrency, ttft, tpot, *rates = _cells(point, study)
+    concurrency, ttft, tpot, *rates = _point_cells(point, study)
     likely_tpot, end_to_end = float(point.tpot.estimate), point.load.end_to_end
     seconds = [Shown(likely_tpot, duration(likely_tpot)), Shown(end_to_end, duration(end_to_end))]
     return [concurrency, ttft, tpot, *seconds, *rates]
 
 
-def _notes(study: ServeStudy, servers: Servers) -> list[str]:
+def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     title, chosen = study.stack.title, servers.chosen
     example = servers.curves[0][0] if servers.curves else None
     why_not = ", ".join(f"{reason} ({number})" for reason, number in servers.why_not.items())
@@ -274,15 +276,15 @@ def point_data(point: Point) -> dict[str, Any]:
     }
 
 
-def _options(server: Server) -> dict[str, Any]:
+def _server_options(server: Server) -> dict[str, Any]:
     return {**vars(server.sizes), "quantize": server.quantize, "kv_dtype": server.kv_dtype}
 
 
-def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
+def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
     limits, requests = study.limits, study.requests
     listed_servers = [
         {
-            "options": _options(server),
+            "options": _server_options(server),
             "devices": server.devices,
             "replicas": server.replicas,
             "most_sequences": server.most_sequences,
@@ -320,7 +322,7 @@ def _trace_data(study: ServeStudy) -> dict[str, Any] | None:
 
 
 def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> dict[str, Any]:
-    cost = _cost(study, server, trace_times)
+    cost = _cost_of_trace(study, server, trace_times)
     return {
         **{
             name: {f"p{percent}": amount.data() for percent, amount in getattr(trace_times, name).items()}
@@ -339,7 +341,7 @@ def _chosen_data(servers: Servers, chosen: Chosen | None) -> dict[str, Any] | No
     server = servers.servers[chosen.index]
     return {
         "server": chosen.index,
-        "options": _options(server),
+        "options": _server_options(server),
         "devices": server.devices,
         "replicas": server.replicas,
         **point_data(chosen.point),

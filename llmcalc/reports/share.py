@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 def layout_text(layout: Layout) -> str:
     """Writes the groups with more than one rank: `tp 2 · sp · pp 4 · dp 8`; sp is sequence parallelism."""
-    return " · ".join(_groups(layout)) or ALONE
+    return " · ".join(_group_sizes(layout)) or ALONE
 
 
 def layout_cell(layout: Layout) -> str:
     """Writes `tp2 sp pp4 dp8` for a table, where lines break only between groups."""
-    return " ".join(group.replace(" ", "") for group in _groups(layout)) or ALONE
+    return " ".join(group.replace(" ", "") for group in _group_sizes(layout)) or ALONE
 
 
 ALONE = "one device"
 
 
-def _groups(layout: Layout) -> list[str]:
+def _group_sizes(layout: Layout) -> list[str]:
     names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
     group_texts = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
     if layout.sequence_parallel:

@@ -46,7 +46,7 @@ def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
     ]
     return Report(
         single_or_list(data),
-        [_summary(verdicts, skipped_models), *_failures(verdicts)],
+        [_summary_table(verdicts, skipped_models), *_failure_tables(verdicts)],
         warnings=_untested_warnings(verdicts),
     )
 
@@ -62,8 +62,8 @@ def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
     return [f"untested: {', '.join(names)}: no measurement of its memory is stated"] if names else []
 
 
-def _summary(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
-    checked_groups = {_group(c) for v in verdicts for c in v.checks}
+def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
+    checked_groups = {_quantity_group(c) for v in verdicts for c in v.checks}
     compared_groups = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
     columns = [
         Column("target", "model", justify="left"),
@@ -72,17 +72,18 @@ def _summary(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
     columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
     column_count = len(columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
     rows = [
-        [v.target, *(_verdict(v, q) for q in compared_groups), len(v.checks), round(v.seconds, 3)] for v in verdicts
+        [v.target, *(_verdict_sign(v, q) for q in compared_groups), len(v.checks), round(v.seconds, 3)]
+        for v in verdicts
     ]
     rows += [
         [name, *(["skipped"] + [None] * (len(compared_groups) - 1) if compared_groups else []), None, None]
         for name in skipped_models
     ]
-    notes = _notes(verdicts, skipped_models)
+    notes = _verify_notes(verdicts, skipped_models)
     return Table("", columns[:column_count], [Row(row[:column_count]) for row in rows], notes=notes, name="checks")
 
 
-def _speed(measured_speed: dict[str, Any]) -> str:
+def _speed_text(measured_speed: dict[str, Any]) -> str:
     """Writes the measured speed of one forward pass in one line."""
     rate = (
         f"{units.amount(measured_speed['flops_per_second'], 'FLOP/s')} over a forward pass of "
@@ -100,31 +101,31 @@ def _speed(measured_speed: dict[str, Any]) -> str:
     )
 
 
-def _group(check: Check) -> str:
+def _quantity_group(check: Check) -> str:
     """Returns the quantity under which a check is reported; all checks of memory share a quantity."""
     return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
 
 
-def _verdict(verdict: Verdict, quantity: str) -> str | None:
+def _verdict_sign(verdict: Verdict, quantity: str) -> str | None:
     """Returns the sign that shows whether a quantity agrees.
 
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.
     """
-    checks = [c for c in verdict.checks if _group(c) == quantity]
+    checks = [c for c in verdict.checks if _quantity_group(c) == quantity]
     wrong_count = sum(not c.ok for c in checks)
     agreement_sign = "±" if any(c.explained for c in checks) else "≈" if any(c.within for c in checks) else "="
     return None if not checks else f"≠ {wrong_count}" if wrong_count else agreement_sign
 
 
-def _notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
+def _verify_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
     return [
         *_untested_warnings(verdicts),
         *_count_notes(verdicts, skipped_models),
         *_explained_differences(verdicts),
-        _legend(verdicts),
+        _sign_legend(verdicts),
         *_witness_notes(verdicts),
-        *(f"{v.target}: {_speed(v.info['measured'])}" for v in verdicts if "measured" in v.info),
+        *(f"{v.target}: {_speed_text(v.info['measured'])}" for v in verdicts if "measured" in v.info),
         *_skipped_notes(skipped_models),
     ]
 
@@ -140,14 +141,14 @@ def _count_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> lis
     return [f"{len(v.failures):,} of {plural(checks, 'check')} failed" for v in failed_verdicts]
 
 
-def _legend(verdicts: list[Verdict]) -> str:
+def _sign_legend(verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
     texts = ["=: all checks pass"]
     if any(v.ok and any(c.explained for c in v.checks) for v in verdicts):
         texts.append("±: they differ, explained above")
     within_tolerance = [c for v in verdicts for c in v.checks if c.within]
     if within_tolerance:
-        texts.append(f"≈: {_bounds(within_tolerance)}")
+        texts.append(f"≈: {_tolerances_text(within_tolerance)}")
     if not all(v.ok for v in verdicts):
         texts.append("≠: number of mismatching nodes; difference: measured − closed form")
     return "; ".join(texts)
@@ -162,7 +163,7 @@ def _witness_notes(verdicts: list[Verdict]) -> list[str]:
         return _distributed_note(verdicts)
     if witness == "transformers":
         classes = ", ".join(dict.fromkeys(v.info["class"] for v in verdicts))
-        return [f"against transformers on meta, eager attention: {classes}", _coverage(verdicts)]
+        return [f"against transformers on meta, eager attention: {classes}", _coverage_note(verdicts)]
     if witness == "published":
         return ["against the published count of the released weights"]
     return []
@@ -178,7 +179,7 @@ def _reference_notes(verdicts: list[Verdict]) -> list[str]:
     note = f"against llmcalc's PyTorch reference on {info['device']}, {size}, eager attention"
     if any(v.info["layers_run"] != v.info["layers"] for v in verdicts):
         note += "; identical layers are run once (--every-layer runs all)"
-    return [note, *_memory(verdicts)]
+    return [note, *_memory_note(verdicts)]
 
 
 def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
@@ -199,7 +200,7 @@ def _explained_differences(verdicts: list[Verdict]) -> list[str]:
     ]
 
 
-def _bounds(checks: list[Check]) -> str:
+def _tolerances_text(checks: list[Check]) -> str:
     """Writes the tolerance of each quantity."""
     by_bound: dict[float, dict[str, None]] = {}
     for check in checks:
@@ -211,7 +212,7 @@ def _bounds(checks: list[Check]) -> str:
     )
 
 
-def _memory(verdicts: list[Verdict]) -> list[str]:
+def _memory_note(verdicts: list[Verdict]) -> list[str]:
     """Returns the runs whose memory was compared, and the runs that were left out."""
     compared_memory = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
     notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in compared_memory if memory["runs"]]
@@ -242,7 +243,7 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
     ]
 
 
-def _coverage(verdicts: list[Verdict]) -> str:
+def _coverage_note(verdicts: list[Verdict]) -> str:
     """Writes the number of parts with parameters that were compared individually, and lists the others."""
     covered_models = [(v, v.coverage) for v in verdicts if v.coverage is not None]
     single_count, summed_count = (
@@ -274,7 +275,7 @@ def _node_or_moment(check: Check) -> str:
     return f"{check.where}: {moment}" if check.quantity.startswith(MEMORY) else check.where
 
 
-def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
+def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of the nodes that differ, for each quantity of each model."""
     remaining = MOST_FAILURES
     columns = (
@@ -284,7 +285,7 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
         Column("difference", "difference", justify="left", wrap=True),
     )
     for verdict in verdicts:
-        for quantity, group in groupby(verdict.failures, key=_group):
+        for quantity, group in groupby(verdict.failures, key=_quantity_group):
             checks = list(group)
             listed_checks, remaining = checks[:remaining], remaining - len(checks[:remaining])
             rows = [

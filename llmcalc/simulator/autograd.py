@@ -200,7 +200,9 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
                 key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
                 if incoming is not None:
                     if key in gradients:
-                        _add(graph, gradients, key, incoming, None if isinstance(target, Tensor) else target[0])
+                        _add_gradient(
+                            graph, gradients, key, incoming, None if isinstance(target, Tensor) else target[0]
+                        )
                     else:
                         gradients[key] = incoming
                         if not isinstance(target, Tensor) and key[0] not in queued_ids:
@@ -211,7 +213,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
                     attributes.append(target)  # by the node that accumulates its gradient
                     pending_uses[key[0]] -= 1
                     if not pending_uses[key[0]] and key in gradients:
-                        _accumulate(graph, target, gradients.pop(key))
+                        _accumulate_leaf(graph, target, gradients.pop(key))
             del edges, target
         if at_end is not None:
             at_end()
@@ -260,7 +262,7 @@ OWN_REFERENCES = _reference_count(object())
 where calls borrow variables."""
 
 
-def _add(
+def _add_gradient(
     graph: Graph, gradients: dict[tuple[int, int], Tensor], key: tuple[int, int], gradient: Tensor, node: Node | None
 ) -> None:
     """Accumulates a further gradient: in place if nothing else references the first gradient.
@@ -293,7 +295,7 @@ def _add(
         gradients[key] = graph.new(first_gradient.shape, first_gradient.dtype, strides)
 
 
-def _accumulate(graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
+def _accumulate_leaf(graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
     """Stores the complete gradient of a leaf in its `grad`, or adds it in place.
 
     What something else holds, or is stored in another order than the tensor itself, is copied first.

@@ -224,7 +224,7 @@ class CachingAllocator:
             list_index = bisect_left(free_list, size)
             block = free_list[list_index]
             if block == NO_BLOCK:
-                block = self._reserve(large_pool if n > SMALL else small_pool, n)
+                block = self._reserve_block(large_pool if n > SMALL else small_pool, n)
                 list_index = bisect_left(free_list, block)
             elif expandable and free_list[list_index + 1] != NO_BLOCK:
                 top_block = (large_pool if n > SMALL else small_pool).top
@@ -272,7 +272,7 @@ class CachingAllocator:
         duplicate._stream = self._stream
         return duplicate
 
-    def _reserve(self, pool: Pool, n: int) -> int:
+    def _reserve_block(self, pool: Pool, n: int) -> int:
         """Reserves device memory for a block of n units. Returns a free block of at least that size.
 
         The memory is a new segment (get_allocation_size), or more pages at the end of an expandable segment

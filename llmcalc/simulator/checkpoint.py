@@ -75,14 +75,14 @@ class Region:
     def unpack(self, tensor_number: int) -> Tensor:
         """Returns the saved tensor with an index; it lives as long as the caller references it."""
         if self.recomputed is None:
-            self._recompute()
+            self._recompute_region()
         assert self.recomputed is not None
         tensor = self.recomputed[tensor_number]
         assert tensor is not None
         self.recomputed[tensor_number] = None
         return tensor
 
-    def _recompute(self) -> None:
+    def _recompute_region(self) -> None:
         """Runs the call again, until all saved tensors are recomputed."""
         graph, self.recomputed = self.graph, []
         packs, graph.packs = graph.packs, [self._pack_recomputed]
@@ -181,7 +181,7 @@ def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient
     return copy
 
 
-def _alias(tensor: Tensor, needs_gradient: bool) -> Tensor:
+def _alias_of(tensor: Tensor, needs_gradient: bool) -> Tensor:
     """Returns the same tensor without its graph. needs_gradient: whether the alias needs a gradient."""
     copy = tensor.detached()
     copy.leaf = needs_gradient
@@ -232,7 +232,7 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
     def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved_arguments: Tensor) -> Sequence[Gradient]:
         """Runs the function again, and its backward pass."""
         detached_arguments = [
-            _alias(tensor, needs_grad) for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
+            _alias_of(tensor, needs_grad) for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
         ]
         was_enabled, graph.enabled = graph.enabled, True
         outer_place = graph.meter.place

@@ -89,7 +89,7 @@ def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStac
 def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:
     """Returns the layers of each stack of a program. first_layer_index: layers of the model before the program."""
     stacks = []
-    for parents, layer_scopes in _stacks(root):
+    for parents, layer_scopes in _stacks_of_scope(root):
         order = list(layer_kinds(layer_scopes))
         layers_before, period, repeats = find_pattern(order)
         layers_after = len(order) - layers_before - period * repeats
@@ -123,7 +123,7 @@ def _shares_tensors(kind: Scope) -> bool:
     return kind.about.get("role") == "shared"
 
 
-def _stacks(scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
+def _stacks_of_scope(scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
     """Returns every stack that runs: the path of its parent module, and its layer kinds."""
     layer_scopes = [
         item
@@ -133,5 +133,5 @@ def _stacks(scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str
     stacks = [(parents, layer_scopes)] if layer_scopes else []
     for item in scope.items:
         if isinstance(item, Scope) and item.takes is None and not item.about.get("optional"):
-            stacks += _stacks(item, (*parents, item.name))
+            stacks += _stacks_of_scope(item, (*parents, item.name))
     return stacks

@@ -118,13 +118,13 @@ class Meter:
     def place(self, place: Place) -> None:
         if place != self._place:
             if self._risen:
-                self._settle()
+                self._settle_peak()
             self._place = place
             self._here = self.peaks.setdefault(place, Peak())
             if self.now > self._here.bytes:
                 self._here.bytes, self._risen = self.now, True
 
-    def _settle(self) -> None:
+    def _settle_peak(self) -> None:
         """Stores the bytes by kind at the current peak, before storages are freed."""
         self._here.by_kind = dict(self.by_kind)
         self._risen = False
@@ -140,7 +140,7 @@ class Meter:
 
     def free(self, block: Block) -> None:
         if self._risen:
-            self._settle()
+            self._settle_peak()
         self.now -= block.bytes
         self.by_kind[block.kind] -= block.bytes
         if self.device is not None:

@@ -135,7 +135,7 @@ class RepeatAnalysis:
                 self.edges += [
                     (repeat[1], events) for repeat, events in runs if repeat is not None and repeat[1] in (0, LAST)
                 ]
-                self.parts[id(piece)] = list(self._parts(runs))
+                self.parts[id(piece)] = list(self._sweeps_and_events(runs))
         sweeps = [sequence for parts in self.parts.values() for sequence in parts if isinstance(sequence, Sweep)]
         for sweep in sweeps:
             self._pair_storages(sweep)
@@ -233,7 +233,7 @@ class RepeatAnalysis:
                 return repeat
         return None
 
-    def _parts(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
+    def _sweeps_and_events(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
         """Yields each sweep over a stack's layers, and the events between sweeps."""
         i = 0
         while i < len(runs):
@@ -423,7 +423,7 @@ class RepeatedEvents:
         first_events, *_, last_events = sweep.repeats if sweep.rising else sweep.repeats[::-1]
         self._add_once(events, first_events)
         inner_events = [event for event in sweep.inner if self.places or event.size not in IGNORED_BY_ALLOCATOR]
-        lines = [self._line(event) for event in inner_events]
+        lines = [self._event_line(event) for event in inner_events]
         edges: dict[int, list[tuple[int, InnerEvent]]] = {0: [], last_inner: []}
         for i, event in enumerate(inner_events):
             if event.owner:  # a storage of a neighbouring repeat
@@ -446,7 +446,7 @@ class RepeatedEvents:
             events += repeat_events
         self._add_once(events, last_events)
 
-    def _line(self, event: InnerEvent) -> tuple[Any, int, int, Any]:
+    def _event_line(self, event: InnerEvent) -> tuple[Any, int, int, Any]:
         """Returns (x, step, size, value), where the event's storage number in a repeat is x + step · repeat."""
         if event.owner is None:
             return event.number, 0, event.size, event.value

@@ -110,7 +110,7 @@ class EventMeter(Meter):
         """Counts the bytes of a replayed pass, and the peak at each place."""
         bytes_before, kinds_before = self.now, self.by_kind
         if self._risen:
-            self._here.by_kind = _sum(kinds_before, trace.kinds_at_first_release)
+            self._here.by_kind = _sum_counts(kinds_before, trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
         key = id(trace), more_layers
@@ -133,7 +133,7 @@ class EventMeter(Meter):
                     is_rising = is_rising or (place == end_place and trace.ends_rising)
         self.peak: int = max(self.peak, bytes_before + trace.most)
         self.now += trace.bytes
-        self.by_kind = _sum(kinds_before, trace.kinds)
+        self.by_kind = _sum_counts(kinds_before, trace.kinds)
         self._place, self._here, self._risen = end_place, self.peaks[end_place], is_rising
 
 
@@ -151,7 +151,7 @@ class SummedPeak(Peak):
     @property
     def by_kind(self) -> dict[str, int]:
         if self._by_kind is None:
-            self._by_kind = _sum(self.before, self.added)
+            self._by_kind = _sum_counts(self.before, self.added)
         return self._by_kind
 
     @by_kind.setter
@@ -164,7 +164,7 @@ def in_later_layer(place: Place, layers: int) -> Place:
     return place if place.layer_index < 0 or not layers else place._replace(layer_index=place.layer_index + layers)
 
 
-def _sum(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
+def _sum_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
     """Adds two counts by kind."""
     return {kind: bytes + second_counts.get(kind, 0) for kind, bytes in first_counts.items()}
 
@@ -324,7 +324,7 @@ class PassCounter:
     def _case(self, chunk: int, kind: str, pass_number: int) -> PassCase:
         """Returns the case of a pass. Passes of the same case have the same events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
-        return chunk, kind, _nth(pass_number), previous_state if pass_number else ""
+        return chunk, kind, _index_within_case(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
         """Counts a backward pass of a chunk. Returns the pass's case (whose events it repeats) and the pass's id."""
@@ -333,7 +333,7 @@ class PassCounter:
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
         is_first_backward, self.fresh[chunk] = self.fresh[chunk], False
         state = f"{next_state}, fresh" if is_first_backward else next_state
-        return self._after_previous((chunk, "B", _nth(pass_number), state), (chunk, "B", pass_number))
+        return self._after_previous((chunk, "B", _index_within_case(pass_number), state), (chunk, "B", pass_number))
 
     def _after_previous(self, case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
@@ -346,7 +346,7 @@ class PassCounter:
         return (chunk, kind, number, state), pass_id
 
 
-def _nth(pass_number: int) -> int:
+def _index_within_case(pass_number: int) -> int:
     """Returns the index of a pass within its case; all passes from the third on have index 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.

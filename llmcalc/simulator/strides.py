@@ -124,11 +124,11 @@ def broadcast(*shapes: Shape) -> Shape:
         if shape != result:
             rank = len(result) - len(shape)
             size_pairs = zip(result if rank >= 0 else (1,) * -rank + result, (1,) * rank + shape, strict=True)
-            result = tuple([_wider(a, b) for a, b in size_pairs])
+            result = tuple([_broadcast_size(a, b) for a, b in size_pairs])
     return result
 
 
-def _wider(first_size: Number, second_size: Number) -> Number:
+def _broadcast_size(first_size: Number, second_size: Number) -> Number:
     """Returns the broadcast size of two sizes, which are equal unless one of them is 1."""
     if type(second_size) is int and second_size == 1:
         return first_size
@@ -168,7 +168,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
         )
         for operand_shape, strides in operands
     ]
-    order = _order(padded_shapes, shape)
+    order = _axis_order(padded_shapes, shape)
     out: list[Number] = [0] * rank
     step = 1
     for axis in order:
@@ -177,7 +177,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
     return tuple(out)
 
 
-def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
+def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
     """Returns the axes of an elementwise result, the densest first."""
     order = list(range(len(shape) - 1, -1, -1))
 

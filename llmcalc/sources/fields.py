@@ -16,7 +16,7 @@ from ..model import ModelSpec
 
 def members(annotation: Any) -> list[type[BaseModel]]:
     """Returns the models that a field's annotation allows, also inside unions, containers and choices of parts."""
-    choice_parts = _chosen(getattr(annotation, "__metadata__", ()))
+    choice_parts = _choice_classes(getattr(annotation, "__metadata__", ()))
     if choice_parts:
         return choice_parts
     if isinstance(annotation, type):
@@ -26,10 +26,10 @@ def members(annotation: Any) -> list[type[BaseModel]]:
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
     """Returns the models that a field allows."""
-    return _chosen(field.metadata) or members(field.annotation)
+    return _choice_classes(field.metadata) or members(field.annotation)
 
 
-def _chosen(metadata: Iterable[Any]) -> list[type[BaseModel]]:
+def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
     """Returns the classes of the part choices in an annotation's metadata."""
     return [model for entry in metadata if isinstance(entry, PartChoice) for model in entry.classes()]
 

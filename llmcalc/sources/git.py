@@ -97,12 +97,12 @@ def text_at(ref: str, path: Path) -> str | None:
             f"--git {ref}: {path.parent} is in no git repository; expected a file below a folder that holds a .git"
         )
     _require_its_own_repository(ref, root)
-    commit = _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    commit = _run_git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     if commit.code:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
     name = file.relative_to(root).as_posix()
     arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.out.decode().strip(), "--", name)
-    entry = _git(root, *arguments)
+    entry = _run_git(root, *arguments)
     if entry.code:
         raise InputError(f"{ref}:{path}: {entry.message}; expected a commit whose files are here (git fetch gets them)")
     if not entry.out:
@@ -115,7 +115,7 @@ def text_at(ref: str, path: Path) -> str | None:
     limit = largest_text(path)
     if int(size) > limit:
         raise NotAModelText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
-    content = _git(root, "cat-file", "blob", blob, limit=limit)
+    content = _run_git(root, "cat-file", "blob", blob, limit=limit)
     if content.code:
         raise InputError(f"{ref}:{path}: {content.message}; expected a file")
     try:
@@ -140,7 +140,7 @@ def _require_its_own_repository(ref: str, root: Path) -> None:
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
     """
-    answer = _git(root, "rev-parse", "--absolute-git-dir")
+    answer = _run_git(root, "rev-parse", "--absolute-git-dir")
     if answer.code:
         raise InputError(
             f"--git {ref}: {root}: {answer.message}; expected a repository that git opens (its setting safe.directory "
@@ -159,7 +159,7 @@ def _require_its_own_repository(ref: str, root: Path) -> None:
         raise InputError(f"--git {ref}: {root / '.git'}: git does not read it; expected the .git of a repository")
 
 
-def _git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
+def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
     """Runs git in a folder, for at most `LONGEST_SECONDS`. limit: bytes of an answer.
 
     Raises `InputError` if git is not installed, takes longer, or writes more.

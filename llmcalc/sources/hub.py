@@ -48,9 +48,9 @@ def fetch_config(target: str) -> Path:
     Raises `InputError`, with a fix, if the repository does not exist, is gated, or the network is not available, and
     for a file or a download that is too large or too slow.
     """
-    repo, revision = _split(target)
+    repo, revision = _split_target(target)
     with _hub_errors(target, "config.json"):
-        return _with_deadline(lambda deadline: _config(repo, revision), CONFIG_SECONDS)
+        return _with_deadline(lambda deadline: _config_path(repo, revision), CONFIG_SECONDS)
 
 
 def commit_of(target: str) -> str:
@@ -61,7 +61,7 @@ def commit_of(target: str) -> str:
     return fetch_config(target).parent.name
 
 
-def _config(repo: str, revision: str | None) -> Path:
+def _config_path(repo: str, revision: str | None) -> Path:
     """Returns the path of a repository's config. A config that is new in the cache gets the file beside it."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
@@ -81,9 +81,9 @@ def fetch_headers(target: str) -> Checkpoint:
 
     Raises `InputError` as `fetch_config` does.
     """
-    repo, revision = _split(target)
+    repo, revision = _split_target(target)
     with _hub_errors(target, "safetensors weights"):
-        return _with_deadline(lambda deadline: _headers(repo, revision, deadline), HEADERS_SECONDS)
+        return _with_deadline(lambda deadline: _fetch_tensors(repo, revision, deadline), HEADERS_SECONDS)
 
 
 def _with_deadline(work: Callable[[float], Result], seconds: float) -> Result:
@@ -131,11 +131,11 @@ def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
         if size is not None and size > limit:
             raise _LimitExceeded(f"{name} has {size:,} bytes; expected at most {limit:,}")
         if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:
-            options = {"tqdm_class": _counter(name, limit)}
+            options = {"tqdm_class": _limited_progress_bar(name, limit)}
     return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision, **options))
 
 
-def _counter(name: str, limit: int) -> type[Any]:
+def _limited_progress_bar(name: str, limit: int) -> type[Any]:
     """Returns a hidden progress bar that stops a download of more than `limit` bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -151,7 +151,7 @@ def _counter(name: str, limit: int) -> type[Any]:
     return Counter
 
 
-def _headers(repo: str, revision: str | None, deadline: float) -> Checkpoint:
+def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoint:
     """Fetches the tensors of a repository: of its single weights file, or of the files in its index."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
@@ -246,7 +246,7 @@ def _first_bytes(status: int, received_parts: Iterable[bytes], count: int, deadl
     return bytes(data[:count])
 
 
-def _split(target: str) -> tuple[str, str | None]:
+def _split_target(target: str) -> tuple[str, str | None]:
     repo, _, revision = target.partition("@")
     return repo, revision or None
 

@@ -30,14 +30,14 @@ def model_names() -> tuple[str, ...]:
 
 
 @cache
-def _text(name: str) -> str:
+def _preset_text(name: str) -> str:
     """Returns the text of a preset's file; cached, because it does not change during a run."""
     return read_text(presets_dir() / "models" / f"{name}.toml")
 
 
 def read_preset(name: str) -> dict[str, Any]:
     """Returns the description in the preset file of exactly this name; error messages use the name."""
-    return parse_toml(_text(name), name)
+    return parse_toml(_preset_text(name), name)
 
 
 @cache
@@ -73,7 +73,7 @@ def _with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
     """
     alias_pattern = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
     for name in model_names():
-        if alias_pattern.search(_text(name).lower()) and alias in map(
+        if alias_pattern.search(_preset_text(name).lower()) and alias in map(
             normalization, read_preset(name).get("aliases", ())
         ):
             return name

@@ -24,7 +24,7 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
             names.add(name)
             continue
         all_exact = False
-        matches = [n for n in model_names() if normalized(text) and normalized(text) in _spellings(n)]
+        matches = [n for n in model_names() if normalized(text) and normalized(text) in _all_spellings(n)]
         if not matches:
             suggestion = suggest(text, aliases() | {name: name for name in model_names()})
             raise InputError(f"no preset has '{text}' in its name.{suggestion} (llmcalc presets lists all)")
@@ -32,7 +32,7 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
     return sorted(names), all_exact
 
 
-def _spellings(name: str) -> str:
+def _all_spellings(name: str) -> str:
     """Returns all names of a preset, separated so that a text cannot match across two of them."""
     preset = load_preset(name)
     return "\n".join(normalized(text) for text in (name, preset.title, *preset.aliases))

@@ -172,7 +172,7 @@ def quantities(
         parameters=count.total,
         active=count.active,
         vocab_size=spec.vocab_size,
-        vocabulary_parameters=_vocabulary(count.tree),
+        vocabulary_parameters=_vocabulary_params(count.tree),
         shape=stack_shape(spec.main, spec.hidden_size),
         encoder=None if encoder is None else stack_shape(encoder, spec.hidden_size),
         forward_flops_per_token=flops(spec, workload).per_token,
@@ -181,7 +181,7 @@ def quantities(
     )
 
 
-def _vocabulary(tree: Node) -> int:
+def _vocabulary_params(tree: Node) -> int:
     return sum(place.times * place.own_cost(total_of) for place in tree.walk() if place.path in VOCABULARY_PATHS)
 
 
@@ -193,9 +193,9 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     groups = [(name, block, count) for name, block, count, _ in stack.groups() if count]
     block = max(groups, key=lambda group: group[2])[1]
     with_heads = [
-        (layer, sizes, count) for _, layer, count in groups if (sizes := _heads(layer, hidden_size)) is not None
+        (layer, sizes, count) for _, layer, count in groups if (sizes := _head_sizes(layer, hidden_size)) is not None
     ]
-    attending = [group for group in with_heads if _attends(group[0])] or with_heads
+    attending = [group for group in with_heads if _has_attention(group[0])] or with_heads
     attention_block, sizes, _ = max(attending, key=lambda group: group[2]) if attending else (None, None, 0)
     network = block.feed_forward
     return StackShape(
@@ -212,11 +212,11 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     )
 
 
-def _attends(layer: Layer) -> bool:
+def _has_attention(layer: Layer) -> bool:
     return isinstance(layer.attention, TokenMixer) and layer.attention.kind == "attention"
 
 
-def _heads(layer: Layer, width: int) -> HeadSizes | None:
+def _head_sizes(layer: Layer, width: int) -> HeadSizes | None:
     return layer.attention.heads(width) if isinstance(layer.attention, TokenMixer) else None
 
 

@@ -81,7 +81,7 @@ class Difference:
 def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bfloat16") -> Difference:
     """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
     figures: list[dict[str, Figure]] = [
-        {} if figure is None else _figures(figure, seq, dtype) for figure in (before, after)
+        {} if figure is None else _figures_of_model(figure, seq, dtype) for figure in (before, after)
     ]
     names = list(dict.fromkeys([*figures[1], *figures[0]]))
     quantities: list[Quantity] = []
@@ -95,13 +95,13 @@ def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bf
         after,
         seq,
         dtype,
-        tuple(_fields(before, after)),
+        tuple(_changed_fields(before, after)),
         tuple(quantities),
-        {name: tuple(_nodes(before, after, seq, dtype, name)) for name in COMPONENTS},
+        {name: tuple(_changed_nodes(before, after, seq, dtype, name)) for name in COMPONENTS},
     )
 
 
-def _figures(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
+def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     """Returns the counts of a model: quantity → (value, unit)."""
     count = params(preset.model)
     quantities: dict[str, Figure] = {
@@ -119,11 +119,11 @@ def _figures(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
         cache = kv(preset.model, seq=seq, dtype_name=dtype)
         quantities["KV cache per token"] = cache.bytes_per_token, "bytes"
         quantities["KV cache of a sequence"] = cache.bytes, "bytes"
-    quantities |= _memory(preset, seq, dtype)
+    quantities |= _device_bytes(preset, seq, dtype)
     return quantities
 
 
-def _memory(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
+def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     """Returns the bytes of one device's memory; empty if llmcalc has no kernel for a step of the model."""
     from ..device_memory.estimate import memory
     from ..device_memory.settings import Settings
@@ -139,7 +139,7 @@ def _memory(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
         return {}
 
 
-def _fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
+def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
     """Yields the fields that differ, by their path in a native description; None for a field that is not set."""
     if before is None or after is None:
         return
@@ -184,9 +184,9 @@ def _flatten_fields(table: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
             yield f"{prefix}{key}", value
 
 
-def _nodes(before: Preset | None, after: Preset | None, seq: int, dtype: str, name: str) -> list[Quantity]:
+def _changed_nodes(before: Preset | None, after: Preset | None, seq: int, dtype: str, name: str) -> list[Quantity]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
-    cost, unit = _cost(name, dtype)
+    cost, unit = _cost_of_quantity(name, dtype)
     old_costs, new_costs = (
         {} if preset is None else _by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
         for preset in (before, after)
@@ -202,7 +202,7 @@ COMPONENTS = ("parameters", "forward FLOPs", "KV cache")
 """Quantities that are compared by node."""
 
 
-def _cost(name: str, dtype: str) -> tuple[Cost, Unit]:
+def _cost_of_quantity(name: str, dtype: str) -> tuple[Cost, Unit]:
     """Returns the function that computes a node's quantity for one sequence, and the quantity's unit."""
     costs: dict[str, tuple[Cost, Unit]] = {
         "parameters": (total_of, "parameters"),

@@ -76,18 +76,18 @@ def locked_model(preset: Preset) -> Locked:
             "name": preset.name,
             "kind": spec.kind,
             "model_type": None if preset.config is None else preset.config.get("model_type"),
-            "revision": _revision(preset),
-            "sha256": _digest(preset),
+            "revision": _hub_revision(preset),
+            "sha256": _config_digest(preset),
             "params": {"total": count.total, "active": count.active, "embedding": count.embedding},
             "flops": {"seq": SEQUENCE, "full": forward.full, "causal": forward.causal},
-            "cache": _cache(preset),
-            "weights": _weights(preset),
+            "cache": _cache_bytes(preset),
+            "weights": _weight_bytes(preset),
             "statuses": {f"{part.kind} {part.name}": part.status for part in evidence_of_parts(spec)},
         },
     )
 
 
-def _digest(preset: Preset) -> str:
+def _config_digest(preset: Preset) -> str:
     """Returns the SHA-256 of a model's config (or description) as JSON with sorted keys and no spaces.
 
     A description has no fields with default values, so that its digest stays when a later version has more fields.
@@ -97,7 +97,7 @@ def _digest(preset: Preset) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _revision(preset: Preset) -> str | None:
+def _hub_revision(preset: Preset) -> str | None:
     """Returns the hub repository's commit from which the config was read; None for a preset or a file."""
     target = preset.target.removesuffix("?" + "&".join(preset.changes))
     hub_id = hub_id_of(target) or target
@@ -108,7 +108,7 @@ def _revision(preset: Preset) -> str | None:
     return commit_of(hub_id)
 
 
-def _cache(preset: Preset) -> dict[str, Any] | None:
+def _cache_bytes(preset: Preset) -> dict[str, Any] | None:
     """Returns the bytes of the bfloat16 cache at the model's usual context; None for an encoder, which has none."""
     if preset.model.kind == "encoder":
         return None
@@ -116,7 +116,7 @@ def _cache(preset: Preset) -> dict[str, Any] | None:
     return {"seq": size.workload.seq, "bytes_per_token": size.bytes_per_token, "bytes": size.bytes}
 
 
-def _weights(preset: Preset) -> dict[str, int | None]:
+def _weight_bytes(preset: Preset) -> dict[str, int | None]:
     """Returns the weights' bytes as published and by number format; None for formats that cannot store them."""
     published_memory = memory(preset.model, published=preset.dtype, config=preset.checkpoint)
     sizes: dict[str, int | None] = {"published": published_memory.weights}
@@ -131,7 +131,7 @@ def _weights(preset: Preset) -> dict[str, int | None]:
 
 def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[Change]:
     """Returns the values that differ between two entries, in the order of the newer entry."""
-    values_before, values_now = dict(_leaves(locked_entry)), dict(_leaves(current_entry))
+    values_before, values_now = dict(_nested_values(locked_entry)), dict(_nested_values(current_entry))
     target = str(current_entry["target"])
     return [
         Change(target, key, values_before.get(key), values_now.get(key))
@@ -140,10 +140,10 @@ def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]
     ]
 
 
-def _leaves(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _nested_values(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the values inside nested tables, each with its path of keys."""
     if isinstance(table, Mapping) and table:
         for key, item in table.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+            yield from _nested_values(item, f"{path}.{key}" if path else str(key))
     else:
         yield path, table

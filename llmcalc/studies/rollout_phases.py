@@ -78,9 +78,9 @@ class _Phases:
         tp = cluster.layout.tp
         self.vocab = -(-preset.model.vocab_size // tp)
         self.model = EngineRank(preset, cluster.layout, 0, with_towers=False)
-        self.engine = self._engine(hardware)
+        self.engine = self._engine_memory(hardware)
 
-    def _engine(self, hardware: Hardware) -> EngineMemory | None:
+    def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
         """Returns the engine's memory.
 
         Its budget is a share of the device, or of the memory that training leaves free.
@@ -89,7 +89,7 @@ class _Phases:
             return None
         record, version = engine_and_version(self.rollout.engine)
         if record.budgets_free_memory:
-            free_bytes = hardware.capacity_bytes - sum(term.bytes for term in self._between())
+            free_bytes = hardware.capacity_bytes - sum(term.bytes for term in self._bytes_between_passes())
             hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
             flags = read_values(record.title, record.known_flags(), self.rollout.flags)
@@ -100,42 +100,44 @@ class _Phases:
     def phases(self) -> list[RolloutPhase]:
         """The phases in their order."""
         names = {
-            "rollout": self._rollout,
+            "rollout": self._rollout_phase,
             "weight_transfer": self._weight_transfer,
             "log_probabilities": self._log_probabilities,
-            "update": self._update,
+            "update": self._update_phase,
         }
         left_out = () if self.engine is not None else ("rollout", "weight_transfer")
-        return [RolloutPhase(name, tuple(_present(terms()))) for name, terms in names.items() if name not in left_out]
+        return [
+            RolloutPhase(name, tuple(_present_terms(terms()))) for name, terms in names.items() if name not in left_out
+        ]
 
-    def _between(self) -> list[PhaseTerm]:
+    def _bytes_between_passes(self) -> list[PhaseTerm]:
         """Returns the bytes that training keeps on the device while none of its passes runs."""
-        return list(_present([*self._trained(()), *self._others(), self._context()]))
+        return list(_present_terms([*self._trained_states(()), *self._other_models(), self._context_term()]))
 
-    def _trained(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
+    def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
         """Yields states of the trained model. loaded_states: states that this phase loads from the host."""
         for kind in TRAINED:
             if kind not in self.rollout.offloaded or kind in loaded_states:
                 yield PhaseTerm(kind, self.states[kind], "source", self.rollout.source)
 
-    def _others(self) -> Iterator[PhaseTerm]:
+    def _other_models(self) -> Iterator[PhaseTerm]:
         """Yields the models beside the trained model that are always on the device."""
         if self.rollout.reference.place == "device":
-            yield self._reference()
+            yield self._reference_terms()
         if self.rollout.critic == "device":
-            yield self._critic()
+            yield self._critic_terms()
 
-    def _reference(self) -> PhaseTerm:
+    def _reference_terms(self) -> PhaseTerm:
         reference = self.rollout.reference
         parameters = self.cluster.memory.states.count.total
         size = parameters * reference.weight_bytes // reference.ranks
         return PhaseTerm("reference", size, "estimate", self.rollout.source)
 
-    def _critic(self) -> PhaseTerm:
+    def _critic_terms(self) -> PhaseTerm:
         states = sum(self.states.values())
         return PhaseTerm("critic", states, "estimate", f"as large as the trained model; {self.rollout.source}")
 
-    def _context(self) -> PhaseTerm:
+    def _context_term(self) -> PhaseTerm:
         processes = 2 if self.rollout.is_own_process and self.rollout.engine else 1
         return PhaseTerm("context", processes * self.context, "estimate", "the CUDA context of each process")
 
@@ -156,13 +158,13 @@ class _Phases:
             names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.is_own_process else [])]
         yield from self._engine_terms(*names)
 
-    def _rollout(self) -> Iterator[PhaseTerm]:
-        yield from self._between()
+    def _rollout_phase(self) -> Iterator[PhaseTerm]:
+        yield from self._bytes_between_passes()
         yield from self._engine_terms()
 
     def _weight_transfer(self) -> Iterator[PhaseTerm]:
         """Returns the phase in which the engine receives weights; an engine that sleeps in between has no cache yet."""
-        yield from self._between()
+        yield from self._bytes_between_passes()
         yield from self._idle_engine()
         if self.rollout.sleeps:
             yield from self._engine_terms("weights")
@@ -179,17 +181,17 @@ class _Phases:
     def _log_probabilities(self) -> Iterator[PhaseTerm]:
         """Returns the phase of passes without gradients: of the trained model, then of the reference and the critic."""
         rollout = self.rollout
-        yield from self._trained(("weights",))
-        yield from self._others()
+        yield from self._trained_states(("weights",))
+        yield from self._other_models()
         if rollout.reference.place == "host" and "weights" not in rollout.offloaded:
-            yield self._reference()
+            yield self._reference_terms()
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         rows = rollout.sequences * rollout.logit_tokens
         yield PhaseTerm("logits", rows * self.vocab * rollout.logit_bytes, "estimate", rollout.source)
         yield PhaseTerm("activations", self._layer_bytes(), "estimate", "the widest layer's vectors per token")
         yield from self._idle_engine()
-        yield self._context()
+        yield self._context_term()
 
     def _layer_bytes(self) -> int:
         """Returns the bytes of one layer's activations in a pass without gradients."""
@@ -201,18 +203,18 @@ class _Phases:
         rows = self.rollout.sequences * self.rollout.tokens
         return rows * element * (HIDDEN_VECTORS * self.model.hidden_size + widest)
 
-    def _update(self) -> Iterator[PhaseTerm]:
+    def _update_phase(self) -> Iterator[PhaseTerm]:
         """Returns the phase of the training step, with an idle engine. A critic is trained after the trained model."""
         device = self.device
         tensors = device.terms[0]
         for kind, size in device.by_kind.items():
             yield PhaseTerm(kind, size, tensors.status, tensors.witness)
         yield PhaseTerm("fragmentation", device.fragmentation, "estimate", "the caching allocator")
-        yield from self._others()
+        yield from self._other_models()
         yield from self._idle_engine()
-        yield self._context()
+        yield self._context_term()
 
 
-def _present(terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
+def _present_terms(terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
     """Returns the terms whose bytes are not 0."""
     return (term for term in terms if term.bytes > 0)

@@ -205,7 +205,7 @@ class TimedRun:
             entry["wait"] += run_count * line.wait
         for name, bound, seconds in self._parts_of_the_run():
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
-        nodes = [_node(path, kind, by_bound) for (path, kind), by_bound in sums.items()]
+        nodes = [_node_of_bounds(path, kind, by_bound) for (path, kind), by_bound in sums.items()]
         return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
@@ -233,7 +233,7 @@ class TimedRun:
         yield "server", "wait", self.parts.get("server", 0.0)
 
 
-def _node(path: str, kind: str, by_bound: dict[Bound, float]) -> Node:
+def _node_of_bounds(path: str, kind: str, by_bound: dict[Bound, float]) -> Node:
     seconds = sum(by_bound.values())
     bound = max(BOUNDS, key=by_bound.__getitem__)
     return Node(path, kind, seconds, bound, by_bound[bound] / seconds if seconds else 0.0, by_bound)
@@ -269,7 +269,7 @@ class TrainingTimes:
     """The seconds of training steps of one model in many layouts; equal parts are computed once."""
 
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
-        self.adapters: Adapters | None = _adapters(memory)
+        self.adapters: Adapters | None = _adapters_of_run(memory)
         self.memory: Memory = memory
         self.hardware: Hardware = hardware
         self.settings: TimeSettings = settings
@@ -320,7 +320,7 @@ class TrainingTimes:
         """Returns the timed run of a layout with all of its parts."""
         plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         part_seconds = {name: float(seconds) for name, seconds in step.parts.items()}
-        weights = [self._runs(step, plan, line) for line in step.priced.lines]
+        weights = [self._runs_of_line(step, plan, line) for line in step.priced.lines]
         waits, host = self._layer_waits(step, plan), self._host_waits(step, plan)
         total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True))
         total += waits + host
@@ -344,12 +344,12 @@ class TrainingTimes:
             tuple((float(weight), line) for weight, line in lines),
             hidden_host=host * scale,
             include=plan.include,
-            alternatives=dict(self._alternatives(layout, micro_batches)),
+            alternatives=dict(self._slower_settings(layout, micro_batches)),
             pricer=lambda device, stack: float(StepPrices(self.memory.spec, device, stack).step(plan).seconds),
         )
 
     @staticmethod
-    def _runs(step: Step, plan: StepPlan, line: Line) -> float:
+    def _runs_of_line(step: Step, plan: StepPlan, line: Line) -> float:
         """Returns how often a line runs in a micro-batch of all layers, with recomputation."""
         runs = 1.0
         if not line.backward and line.layer >= 0:
@@ -373,7 +373,7 @@ class TrainingTimes:
                 seconds += float(timed_pass.work.count(layer) * runs * wait)
         return seconds
 
-    def _alternatives(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
+    def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
         """Yields other settings that often slow runs, with the seconds that they would take."""
         plan, spec = self.plan(layout, micro_batches), self.memory.spec
         slower: list[tuple[str, Device, Stack, StepPlan]] = [
@@ -413,7 +413,7 @@ def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
     return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) / recompute.every, False
 
 
-def _adapters(memory: Memory) -> Adapters | None:
+def _adapters_of_run(memory: Memory) -> Adapters | None:
     """Returns the low-rank adapters of a run. Raises `InputError` for adapters whose time is not modelled."""
     low_rank = memory.states.adapters
     if low_rank is None:

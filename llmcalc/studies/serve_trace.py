@@ -110,13 +110,13 @@ def trace_times(server: Server, trace: Trace, steps: StepSeconds | None = None) 
     """
     step = server.range(1.0, "decode")
     steps = steps or steps_of(server, trace)
-    runs = [_served(server, trace, steps, float(scale)) for scale in (1.0, step.low, step.high)]
+    runs = [_serve_scaled(server, trace, steps, float(scale)) for scale in (1.0, step.low, step.high)]
     likely_run = runs[0]
     seconds = max(request.end for request in likely_run)
     in_server = sum(request.ttft + (request.tpot or 0.0) * (trace.mean_output - 1) for request in likely_run)
     return TraceTimes(
-        _percentiles([[request.ttft for request in run] for run in runs]),
-        _percentiles([_tpots(run) for run in runs]),
+        _percentiles_of_runs([[request.ttft for request in run] for run in runs]),
+        _percentiles_of_runs([_tpots_of_requests(run) for run in runs]),
         seconds,
         trace.output_tokens / seconds,
         in_server / seconds,
@@ -129,7 +129,7 @@ def steps_of(server: Server, trace: Trace) -> StepSeconds:
     return StepSeconds.of(server.replica, sequences, trace.longest, trace.mean_input)
 
 
-def _served(server: Server, trace: Trace, steps: StepSeconds, scale: float) -> list[ServedRequest]:
+def _serve_scaled(server: Server, trace: Trace, steps: StepSeconds, scale: float) -> list[ServedRequest]:
     return serve_trace(
         server.replica,
         steps,
@@ -142,16 +142,16 @@ def _served(server: Server, trace: Trace, steps: StepSeconds, scale: float) -> l
     )
 
 
-def _tpots(run: Sequence[ServedRequest]) -> list[float]:
+def _tpots_of_requests(run: Sequence[ServedRequest]) -> list[float]:
     return [request.tpot for request in run if request.tpot is not None]
 
 
-def _percentiles(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
+def _percentiles_of_runs(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
     """Returns each percentile for the likely, the fast and the slow run; 0 if no request has such a time."""
-    return {percent: Amount(*(_at(run, percent) for run in runs)) for percent in PERCENTILES}
+    return {percent: Amount(*(_percentile(run, percent) for run in runs)) for percent in PERCENTILES}
 
 
-def _at(seconds: Sequence[float], percent: int) -> float:
+def _percentile(seconds: Sequence[float], percent: int) -> float:
     """Returns a percentile of the requests' seconds; 0 without requests."""
     sorted_seconds = sorted(seconds) or [0.0]
     return sorted_seconds[min(len(sorted_seconds) - 1, len(sorted_seconds) * percent // 100)]
@@ -167,7 +167,7 @@ def sized_for_trace(
     steps = steps_of(server, trace)
 
     def broken(number: int) -> str:
-        return _broken(_served(server.with_replicas(number), trace, steps, 1.0), limits)
+        return _broken_reason(_serve_scaled(server.with_replicas(number), trace, steps, 1.0), limits)
 
     too_few_replicas, enough_replicas = 0, replicas or 1  # the former is too few
     reason = broken(enough_replicas)
@@ -181,10 +181,10 @@ def sized_for_trace(
     return sized_server, trace_times(sized_server, trace, steps), reason
 
 
-def _broken(run: Sequence[ServedRequest], limits: Limits) -> str:
+def _broken_reason(run: Sequence[ServedRequest], limits: Limits) -> str:
     """Returns why the requests' latencies exceed the limits; empty if they do not."""
     ttfts = [request.ttft for request in run]
-    for name, limit, seconds in (("tpot", limits.tpot, _tpots(run)), ("ttft", limits.ttft, ttfts)):
-        if limit is not None and _at(seconds, LIMIT_PERCENTILE) > limit:
+    for name, limit, seconds in (("tpot", limits.tpot, _tpots_of_requests(run)), ("ttft", limits.ttft, ttfts)):
+        if limit is not None and _percentile(seconds, LIMIT_PERCENTILE) > limit:
             return f"{name.upper()} of one request in ten above --{name}"
     return ""

@@ -106,11 +106,13 @@ class SizesRequest:
 
     def candidates(self, experts: int) -> Iterator[LayoutSizes]:
         """Yields a replica's possible layouts, the fewest devices first. experts: per layer; 0 for a dense model."""
-        for sizes in sorted(self._tried(experts), key=lambda sizes: (sizes.devices, sizes.pp, sizes.dp, sizes.ep)):
+        for sizes in sorted(
+            self._sizes_to_try(experts), key=lambda sizes: (sizes.devices, sizes.pp, sizes.dp, sizes.ep)
+        ):
             if self.devices is None or self.devices % sizes.devices == 0:
                 yield sizes
 
-    def _tried(self, experts: int) -> Iterator[LayoutSizes]:
+    def _sizes_to_try(self, experts: int) -> Iterator[LayoutSizes]:
         if self.states_layout:
             tp, ep = self.tp or 1, self.ep or 1
             attention = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
@@ -310,7 +312,7 @@ class ServeStudy:
     def answer(self) -> Servers:
         """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
         why_not: Counter[str] = Counter()
-        fitting_servers = list(self._fitting(why_not))
+        fitting_servers = list(self._fitting_servers(why_not))
         if not fitting_servers and not why_not:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         servers: list[Server] = []
@@ -319,7 +321,7 @@ class ServeStudy:
         traces: list[TraceTimes] = []
         for server in fitting_servers:
             if self.trace is None:
-                sized_server, point, reason = self._sized(server)
+                sized_server, point, reason = self._sized_server(server)
             else:
                 sized_server, trace_times, reason = sized_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.limits
@@ -337,14 +339,14 @@ class ServeStudy:
             tuple(servers),
             tuple(curves),
             tuple(at_limits),
-            _front(curves),
-            _cheapest(at_limits, keeps_limits, traces),
+            _pareto_front(curves),
+            _cheapest_index(at_limits, keeps_limits, traces),
             dict(why_not),
             tuple(keeps_limits),
             tuple(traces),
         )
 
-    def _fitting(self, why_not: Counter[str]) -> Iterator[Server]:
+    def _fitting_servers(self, why_not: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every layout that fits; counts the reasons why others do not fit."""
         experts = routed_experts(self.preset.model)
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
@@ -361,13 +363,13 @@ class ServeStudy:
                 continue
             for quantize, kv_dtype in self.runs:
                 try:
-                    yield self._server(sizes, sizes.layout(layers), flags, quantize, kv_dtype)
+                    yield self._replica_server(sizes, sizes.layout(layers), flags, quantize, kv_dtype)
                 except ImpossibleLayout:
                     why_not["the layout does not divide the model"] += 1
                 except DoesNotFit as reason:
                     why_not[str(reason)] += 1
 
-    def _server(
+    def _replica_server(
         self, sizes: LayoutSizes, layout: Layout, flags: dict[str, object], quantize: str | None, kv_dtype: str | None
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
@@ -405,7 +407,7 @@ class ServeStudy:
         most_requests = max(1, min(capacity, at_once)) * sizes.dp
         return Server(sizes, quantize, kv_dtype, replica, memory, most_requests, price=self.price)
 
-    def _sized(self, server: Server) -> tuple[Server, Point | None, str]:
+    def _sized_server(self, server: Server) -> tuple[Server, Point | None, str]:
         """Returns the server with its replicas, its point within the limits at the load, and why there is none.
 
         Without a load it is the largest one that keeps the limits.
@@ -439,7 +441,7 @@ class ServeStudy:
         return sized_server, point, self.limits.broken_by(point.load)
 
 
-def _cheapest(
+def _cheapest_index(
     points: Sequence[Point | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
 ) -> Chosen | None:
     """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
@@ -478,7 +480,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     return {flag.field: word}
 
 
-def _front(curves: Sequence[Sequence[Point]]) -> tuple[tuple[int, int], ...]:
+def _pareto_front(curves: Sequence[Sequence[Point]]) -> tuple[tuple[int, int], ...]:
     """Returns the Pareto front: points that no other point beats in both TPOT and tokens per second of a device."""
     points = [(index, point) for index, curve in enumerate(curves) for point in curve]
     points.sort(key=lambda item: (float(item[1].tpot.estimate), -item[1].per_device))

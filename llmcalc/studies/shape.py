@@ -82,11 +82,11 @@ class Family:
     head_divisor: int = 1
     unit: int = UNIT
 
-    def _blocks(self) -> list[Layer]:
+    def _distinct_blocks(self) -> list[Layer]:
         return [self.spec.main.block, *self.spec.main.variants.values()]
 
     def _own_heads(self) -> list[HeadSizes]:
-        mixers = [block.attention for block in self._blocks() if isinstance(block.attention, TokenMixer)]
+        mixers = [block.attention for block in self._distinct_blocks() if isinstance(block.attention, TokenMixer)]
         return [sizes for mixer in mixers if (sizes := mixer.heads(self.spec.hidden_size)) is not None]
 
     @property
@@ -97,13 +97,13 @@ class Family:
     @property
     def step(self) -> int:
         """The number of which hidden sizes are multiples, so that head counts are integers; at least `unit`."""
-        shares = [share for sizes in self._own_heads() for share in self._shares(sizes)[:2] if share is not None]
+        shares = [share for sizes in self._own_heads() for share in self._head_shares(sizes)[:2] if share is not None]
         step = math.lcm(*(share.denominator for share in shares))
         while step < self.unit:
             step *= 2
         return step
 
-    def _shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
+    def _head_shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
         h, a, k, d = self.spec.hidden_size, sizes.heads, sizes.kv_heads, sizes.head_dim
         size = (self.head_dim or d) // self.head_divisor
@@ -132,18 +132,18 @@ class Family:
     def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
         """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `step`."""
         stack = self.spec.main
-        blocks = {name: self._scaled(block, hidden_size) for name, block in stack.variants.items()}
+        blocks = {name: self._scaled_block(block, hidden_size) for name, block in stack.variants.items()}
         changes = {
             "num_hidden_layers": num_hidden_layers,
-            "block": self._scaled(stack.block, hidden_size),
+            "block": self._scaled_block(stack.block, hidden_size),
             "variants": blocks,
         }
         return self.spec.model_copy(update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changes)})
 
-    def _scaled(self, block: Layer, h: Number) -> Layer:
+    def _scaled_block(self, block: Layer, h: Number) -> Layer:
         def heads(sizes: HeadSizes) -> HeadSizes:
-            share, kv_share, size = self._shares(sizes)
-            return HeadSizes(_share(h, share), 1 if kv_share is None else _share(h, kv_share), size)
+            share, kv_share, size = self._head_shares(sizes)
+            return HeadSizes(_share_of_width(h, share), 1 if kv_share is None else _share_of_width(h, kv_share), size)
 
         return block.scaled(self.spec.hidden_size, heads, lambda width: self._scaled_width(width, h))
 
@@ -159,7 +159,7 @@ class Family:
         return floor_div(2 * ratio.numerator * h + ratio.denominator * unit, divisor) * unit
 
 
-def _share(h: Number, share: Fraction) -> Number:
+def _share_of_width(h: Number, share: Fraction) -> Number:
     return exact_div(h * share.numerator, share.denominator)
 
 
@@ -359,7 +359,7 @@ def study(
         raise InputError(_nothing_found(members, budget, percent))
     spread_sizes = spread(sizes, rows, target_size)
     shapes = tuple(
-        _shape(members, size, budget, size == target_size, seq, dtype)
+        _shape_of_size(members, size, budget, size == target_size, seq, dtype)
         for size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
     return Study(members, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
@@ -398,7 +398,7 @@ def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: b
     return members
 
 
-def _bisect(condition: Callable[[int], bool], low: int, high: int) -> int:
+def _bisect_condition(condition: Callable[[int], bool], low: int, high: int) -> int:
     """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if none below does.
 
     The condition must be monotonic: if a number satisfies it, all larger numbers do.
@@ -412,7 +412,7 @@ def _bisect(condition: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _depths(members: Family, h: int) -> tuple[int, int]:
+def _depth_range(members: Family, h: int) -> tuple[int, int]:
     """Returns the (smallest, largest) depth with h/L in range; smallest > largest if there is none."""
     return max(members.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
 
@@ -430,15 +430,15 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
         return budget.cost_of(members.at(i * step, depth))
 
     def deep_enough(i: int) -> bool:
-        shallowest_depth, deepest_depth = _depths(members, i * step)
+        shallowest_depth, deepest_depth = _depth_range(members, i * step)
         return shallowest_depth <= deepest_depth and cost_at(i, deepest_depth) >= lowest_cost
 
     def too_wide(i: int) -> bool:
-        return bool(cost_at(i, _depths(members, i * step)[0]) > highest_cost)
+        return bool(cost_at(i, _depth_range(members, i * step)[0]) > highest_cost)
 
     end_step = LARGEST_WIDTH // step + 1
-    narrowest_index = _bisect(deep_enough, 1, end_step)
-    return range(narrowest_index * step, _bisect(too_wide, narrowest_index, end_step) * step, step)
+    narrowest_index = _bisect_condition(deep_enough, 1, end_step)
+    return range(narrowest_index * step, _bisect_condition(too_wide, narrowest_index, end_step) * step, step)
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
@@ -482,7 +482,7 @@ def search(
 
     sizes, exact_tolerance = [], Fraction(tolerance)
     for h in _spaced_widths(allowed_widths(members, budget, tolerance), most_widths):
-        depth = nearest_depth(partial(cost, h), budget.value, *_depths(members, h))
+        depth = nearest_depth(partial(cost, h), budget.value, *_depth_range(members, h))
         if abs(cost(h, depth) - budget.value) <= exact_tolerance * budget.value:
             sizes.append((h, depth))
     return sizes, len(costs)
@@ -514,7 +514,7 @@ def spread(sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None
     return [sorted_sizes[i] for i in sorted(selected_indices)]
 
 
-def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str) -> Shape:
+def _shape_of_size(members: Family, size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str) -> Shape:
     h, layers = size
     spec = members.at(h, layers)
     count = params(spec)

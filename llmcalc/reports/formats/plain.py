@@ -48,7 +48,7 @@ def csv(report: Report, out: IO[str]) -> None:
     writer.writerow([_no_formula(key) for key in (keys if has_targets else [TARGET, *keys])])
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == keys:
-            for cells in _cells(table):
+            for cells in _rows_with_parents(table):
                 writer.writerow([_no_formula(cell) for cell in (cells if has_targets else [table.target, *cells])])
 
 
@@ -89,7 +89,7 @@ def records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
             key: float(value) if i in with_fractions and isinstance(value, int) else value
             for i, (key, value) in enumerate(zip(keys, cells, strict=True))
         }
-        for cells in _cells(table)
+        for cells in _rows_with_parents(table)
     ]
     cleaned_rows = [{key: None if value == "" else value for key, value in row.items()} for row in rows]
     return cleaned_rows if keys[0] == TARGET else [{TARGET: table.target, **row} for row in cleaned_rows]
@@ -114,7 +114,7 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
         name, cells = WITHIN.join(names), row.cells[1:]
         if part_rows:
             cells = [
-                _rest(cell, [part_row.cells[column] for part_row in part_rows])
+                _without_parts(cell, [part_row.cells[column] for part_row in part_rows])
                 for column, cell in enumerate(row.cells[1:], 1)
             ]
             numbers = [cell for cell in cells if isinstance(cell, int | float)]
@@ -125,7 +125,7 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
     return leaves
 
 
-def _rest(cell: Any, part_cells: Sequence[Any]) -> Any:
+def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
     """Returns a number minus the sum of its parts; another cell's value unchanged."""
     numbers = [_raw_value(part_cell) for part_cell in part_cells]
     value = _raw_value(cell)
@@ -134,7 +134,7 @@ def _rest(cell: Any, part_cells: Sequence[Any]) -> Any:
     return value - sum(number for number in numbers if isinstance(number, int | float))
 
 
-def _cells(table: Table) -> Iterator[list[Any]]:
+def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
     """Yields the rows; a nested row's first cell begins with the names of its parents: `layers / mlp`."""
     parent_names: list[str] = []
     for row in table.rows:
@@ -176,7 +176,7 @@ def _markdown_table(table: Table, out: IO[str]) -> None:
         cell_texts[0] = "&nbsp;" * 2 * row.depth + cell_texts[0]
         out.write("| " + " | ".join(cell_texts) + " |\n")
     for note in table.notes:
-        out.write(f"\n{_paragraph(note)}\n")
+        out.write(f"\n{_note_paragraph(note)}\n")
 
 
 APART = "&#8203;"
@@ -218,7 +218,7 @@ ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&+,;=%-]+)")
 """A web address without characters that could end a link or begin another."""
 
 
-def _paragraph(note: str) -> str:
+def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `Linked` note stay links."""
     segments = ADDRESS.split(note.lstrip()) if isinstance(note, Linked) else [note.lstrip()]
     paragraph = "".join(segment if i % 2 else escaped(segment) for i, segment in enumerate(segments))

@@ -28,16 +28,16 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
     for i, table in enumerate(pipe.with_fitting_bars(report.tables, console.width)):
         if i:
             console.print()
-        _heading(console, table)
+        _print_heading(console, table)
         if table.rows:
-            _rows(console, table)
+            _print_rows(console, table)
         if table.notes and table.rows:
             console.print()
         for note in table.notes:
-            _indented(console, note, hang=pipe.INDENT)
+            _print_indented(console, note, hang=pipe.INDENT)
 
 
-def _heading(console: Console, table: Table) -> None:
+def _print_heading(console: Console, table: Table) -> None:
     """Prints the heading, with the aside on the same line if there is room."""
     from rich.text import Text
 
@@ -49,27 +49,27 @@ def _heading(console: Console, table: Table) -> None:
         title.append("   " + table.aside, style="not bold dim")
     console.print(title)
     if table.aside and not fits_on_line:
-        _indented(console, table.aside)
+        _print_indented(console, table.aside)
 
 
-def _indented(console: Console, text: str, hang: str = "") -> None:
+def _print_indented(console: Console, text: str, hang: str = "") -> None:
     from rich.text import Text
 
     for line in pipe.indented(text, console.width, hang):
         console.print(Text(line, style="dim"), soft_wrap=True)  # the terminal breaks longer lines: a link stays whole
 
 
-def _rows(console: Console, table: Table) -> None:
+def _print_rows(console: Console, table: Table) -> None:
     from rich.padding import Padding
 
-    grid = Padding(_grid(table), (0, 0, 0, 2), expand=False)
+    grid = Padding(_table_grid(table), (0, 0, 0, 2), expand=False)
     width, needed_width = console.width, console.measure(grid, options=console.options.update(max_width=10_000)).minimum
     console.width = max(width, needed_width)  # rich would cut numbers at the edge; the terminal breaks the line
     console.print(grid)
     console.width = width
 
 
-def _grid(table: Table) -> RichTable:
+def _table_grid(table: Table) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text

@@ -118,7 +118,7 @@ class Elementwise(Views):
 
         def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             exceeds_minimum = self.compare(x)
-            return (self._chosen(g, exceeds_minimum),)
+            return (self._gradient_where(g, exceeds_minimum),)
 
         return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
 
@@ -168,7 +168,7 @@ class Elementwise(Views):
         """Selects elements of a where the condition holds, otherwise of b."""
 
         def backward(g: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
-            return tuple(self._chosen(g, condition) if needs_grad else None for needs_grad in needs_input_grad)
+            return tuple(self._gradient_where(g, condition) if needs_grad else None for needs_grad in needs_input_grad)
 
         return record(
             self.graph,
@@ -179,7 +179,7 @@ class Elementwise(Views):
             condition,
         )
 
-    def _chosen(self, g: Tensor, condition: Tensor) -> Tensor:
+    def _gradient_where(self, g: Tensor, condition: Tensor) -> Tensor:
         """Returns the gradient where the condition holds, and elsewhere zeros from a separate tensor."""
         zero = self.graph.new((), g.dtype)
         return self.like(g, condition, zero, dtype=g.dtype)
@@ -191,16 +191,16 @@ class Elementwise(Views):
 
     # --- reductions --------------------------------------------------------------------------------------------------
 
-    def _reduced(self, x: Tensor, axis: int, keep: bool) -> Shape:
+    def _reduce_axis(self, x: Tensor, axis: int, keep: bool) -> Shape:
         axis = axis % len(x.shape)
         return (*x.shape[:axis], *((1,) if keep else ()), *x.shape[axis + 1 :])
 
     def mean(self, x: Tensor, axis: int = -1, keep: bool = True) -> Tensor:
-        out, input_shape = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
+        out, input_shape = self.graph.new(self._reduce_axis(x, axis, keep), x.dtype), x.shape
         return record(self.graph, "mean", (x,), out, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def sum(self, x: Tensor, axis: int = -1, keep: bool = False) -> Tensor:
-        out, input_shape = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
+        out, input_shape = self.graph.new(self._reduce_axis(x, axis, keep), x.dtype), x.shape
         axis = axis % len(input_shape)
 
         def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:

@@ -166,7 +166,7 @@ class Merger:
             return
         lse = half(t, self.lse) if is_partial else self.lse
         out = half(t, self.out) if is_partial else self.out
-        out = t.like(out, self._weigh(out, lse, block_out, block_lse))
+        out = t.like(out, self._merge_weights(out, lse, block_out, block_lse))
         lse = t.like(lse, t.like(t.like(lse, block_lse)))
         if is_partial:
             self.lse = partial_update(t, self.lse)
@@ -174,7 +174,7 @@ class Merger:
         else:
             self.lse, self.out = lse, out
 
-    def _weigh(self, out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
+    def _merge_weights(self, out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
         t = self.t
         weight = t.like(t.like(block_lse, lse))
         return t.like(weight, t.like(out, block_out))
@@ -227,12 +227,12 @@ class Kernels:
                 q, _k, _v, is_partial = query, half(t, key), half(t, value), False
             else:
                 q, _k, _v, is_partial = half(t, query), key, value, True
-            out, logsumexp, *other_outputs = self._op(q)
+            out, logsumexp, *other_outputs = self._flash_forward(q)
             sdpa_merger.step(out, logsumexp, is_partial)
         seed, offset = other_outputs
         return *sdpa_merger.results(), seed, offset
 
-    def _op(self, q: Tensor) -> list[Tensor]:
+    def _flash_forward(self, q: Tensor) -> list[Tensor]:
         """Runs `_scaled_dot_product_flash_attention`."""
         allocate = self.graph.new
         out = allocate(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
@@ -259,7 +259,7 @@ class Kernels:
             elif i <= rank:
                 q, k, v, _lse = query, half(t, key), half(t, value), logsumexp
             else:
-                q, k, v, _lse = half(t, query), key, value, self._half(logsumexp)
+                q, k, v, _lse = half(t, query), key, value, self._second_half(logsumexp)
             _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
             if i > 0:
                 next_grad_kv = dkv_rotater.next_buffer(grad_key)
@@ -284,7 +284,7 @@ class Kernels:
             del fp32_query_gradient, logsumexp
         return gradients
 
-    def _half(self, logsumexp: Tensor) -> Tensor:
+    def _second_half(self, logsumexp: Tensor) -> Tensor:
         """Copies the second half of the logsumexp."""
         return self.t.contiguous(self.t.slice(logsumexp, logsumexp.shape[ROWS] // CHUNKS, ROWS))
 

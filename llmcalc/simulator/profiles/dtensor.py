@@ -245,10 +245,10 @@ class Divided(Eager):
 
     def step(self, step: Step) -> None:
         if step.weight is not None and step.ins and is_divided(step.outs[0].axes) and not self.missing(step.ins[0]):
-            self._enter(step)
+            self._enter_parallel_region(step)
         super().step(step)
 
-    def _enter(self, step: Step) -> None:
+    def _enter_parallel_region(self, step: Step) -> None:
         """Adds the gradients of all products that read x, and then sums them over ranks (`PrepareModuleInput`)."""
         value = step.ins[0]
         if is_divided(value.axes):
@@ -307,7 +307,7 @@ class Divided(Eager):
         """Runs a published module between the gathering of its input and the reduction of its output."""
         for step in module_steps(scope):
             if step.weight is not None and step.ins[:1] == (scope.reads,) and is_divided(step.outs[0].axes):
-                self._enter(step)
+                self._enter_parallel_region(step)
 
         def summed(steps: Steps, x: Tensor) -> Tensor:
             self.recurrence = recurrence = Recurrence(steps.all[-1])

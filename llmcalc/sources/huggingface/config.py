@@ -159,13 +159,13 @@ class Config:
 
     def size(self, *names: str) -> int:
         """Returns a positive integer. Numbers of layers and experts are bounded by `MOST`."""
-        return self._integer(names, 1, "a positive whole number")
+        return self._read_integer(names, 1, "a positive whole number")
 
     def count(self, *names: str) -> int:
         """Returns an integer that may be 0."""
-        return self._integer(names, 0, "a whole number, 0 or more")
+        return self._read_integer(names, 0, "a whole number, 0 or more")
 
-    def _integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
+    def _read_integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
         value, maximum = self.get(*names), MOST.get(names[0], LARGEST)
         if not is_whole(value) or not minimum <= value <= maximum:
             raise self.wrong(
@@ -264,7 +264,7 @@ class Config:
             usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
         } - self.unread
         parent.unknown += [
-            Unknown(f"{self.where}{name}", value, self._corrected_name(name), self._restates(name, value))
+            Unknown(f"{self.where}{name}", value, self._corrected_name(name), self._restates_field(name, value))
             for name, value in sorted(self.data.items())
             if name not in known_fields and not name.startswith("_")
         ]
@@ -278,7 +278,7 @@ class Config:
         unset = sorted(field for field in tuple(self.fields_read) if not self.has(field))
         return near_to(name, unset)
 
-    def _restates(self, name: str, value: Any) -> bool:
+    def _restates_field(self, name: str, value: Any) -> bool:
         """Whether a field that was read has the same value, and a name that shares a word with this field's name."""
         words = words_of(name)
         return any(

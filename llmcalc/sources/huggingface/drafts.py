@@ -69,17 +69,17 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         projector = projector.get("projector_type") if isinstance(projector, dict) else None
         kind = projector if projector in ("dspark", "domino") else kind
     if kind:
-        return _flattened(config, kind), []
+        return _flattened_config(config, kind), []
     _require_whole(config, name)
     if _is_eagle(config):
-        return _flattened(config, "eagle"), [
+        return _flattened_config(config, "eagle"), [
             f"num_hidden_layers: 1 layer of hidden_size {config['hidden_size']}; read as a draft of EAGLE, whose "
             "configs are such (of a Llama cut to one layer, give its whole config with --set num_hidden_layers=1)"
         ]
     return config, []
 
 
-def _flattened(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _flattened_config(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Returns a draft's config with the fields of its tables at the top level, where existing fields take precedence.
 
     The class's name, which says nothing of its head, is left out.

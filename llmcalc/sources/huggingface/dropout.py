@@ -59,11 +59,11 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    places = {place: _probability(config, name, family) for place, name in family.dropout.places.items()}
+    places = {place: _read_probability(config, name, family) for place, name in family.dropout.places.items()}
     return {"dropout": places} if any(places.values()) or set(places) != {"attention"} else {}
 
 
-def _probability(config: Config, name: str, family: Family) -> float:
+def _read_probability(config: Config, name: str, family: Family) -> float:
     """Returns the probability in a field; null means 0, as in transformers."""
     config.fields_read.add(name)
     value = config.data.get(name, family.dropout.defaults.get(name, 0.0))

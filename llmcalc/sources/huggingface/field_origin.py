@@ -43,7 +43,7 @@ def _with_fields(value: Any, fields: frozenset[str]) -> Any:
     return tracked_number
 
 
-def _calculated(cls: type, name: str) -> Callable[[Any, Any], Any]:
+def _tracked_operation(cls: type, name: str) -> Callable[[Any, Any], Any]:
     def calculate(self: Any, operand: Any) -> Any:
         value = getattr(cls, name)(self, operand)
         if value is NotImplemented and isinstance(operand, float):
@@ -56,7 +56,7 @@ def _calculated(cls: type, name: str) -> Callable[[Any, Any], Any]:
 for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
     for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
         for _side in ("", "r"):
-            setattr(_tracked_type, f"__{_side}{_name}__", _calculated(_plain, f"__{_side}{_name}__"))
+            setattr(_tracked_type, f"__{_side}{_name}__", _tracked_operation(_plain, f"__{_side}{_name}__"))
 
 
 def fields_behind(config: Mapping[str, Any], message: str) -> str:
@@ -70,7 +70,7 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
         if family.read is None:
             return ""
         tracked_config = {
-            name: value if name in IRRELEVANT else _tracked(value, name) for name, value in text_config.items()
+            name: value if name in IRRELEVANT else _tracked_value(value, name) for name, value in text_config.items()
         }
         description = family.read(config_of(tracked_config, kind, family, head_of(config), prefix))
     except InputError:  # a .toml may have another value under that name
@@ -86,12 +86,12 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
     return f" (in the config: {', '.join(prefix + path for path in config_paths)})" if config_paths else ""
 
 
-def _tracked(value: Any, path: str) -> Any:
+def _tracked_value(value: Any, path: str) -> Any:
     """Returns a config value whose numbers carry their path in the config."""
     if isinstance(value, dict):
-        return {name: _tracked(element, f"{path}.{name}") for name, element in value.items()}
+        return {name: _tracked_value(element, f"{path}.{name}") for name, element in value.items()}
     if isinstance(value, list):
-        return [_tracked(item, path) for item in value]
+        return [_tracked_value(item, path) for item in value]
     return _with_fields(value, frozenset({path}))
 
 

@@ -327,13 +327,13 @@ def layer_pattern(names: list[str]) -> Table:
     shortest_pattern: tuple[list[str], list[str]] = (names, names[-1:])
     for start in range(min(len(names), 8)):
         repeated_names = names[start:]
-        period = _period(repeated_names)
+        period = _shortest_period(repeated_names)
         if period <= len(repeated_names) // 2 and start + period < len(shortest_pattern[0]) + len(shortest_pattern[1]):
             shortest_pattern = (names[:start], repeated_names[:period])
     return {"first_layers": shortest_pattern[0], "pattern": shortest_pattern[1]}
 
 
-def _period(names: list[str]) -> int:
+def _shortest_period(names: list[str]) -> int:
     """Returns the smallest p with `names[i] == names[i % p]` for all i, in linear time (Knuth, Morris, Pratt 1977)."""
     border = [0] * len(names)  # length of the longest proper suffix of names[: i + 1] that is also a prefix
     for i in range(1, len(names)):

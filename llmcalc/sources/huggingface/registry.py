@@ -306,7 +306,13 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
     if family.generates:
         architectures = {"architectures": []}
-    fields = {**architectures, **family.filled, **section, **_tying_field(family, data), **_passed(family, data)}
+    fields = {
+        **architectures,
+        **family.filled,
+        **section,
+        **_tying_field(family, data),
+        **_fields_from_wrapper(family, data),
+    }
     if family.decodes:
         fields["architectures"] = [causal_class(text_type, f"{name}.", data)]
     if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
@@ -327,7 +333,7 @@ def causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
     return name
 
 
-def _passed(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_from_wrapper(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the text model's fields that the wrapper's class takes from other sections of its config."""
     fields: dict[str, Any] = {}
     for name, (section, field, default) in family.passed.items():

@@ -43,7 +43,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     """
     facts, spec_values = Facts(spec, FIELDS), canonical(spec)
     other_configs: list[tuple[str, dict[str, Any]]] = []
-    for kind, family in _families(facts):
+    for kind, family in _possible_families(facts):
         for name in class_names(kind, spec):
             config = wrapped(_candidate_config(kind, family, name, facts), spec)
             config_spec = _read_back(config)
@@ -54,11 +54,12 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
                 return config
             other_configs.append((config["architectures"][0], class_values))
     raise InputError(
-        "no transformers class is known here that computes this architecture" + _nearest(spec_values, other_configs)
+        "no transformers class is known here that computes this architecture"
+        + _nearest_class(spec_values, other_configs)
     )
 
 
-def _nearest(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:
+def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:
     """Returns, for a message, the class that differs least from the spec, and its first difference.
 
     other_configs: (name of a class, what it computes in canonical form).
@@ -75,7 +76,7 @@ def _nearest(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[st
     return _nearest_text(nearest_config)
 
 
-def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
+def _possible_families(facts: Facts) -> Iterator[tuple[str, Family]]:
     """Yields the families that have a `transformers` class, the likely families first."""
     unlikely: list[tuple[str, Family]] = []
     for kind in FILE_OF:
@@ -94,11 +95,12 @@ def _is_likely(family: Family, facts: Facts) -> bool:
     names = [USUAL.get(name, name) for name in family.defaults]
     default_activations = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
     return ("num_experts" in names) == bool(facts.with_experts()) and (
-        not default_activations or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation(facts)
+        not default_activations
+        or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(facts)
     )
 
 
-def _activation(facts: Facts) -> str | None:
+def _activation_of(facts: Facts) -> str | None:
     try:
         act: str = FIELDS["hidden_act"](facts)
     except NOT_THERE:
@@ -109,9 +111,9 @@ def _activation(facts: Facts) -> str | None:
 def _candidate_config(kind: str, family: Family, name: str, facts: Facts) -> dict[str, Any]:
     """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
     config: dict[str, Any] = {"model_type": kind, "architectures": [name]}
-    _fill(config, family, facts, [*family.defaults, *family.writes])
+    _fill_fields(config, family, facts, [*family.defaults, *family.writes])
     read_fields = _fields_read(family, config)
-    _fill(config, family, facts, [field for field in ALSO if field in read_fields])
+    _fill_fields(config, family, facts, [field for field in ALSO if field in read_fields])
     return config | _dropout_fields(family, facts.spec)
 
 
@@ -123,12 +125,12 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     return {field: value for field, value in fields.items() if value != family.dropout.defaults.get(field, 0.0)}
 
 
-def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str]) -> None:
+def _fill_fields(config: dict[str, Any], family: Family, facts: Facts, fields: list[str]) -> None:
     """Sets each field that has a value in the spec, except a null that is the class's default."""
     other_names = {} if family.spelled_as_read else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:
-            value = _value(family, field, facts)
+            value = _value_of_field(family, field, facts)
         except NOT_THERE:
             continue
         default = family.defaults.get(field)
@@ -145,7 +147,7 @@ def _same_activation(value: Any, default: Any) -> bool:
     )
 
 
-def _value(family: Family, field: str, facts: Facts) -> Any:
+def _value_of_field(family: Family, field: str, facts: Facts) -> Any:
     """Returns a field's value: by the family's rule, by another name of the field, or by its name in the spec."""
     usual_name = {alias: name for name, alias in family.aliases.items()}.get(field, field)
     names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
@@ -191,10 +193,12 @@ def _nearest_text(nearest_config: tuple[tuple[int, int], str, Difference] | None
         return ""
     _, name, (path, spec_value, class_value) = nearest_config
     hint = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
-    return f"; nearest is {name}, which has {_shown(class_value)} where {path} is {_shown(spec_value)}{hint}"
+    return (
+        f"; nearest is {name}, which has {_shown_value(class_value)} where {path} is {_shown_value(spec_value)}{hint}"
+    )
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     if isinstance(value, dict | list):
         return "others" if isinstance(value, list) else f"'{value.get('type', 'given')}'"
     return "none" if value is None else json.dumps(value)

@@ -21,7 +21,7 @@ CAUSAL = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 def class_names(kind: str, spec: ModelSpec) -> list[str]:
     """Returns the classes of a model type with the output head of this spec, the likeliest first."""
     names = classes().get(kind, [])
-    return [name for ending in _endings(names, spec) for name in _ending_with(names, ending)]
+    return [name for ending in _class_endings(names, spec) for name in _ending_with(names, ending)]
 
 
 def wrapper_names(kind: str, without_head: bool) -> list[str]:
@@ -34,7 +34,7 @@ def _ending_with(names: list[str], ending: str | tuple[str, ...]) -> list[str]:
     return [name for name in names if name.endswith(ending)]
 
 
-def _endings(names: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
+def _class_endings(names: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
     if isinstance(spec.head, Classifier):
         return ["ForSequenceClassification", "ForTokenClassification", "ForPreTraining"]
     if isinstance(spec.head, LMHead):

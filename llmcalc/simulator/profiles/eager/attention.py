@@ -36,7 +36,7 @@ class AttentionKernels(Lowering):
         t, spec, all_dimensions = self.t, step.options["spec"], step.options["every"]
         dim = spec.rotary_size(x.shape[-1])
         if all_dimensions is None:
-            cos, sin = self._angles(x.shape[-2], dim, spec.rope_theta, x)
+            cos, sin = self._cos_and_sin(x.shape[-2], dim, spec.rope_theta, x)
         else:
             position_ids = self.frames[-1].local_tensors["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
             cos, sin = self._cos_sin(position_ids, dim, x)
@@ -66,7 +66,7 @@ class AttentionKernels(Lowering):
         """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second half."""
         return self.t.cat([self.t.scale(self.t.slice(x, dim // 2), "neg"), self.t.slice(x, dim // 2)])
 
-    def _angles(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
+    def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer that needs them."""
         key = ("rope", tokens, dim, theta, template.dtype)
         if key not in self.memo:

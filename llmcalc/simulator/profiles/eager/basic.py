@@ -71,7 +71,7 @@ class BasicKernels(Lowering):
             self.set(out, self.table(step))
             return
         index_kind = step.options["by"]
-        embeddings = self.look_up_rows(step, self.table(step), self._index(out.rows, index_kind))
+        embeddings = self.look_up_rows(step, self.table(step), self._look_up_indices(out.rows, index_kind))
         if index_kind in BY_TOKEN:
             self.set(out, embeddings)
         else:
@@ -81,7 +81,7 @@ class BasicKernels(Lowering):
         """Looks up rows of a table by index."""
         return self.t.embedding(weight, index)
 
-    def _index(self, rows: Rows, index_kind: str) -> Tensor:
+    def _look_up_indices(self, rows: Rows, index_kind: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_kind in BY_TOKEN:
             if rows not in self.inputs:

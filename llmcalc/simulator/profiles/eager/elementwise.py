@@ -36,9 +36,11 @@ class ElementwiseKernels(BasicKernels):
         """Returns both operands, with size 1 along axes of the result that they lack."""
         a, b = (self.get(value) for value in step.ins)
         most_axes, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes
-        return self._along(step.ins[0], a, axes, most_axes), self._along(step.ins[1], b, axes, most_axes)
+        return self._align_axes_of(step.ins[0], a, axes, most_axes), self._align_axes_of(
+            step.ins[1], b, axes, most_axes
+        )
 
-    def _along(self, value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
+    def _align_axes_of(self, value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
         if value.rows is ONCE and value.axes:
             for axis in reversed(axes):
                 if axis in value.axes:
@@ -76,14 +78,14 @@ class ElementwiseKernels(BasicKernels):
     def do_added_sinusoids(self, step: Step) -> None:
         """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
         out = step.outs[0]
-        self.set(out, self._sinusoids(self.run_config.new(out.rows), out.width))
+        self.set(out, self._compute_sinusoids(self.run_config.new(out.rows), out.width))
 
     @compared(BY_TORCH)
     def do_in_format_of(self, step: Step) -> None:
         x, value = map(self.get, step.ins)
         self.bind(step.outs[0], self.t.to(value, x.dtype))
 
-    def _sinusoids(self, rows: Number, width: Number) -> Tensor:
+    def _compute_sinusoids(self, rows: Number, width: Number) -> Tensor:
         t, positions = self.t, self.t.new((rows,), INT64)
         half_width = ceil_div(width, 2)
         exponents = t.like(t.new((half_width,), FLOAT32))

@@ -185,7 +185,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         graph, allocates_workspace = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
         name = "efficient_attention" if efficient else "cudnn_attention"
-        bias = [] if mask is None else [self._additive(mask, q.dtype, efficient)]
+        bias = [] if mask is None else [self._additive_mask(mask, q.dtype, efficient)]
         out = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype) if efficient else self._as_queries(name, q, v)
         padded_queries = ceil_div(queries, 32) * 32 if efficient else queries
         needs = recorded(graph, (q, k, v))
@@ -215,7 +215,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
         graph, name = self.graph, "flash_attention_for_cpu"
         batch, heads, queries = q.shape[:3]
-        bias = [] if mask is None else [self._additive(mask, q.dtype, False)]
+        bias = [] if mask is None else [self._additive_mask(mask, q.dtype, False)]
         out = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype)
         sums = graph.operation_result(name, (batch, queries, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
@@ -238,7 +238,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         return self.graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
-    def _additive(self, mask: Tensor, dtype: Dtype, is_aligned: bool) -> Tensor:
+    def _additive_mask(self, mask: Tensor, dtype: Dtype, is_aligned: bool) -> Tensor:
         """Runs `convert_boolean_attn_mask`: 0 and −∞ in a number format; aligned, also a copy with rows of a multiple
         of 16."""
         t = self.t

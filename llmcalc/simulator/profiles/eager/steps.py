@@ -59,7 +59,7 @@ class StepKernels(ScanKernels):
         del dt_b_c
         if "dt_norm" in steps:
             step, b, c = (self._normalize_with(steps[name], y) for name, y in zip(NORMS, (step, b, c), strict=True))
-        step = t.function("softplus", self._delta(steps["dt_proj"], t.flatten(step, 2), heads, by_head))
+        step = t.function("softplus", self._time_step(steps["dt_proj"], t.flatten(step, 2), heads, by_head))
         shape = (heads, exact_div(op.inner, heads), op.state) if by_head else (op.inner, op.state)
         _cached_state = self.cached("ssm_state")
         y, last_state = self._decode_scan(
@@ -68,7 +68,7 @@ class StepKernels(ScanKernels):
         self.keep("ssm_state", last_state)
         return self.project(steps["out_proj"], t.mul(y, self.apply_activation(gate, kind)))
 
-    def _delta(self, step: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
+    def _time_step(self, step: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
         """Projects to the time step Δ."""
         return self._head_map(step, x, heads, step.outs[0].width) if by_head else self.project(step, x)
 
@@ -197,14 +197,14 @@ class StepKernels(ScanKernels):
         q_heads, k_heads, v_heads = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k, v))
         out = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(steps, x), beta)
         normed = self._normalize_with(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype))
-        normed = t.mul(t.flatten(normed, 2), t.function("sigmoid", self._gate("g", steps, x)))
+        normed = t.mul(t.flatten(normed, 2), t.function("sigmoid", self._gate_projection("g", steps, x)))
         return self.project(steps["o_proj"], normed)
 
     def _log_decay(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs KimiDeltaAttentionReference._log_decay."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
-        raw_decay, bias = self._gate("f", steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
+        raw_decay, bias = self._gate_projection("f", steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
         float_gate = t.to(raw_decay, FLOAT32)
         del raw_decay
         speed = t.transpose(self.by_head(t.add(float_gate, t.to(bias, FLOAT32)), op.key_dim), 1, 2)
@@ -219,14 +219,14 @@ class StepKernels(ScanKernels):
         """Runs DeltaRule.forward of both references."""
         t = self.t
         q, k, v, g, beta = [t.to(x, FLOAT32) for x in (q, k, v, g, beta)]
-        q_unit = t.scale(self._unit(q))
-        q, k = q_unit, self._unit(k)
+        q_unit = t.scale(self._unit_length(q))
+        q, k = q_unit, self._unit_length(k)
         del q_unit
         out, next_state = self._delta_rule_step(q, k, v, g, beta, self.state_before("recurrent_state"))
         self.keep("recurrent_state", next_state)
         return out
 
-    def _unit(self, x: Tensor) -> Tensor:
+    def _unit_length(self, x: Tensor) -> Tensor:
         t = self.t
         return t.mul(x, t.rsqrt(t.add_number(t.sum(t.square(x), keep=True))))
 
@@ -255,7 +255,7 @@ class StepKernels(ScanKernels):
         q, k, v = (self._float_heads(steps[name], x, op.heads) for name in "qkv")
         cached_states = self.cached("recurrent_state")
         assert cached_states is not None
-        h, state = self._token(
+        h, state = self._decode_memory_token(
             q,
             k,
             v,
@@ -284,7 +284,7 @@ class StepKernels(ScanKernels):
         scaled_gate = self.t.function("tanh", scaled_gate)
         return self.t.scale(scaled_gate)
 
-    def _token(
+    def _decode_memory_token(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs Core.forward of mLSTM's reference, for one token."""

@@ -62,7 +62,7 @@ class MambaKernels(ScanModules):
         dt, b, c = t.split(x_dbl, [steps["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
         dt = t.mm(self.raw_weight(steps["dt_proj"]), t.transpose(dt, 0, 1))
         dt = mamba_ssm.split_tokens(t, dt, batch)
-        b, c = self._dense(b, batch), self._dense(c, batch)
+        b, c = self._dense_parameter(b, batch), self._dense_parameter(c, batch)
         d, dt_bias = t.to(d, FLOAT32), t.to(dt_bias, FLOAT32)
         y, _last_state = mamba_ssm.selective_scan_with_states(t, u, dt, a, b, c, d, z, dt_bias)
         del d, dt_bias
@@ -72,7 +72,7 @@ class MambaKernels(ScanModules):
         y = t.transpose(y, 1, 2)
         return self.project(out_proj, y)
 
-    def _dense(self, x: Tensor, batch: Any) -> Tensor:
+    def _dense_parameter(self, x: Tensor, batch: Any) -> Tensor:
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
         return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 

@@ -63,7 +63,7 @@ class RgLruKernels(ScanModules):
         multiplier = self._bounded_sqrt(t.scale(square, "rsub"))
         multiplier = t.add(reset, t.mul(t.like(reset), multiplier))
         x = t.mul(gated_inputs, multiplier)
-        return self._loop(x, recurrent_gate, reset)
+        return self._loop_over_tokens(x, recurrent_gate, reset)
 
     def _bounded_sqrt(self, x: Tensor) -> Tensor:
         """Runs `SqrtBoundDerivative`."""
@@ -75,7 +75,7 @@ class RgLruKernels(ScanModules):
 
         return record(t.graph, "SqrtBoundDerivative", (x,), t.like(x), backward, x)
 
-    def _loop(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
+    def _loop_over_tokens(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
         """Runs `RecurrentGemmaRglru._rnn_scan`: one token after the other. The module keeps the last state."""
         t, (batch, tokens, width) = self.t, x.shape
         gate = t.mul(gate, t.like(reset))
