@@ -79,13 +79,13 @@ class BoundedReader:
         self.size: int = size
         self.where: str = location
         self.at: int = 0
-        self.taken: int = 0
+        self.bytes_read: int = 0
 
     def take(self, count: int, field: str) -> bytes:
         """Reads `count` bytes. Raises `InputError` if fewer bytes are left, or if a header may not have as many."""
         self._pass(count, field)
-        self.taken += count
-        if self.taken > LARGEST_HEADER:
+        self.bytes_read += count
+        if self.bytes_read > LARGEST_HEADER:
             raise InputError(
                 f"{self.where}: {field[:80]}: {count:,} bytes make a header of more than {LARGEST_HEADER:,}, which is "
                 "the most that is read; not a checkpoint, or a damaged one"

@@ -30,14 +30,14 @@ class Unknown(NamedTuple):
 
     path: its name, with the path from the top of the file.
     value: its value in the config.
-    meant: the field that it may misspell; empty if none is near.
+    intended_name: the field that it may misspell; empty if none is near.
     restates: whether it repeats the value of a field that was read, under a name with a word in common (`num_experts`
         beside `n_routed_experts`).
     """
 
     path: str
     value: Any
-    meant: str
+    intended_name: str
     restates: bool
 
     @property
@@ -57,9 +57,11 @@ class Unknown(NamedTuple):
 def require_known(unknown_fields: Sequence[Unknown], model_type: str) -> None:
     """Raises `InputError` for misspelt fields and for unknown sizes; the message names all of them."""
     problems = [
-        f"{field.path} (did you mean {field.meant}?)" if field.meant else f"{field.path} = {shown(field.value)}"
+        f"{field.path} (did you mean {field.intended_name}?)"
+        if field.intended_name
+        else f"{field.path} = {shown(field.value)}"
         for field in unknown_fields
-        if not field.restates and (field.meant or field.is_size)
+        if not field.restates and (field.intended_name or field.is_size)
     ]
     if problems:
         noun = "unknown field" if len(problems) == 1 else "unknown fields"
