@@ -102,13 +102,17 @@ def known_model(name: str) -> Preset | None:
     preset_name = next(
         (preset for name_part in (name, last_segment) if name_part and (preset := find_preset(name_part))), None
     )
-    if preset_name is None and normalized(last_segment):
-        preset_name = _short_aliases().get(normalized(last_segment))
+    preset_name = preset_name or find_by_repository(last_segment)
     return None if preset_name is None else load_preset(preset_name)
 
 
+def find_by_repository(name: str) -> str | None:
+    """Returns the preset of a repository's name without its owner: `Meta-Llama-3-8B-Instruct`. It reads all presets."""
+    return _presets_by_repository().get(normalized(name)) if normalized(name) else None
+
+
 @cache
-def _short_aliases() -> dict[str, str]:
+def _presets_by_repository() -> dict[str, str]:
     """Returns the name of a repository without its owner → the preset."""
     return {
         normalized(alias.rpartition("/")[2]): name
