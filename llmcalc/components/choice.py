@@ -45,7 +45,7 @@ class PartChoice:
 
     def load(self, kind: str) -> type[Part]:
         """Imports and returns the class of the part with that type."""
-        return _import_class(self.homes[kind])
+        return _load_home(self.homes[kind])
 
     def classes(self) -> list[type[Part]]:
         """Imports and returns the classes of all parts."""
@@ -96,7 +96,7 @@ class PartChoice:
 
 
 @cache
-def _import_class(home: str) -> type[Part]:
+def _load_home(home: str) -> type[Part]:
     module, _, name = home.partition(":")
     cls: type[Part] = getattr(import_module(f".{module}", __package__), name)
     return cls
