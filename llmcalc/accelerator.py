@@ -44,7 +44,7 @@ class Interconnect(Record):
 
 
 class Nic(Record):
-    """The network beyond the scale-up domain, in one system; other systems have other network cards.
+    """A network card beyond the scale-up domain, in one system; other systems have other network cards.
 
     name: the network card and the system, such as `ConnectX-7, 400 Gbit/s (DGX H100)`.
     bandwidth_per_direction: bytes/s per accelerator of the system's network cards.
@@ -66,7 +66,7 @@ class ComputeUnits(Record):
 
 
 class Configuration(Record):
-    """One memory size that an accelerator is sold with, and the figures that can differ with it, as in `Hardware`.
+    """One memory size in which an accelerator is sold, and the figures that differ with it, as in `Hardware`.
 
     None of these is inherited from the accelerator: a figure that is absent here is not known for this size. The peaks
     of the accelerator hold for a size, in proportion to its compute units where both numbers are known.
@@ -132,15 +132,15 @@ class Hardware(Record):
 
     @property
     def capacity_bytes(self) -> int:
-        """The memory that a run can use: the driver's total, else the usable memory, else the nominal one."""
+        """The bytes of memory that a run can use: the driver's total, else the usable memory, else the nominal one."""
         return self.driver_total or self.usable_memory_bytes or self.memory_bytes
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
-        sized: tuple[Hardware | Configuration, ...] = (self, *self.configurations)
-        for configuration in sized:
+        sized_entries: tuple[Hardware | Configuration, ...] = (self, *self.configurations)
+        for configuration in sized_entries:
             if (
                 configuration.usable_memory_bytes is not None
                 and configuration.usable_memory_bytes > configuration.memory_bytes
@@ -208,7 +208,7 @@ Verdict: TypeAlias = Literal["fits", "tight", "no"]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a run fits on one accelerator.
+    """The verdict whether a run fits on one accelerator.
 
     needed: bytes required, with the estimated fragmentation.
     fragmentation: bytes of them that are the allocator's free blocks, an estimate; default 0.
@@ -221,12 +221,12 @@ class Fit:
 
     @property
     def capacity(self) -> int:
-        """The memory of the accelerator that a run can use, in bytes."""
+        """The bytes of the accelerator's memory that a run can use."""
         return self.hardware.capacity_bytes
 
     @property
     def nominal(self) -> bool:
-        """Whether `capacity` is the nominal memory, because the usable memory is not known."""
+        """Whether `capacity` is the nominal memory, because the usable memory is unknown."""
         return self.hardware.driver_total is None and self.hardware.usable_memory_bytes is None
 
     @property
@@ -235,12 +235,12 @@ class Fit:
 
     @property
     def share(self) -> float:
-        """The bytes required over the capacity; more than 1 if they do not fit."""
+        """The required bytes as a share of the capacity; above 1 if they do not fit."""
         return self.needed / self.capacity
 
     @property
     def verdict(self) -> Verdict:
-        """`fits` if the bytes required fit, `tight` if they fit only without fragmentation, else `no`."""
+        """The verdict: `fits`, `tight` if the run fits only without fragmentation, or `no`."""
         if self.left_bytes >= 0:
             return "fits"
         return "tight" if self.left_bytes + self.fragmentation >= 0 else "no"
@@ -250,9 +250,9 @@ TIGHT_NOTE = "tight: fits only without the estimated fragmentation"
 """What the verdict `tight` means, as tables say it."""
 
 
-def fits(needed: int, hardware: Iterable[Hardware], fragmentation: int = 0) -> list[Fit]:
-    """Returns whether this many bytes fit on each accelerator alone, smallest memory first. Arguments as in `Fit`."""
+def fits(needed_bytes: int, hardware: Iterable[Hardware], fragmentation: int = 0) -> list[Fit]:
+    """Returns whether the required bytes fit on each accelerator alone, smallest memory first."""
     return sorted(
-        (Fit(accelerator, needed, fragmentation) for accelerator in hardware),
+        (Fit(accelerator, needed_bytes, fragmentation) for accelerator in hardware),
         key=lambda fit: (fit.capacity, fit.hardware.name),
     )

@@ -26,7 +26,7 @@ def _is_array(*values: Number) -> bool:
 
 
 def is_zero(value: Number) -> bool:
-    """Whether a value is the integer 0, which can be dropped from a sum."""
+    """Whether a value is the integer 0, which a sum can omit."""
     return type(value) is int and value == 0
 
 
@@ -82,7 +82,7 @@ def maximum(left: Number, right: Number) -> Number:
 
 
 def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
-    """Returns one of two numbers by a condition on a size; elementwise for arrays. Not for symbols."""
+    """Returns one of two numbers by a condition on a size; elementwise for arrays. It does not support symbols."""
     if _is_array(condition, if_true, if_false):
         import numpy
 
@@ -91,7 +91,7 @@ def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
 
 
 def log2(value: Number) -> Number:
-    """Returns the logarithm to base 2 as a float, or as an array of floats. Not for symbols."""
+    """Returns the logarithm to base 2 as a float, or as an array of floats. It does not support symbols."""
     if _is_array(value):
         import numpy
 
@@ -100,7 +100,7 @@ def log2(value: Number) -> Number:
 
 
 def exact_div(dividend: Number, divisor: Number) -> Number:
-    """Returns `dividend / divisor`, which must be a whole number.
+    """Returns `dividend / divisor`, which must be an integer.
 
     Raises `ArithmeticError` for integers that do not divide: a count is never rounded silently.
     """

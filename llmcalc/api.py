@@ -114,18 +114,18 @@ def params(
     """
     from .questions.counts import ParamsQuestion, params_of_file
 
-    parsed = options_of(options, rank=True)
-    include, rank = included(with_mtp, with_towers), parsed.rank_request()
+    parsed_options = options_of(options, rank=True)
+    include, rank = included(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
-        changed = bool(parsed.reading.get("set") or parsed.reading.get("head") or include)
-        file_params = params_of_file(str(model), measure, changed=changed, rank=rank)
+        is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or include)
+        file_params = params_of_file(str(model), measure, changed=is_changed, rank=rank)
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {model} is counted as it is; expected a model")
         if file_params is not None:
             return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(include, rank, parsed.read_draft(draft)).answer(parsed.read(model))
+    return ParamsQuestion(include, rank, parsed_options.read_draft(draft)).answer(parsed_options.read(model))
 
 
 def flops(
@@ -179,7 +179,7 @@ def flops(
     from .questions.counts import FlopsQuestion
     from .studies.utilization import MeasuredRun
 
-    parsed = options_of(options, rank=True)
+    parsed_options = options_of(options, rank=True)
     phase = optional_word("--phase", phase, Phase)
     question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
@@ -193,12 +193,12 @@ def flops(
         one_of("--mla", mla, LatentForm),
         conventions,
         included(with_mtp),
-        parsed.rank_request(),
+        parsed_options.rank_request(),
         MeasuredRun(tokens_per_second, hardware, number("--devices", devices), dtype),
-        parsed.read_draft(draft),
+        parsed_options.read_draft(draft),
         inputs_of(image, images, audio),
     )
-    return question.answer(parsed.read(model))
+    return question.answer(parsed_options.read(model))
 
 
 def kv(
@@ -242,17 +242,17 @@ def kv(
     from .questions.counts import CacheQuestion
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed = options_of(options, rank=True)
+    parsed_options = options_of(options, rank=True)
     question = CacheQuestion(
         batch_or_users(batch, users, "decode"),
         tokens_of(seq),
         cache_format_of(kv_dtype),
         number("--source", source),
-        parsed.rank_request(),
-        parsed.read_draft(draft),
+        parsed_options.rank_request(),
+        parsed_options.read_draft(draft),
         inputs_of(image, images, audio),
     )
-    return question.answer(parsed.read(model))
+    return question.answer(parsed_options.read(model))
 
 
 def explain(
@@ -288,7 +288,7 @@ def explain(
     from .units import dtype
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed = options_of(options, rank=True)
+    parsed_options = options_of(options, rank=True)
     try:
         kv_dtype = dtype(text("--kv-dtype", kv_dtype, "bf16"))
     except InputError as error:
@@ -305,12 +305,12 @@ def explain(
         latex,
         bibtex,
         included(with_mtp),
-        parsed.rank_request(),
+        parsed_options.rank_request(),
         hardware,
         optional_word("--phase", phase, PassPhase),
         stack,
     )
-    return question.answer(parsed.read(model))
+    return question.answer(parsed_options.read(model))
 
 
 def memory(
@@ -353,9 +353,9 @@ def memory(
     _require_no_receipt(receipt)
     from .questions.runs import ask_memory
 
-    parsed = options_of(options, run=True, layout=True)
-    question = run_question_of(parsed, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers)
-    return ask_memory(question, parsed.read_draft(draft))
+    parsed_options = options_of(options, run=True, layout=True)
+    question = run_question_of(parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers)
+    return ask_memory(question, parsed_options.read_draft(draft))
 
 
 def _check_engine_options(**options: Any) -> None:
@@ -415,11 +415,11 @@ def fit(
     model = require_model(model)
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
-    parsed = options_of(options, run=True, layout=True)
-    run = run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    parsed_options = options_of(options, run=True, layout=True)
+    run = run_of(parsed_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
     of_training = "" if global_batch is None else "--global-batch"
-    settings = with_implied_phase(run.settings, run.layout, parsed.gives(phase), of_training)
-    question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed.read(model))
+    settings = with_implied_phase(run.settings, run.layout, parsed_options.gives(phase), of_training)
+    question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed_options.read(model))
     return ask_fit(question, number("--global-batch", global_batch))
 
 
@@ -452,10 +452,10 @@ def plan(
     from .questions.times import TimeOptions, ask_timed_plan
     from .studies.plan import Order
 
-    parsed = options_of(options, run=True, layout=True)
-    run = run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    settings = plan_settings(run.settings, parsed.gives(phase))
-    question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed.read(model))
+    parsed_options = options_of(options, run=True, layout=True)
+    run = run_of(parsed_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    settings = plan_settings(run.settings, parsed_options.gives(phase))
+    question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed_options.read(model))
     by = optional_word("--by", by, Order)
     time_options = TimeOptions(
         stack=optional_text("--stack", stack, "maxtext"),
@@ -470,7 +470,7 @@ def plan(
         whole("--rows", rows),
         by,
         optional_text("--where", where, "tp=8"),
-        parsed.read,
+        parsed_options.read,
     )
 
 
@@ -510,8 +510,8 @@ def time(
     """
     from .questions.times import TimeOptions, ask_time
 
-    parsed = options_of(options, run=True, layout=True)
-    question = run_question_of(parsed, model, launch, hardware, phase, None, with_mtp)
+    parsed_options = options_of(options, run=True, layout=True)
+    question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
     time_options = TimeOptions(
         global_batch=number("--global-batch", global_batch),
         stack=optional_text("--stack", stack, "maxtext"),
@@ -524,7 +524,7 @@ def time(
         measured=measured,
         calibrate=calibrate,
     )
-    return ask_time(question, time_options, parsed.gives(phase), parsed.read)
+    return ask_time(question, time_options, parsed_options.gives(phase), parsed_options.read)
 
 
 def serve(
@@ -575,11 +575,11 @@ def serve(
     from .questions.serving import ServeOptions, ask_serve
     from .sources.hardware import find_hardware
 
-    parsed = options_of(options)
+    parsed_options = options_of(options)
     sizes = {"devices": devices, "tp": tp, "pp": pp, "dp": dp, "ep": ep}
     texts = {"engine": engine, "quantize": quantize, "kv_dtype": kv_dtype, "stack": stack}
-    checked: dict[str, Any] = {name: number(f"--{name}", value, most=1024) for name, value in sizes.items()}
-    checked |= {name: optional_text(option(name), value, "auto") for name, value in texts.items()}
+    checked_sizes: dict[str, Any] = {name: number(f"--{name}", value, most=1024) for name, value in sizes.items()}
+    checked_sizes |= {name: optional_text(option(name), value, "auto") for name, value in texts.items()}
     serve_options = ServeOptions(
         number("--input", input),
         number("--output", output),
@@ -588,17 +588,17 @@ def serve(
         ttft,
         tpot,
         trace=trace,
-        draft=draft if draft in (None, "mtp", "ngram") else parsed.read_draft(draft),
+        draft=draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft),
         acceptance=acceptance,
         draft_tokens=number("--draft-tokens", draft_tokens, most=64),
         price=price,
         prefix_hit=prefix_hit,
         nic=nic,
         calibrate=calibrate,
-        **checked,
+        **checked_sizes,
     )
     accelerator = find_hardware(text("--hardware", hardware, "h100"))
-    return ask_serve(parsed.read(model), accelerator, serve_options, parsed.read)
+    return ask_serve(parsed_options.read(model), accelerator, serve_options, parsed_options.read)
 
 
 def cost(
@@ -634,8 +634,8 @@ def cost(
     from .questions.costs import CostOptions, ask_cost
     from .questions.runs import RunQuestion
 
-    parsed = options_of(options, run=True, layout=True)
-    run = run_of(parsed, text("--hardware", hardware, "h100"), phase, frozenset(), None)
+    parsed_options = options_of(options, run=True, layout=True)
+    run = run_of(parsed_options, text("--hardware", hardware, "h100"), phase, frozenset(), None)
     texts = {"engine": engine, "stack": stack, "overlap": overlap}
     cost_options = CostOptions(
         tokens=optional_count("--tokens", tokens),
@@ -650,7 +650,7 @@ def cost(
         nic=nic,
         **{name: optional_text(option(name), value, "none") for name, value in texts.items()},
     )
-    return ask_cost(RunQuestion(**vars(run), preset=parsed.read(model)), cost_options)
+    return ask_cost(RunQuestion(**vars(run), preset=parsed_options.read(model)), cost_options)
 
 
 def compare(
@@ -679,15 +679,15 @@ def compare(
     from .sources.hardware import find_hardware
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed, selection = options_of(options), selection_of(kind, attention, moe, min_params, max_params)
+    parsed_options, selection = options_of(options), selection_of(kind, attention, moe, min_params, max_params)
     check_compared(bool(models), all, selection)
-    compared: list[tuple[Any, Any]] = select_presets(selection) if all else []
-    if not all or parsed.reading.get("set") or parsed.reading.get("head"):
-        chosen = [preset.name for preset, _ in compared] if all else models
-        compared = [(parsed.read(model), None) for model in chosen]
+    compared_models: list[tuple[Any, Any]] = select_presets(selection) if all else []
+    if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
+        chosen = [preset.name for preset, _ in compared_models] if all else models
+        compared_models = [(parsed_options.read(model), None) for model in chosen]
     accelerator = None if hardware is None else find_hardware(text("--hardware", hardware, "h100"))
     return ask_compare(
-        compared,
+        compared_models,
         tokens_of(seq),
         cache_format_of(kv_dtype),
         sort,
@@ -712,16 +712,16 @@ def diff(
     from .questions.differences import ask_diff, changes_to_compare
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed = options_of(options)
-    reading = parsed.reading
+    parsed_options = options_of(options)
+    reading_options = parsed_options.reading
     changes = changes_to_compare(
         models,
-        parsed.read,
+        parsed_options.read,
         git,
         models_only,
-        reading.get("head"),
-        reading.get("allow_unknown", False),
-        bool(reading.get("set")),
+        reading_options.get("head"),
+        reading_options.get("allow_unknown", False),
+        bool(reading_options.get("set")),
     )
     return ask_diff(changes, tokens_of(seq), cache_format_of(kv_dtype))
 
@@ -800,9 +800,9 @@ def explain_log(
     """
     from .questions.logs import LogQuestion, ask_log
 
-    reading = {name: options.pop(name) for name in READING if name in options}
+    reading_options = {name: options.pop(name) for name in READING if name in options}
     options_of(options)
-    preset = None if model is None else preset_of(model, **reading)
+    preset = None if model is None else preset_of(model, **reading_options)
     return ask_log(LogQuestion(str(log), preset, engine, hardware, quantize))
 
 
@@ -830,7 +830,7 @@ def verify(
     from .witnesses.reference import Device
     from .witnesses.run import Witness
 
-    parsed = options_of(options, layout=True)
+    parsed_options = options_of(options, layout=True)
     verification = Verification(
         all,
         one_of("--device", device, Device),
@@ -840,11 +840,11 @@ def verify(
         every_layer,
         memory,
         distributed,
-        LayoutRequest(**checked_values(declared(LayoutRequest), parsed.layout)),
+        LayoutRequest(**checked_values(declared(LayoutRequest), parsed_options.layout)),
         number("--num-microbatches", num_microbatches),
     )
     verification.check_targets(bool(models))
-    return verification.answer(model_names() if all else models, parsed.read)
+    return verification.answer(model_names() if all else models, parsed_options.read)
 
 
 def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswer:
@@ -854,8 +854,8 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
     """
     from .questions.witnesses import ask_check, read_stored
 
-    parsed = options_of(options)
-    preset = parsed.read(model)
+    parsed_options = options_of(options)
+    preset = parsed_options.read(model)
     return ask_check(preset, str(checkpoint), read_stored(str(checkpoint)))
 
 

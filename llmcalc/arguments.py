@@ -53,9 +53,9 @@ def config_of(model: Any) -> Mapping[str, Any]:
             f"model: {shown(model)}; expected a preset's name, a path, a parsed config.json, a configuration of "
             "transformers, a Preset or a ModelSpec"
         )
-    wrong = next((key for key in config if not isinstance(key, str)), None)
-    if wrong is not None:
-        raise InputError(f"config: the key {shown(wrong)} is not text; expected a parsed config.json")
+    wrong_key = next((key for key in config if not isinstance(key, str)), None)
+    if wrong_key is not None:
+        raise InputError(f"config: the key {shown(wrong_key)} is not text; expected a parsed config.json")
     return config
 
 
@@ -88,12 +88,12 @@ def preset_of(
 
 
 def spec_of(model: Model) -> ModelSpec:
-    """Returns the `ModelSpec` of a model given in any form."""
+    """Returns the `ModelSpec` of a model in any form."""
     return preset_of(model).model
 
 
 class Options(NamedTuple):
-    """The options of a call, sorted by their subject: the model's reading, a rank, a run, a layout."""
+    """The options of a call, sorted by subject: reading the model, a rank, a run, a layout."""
 
     reading: dict[str, Any]
     rank: dict[str, Any]
@@ -105,17 +105,17 @@ class Options(NamedTuple):
         return preset_of(model, **self.reading)
 
     def read_draft(self, draft: Model | None) -> Preset | None:
-        """A draft beside the model, without the changes of the call; None without one."""
+        """Returns a draft model, without the changes of the call; None without a draft model."""
         if draft is None:
             return None
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
     def gives(self, phase: Any) -> Callable[[str], bool]:
-        """Whether the call sets a setting of this name. phase: its phase; None for no phase."""
+        """Whether the call sets a setting of this name. phase: the phase that it sets; None for no phase."""
         return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None
 
     def rank_request(self) -> RankRequest | None:
-        """The requested rank; None for the whole model."""
+        """Returns the requested rank; None for the whole model."""
         if not self.rank:
             return None
         from .parallel.counted_rank import RankRequest, rank_settings
@@ -162,12 +162,12 @@ def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int 
 
 
 def optional_text(option: str, value: Any, example: str) -> str | None:
-    """Returns None, or what `text` returns."""
+    """Returns None for None, or what `text` returns."""
     return None if value is None else text(option, value, example)
 
 
 def optional_word(option: str, value: Any, words: Any) -> Any:
-    """Returns None, or what `one_of` returns."""
+    """Returns None for None, or what `one_of` returns."""
     return None if value is None else one_of(option, value, words)
 
 
@@ -187,12 +187,12 @@ def tokens_of(seq: Any) -> int | None:
 
 
 def inputs_of(image: Any, images: Any, audio: Any) -> Inputs:
-    """Returns the images and the audio of each sequence. Raises `InputError` for values that they do not take."""
+    """Returns the images and audio of each sequence. Raises `InputError` for invalid values."""
     return Inputs(**checked_values(declared(Inputs), {"image": image, "images": images, "audio": audio}))
 
 
 def cache_format_of(value: Any) -> str:
-    """Returns a format of the cache. Raises `InputError` for an unknown one."""
+    """Returns a number format or storage format of the cache. Raises `InputError` for an unknown format."""
     from .costs.cache_formats import cache_format
 
     text("--kv-dtype", value, "bf16")
@@ -204,7 +204,7 @@ def cache_format_of(value: Any) -> str:
 
 
 def _hardware_names(hardware: Any) -> list[str]:
-    """Returns the names of accelerators, of one name, several or None."""
+    """Returns accelerators' names as a tuple: from one name, from several names, or from None."""
     names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
     return [text("--hardware", name, "h100") for name in names if name is not None]
 
@@ -223,13 +223,13 @@ def engine_questions_of(
     launch: str | Path | None = None,
     receipt: str | Path | None = None,
 ) -> list[EngineQuestion]:
-    """Returns the questions about the servers of a launch file, or about engines with a model.
+    """Returns the questions about a launch file's servers, or about engines that serve a model.
 
     options: those of reading a model, the scheme of the weights, and the engines' own flags.
     """
     from .questions.engines import engine_questions
 
-    reading = {name: options.pop(name) for name in READING if name in options}
+    reading_options = {name: options.pop(name) for name in READING if name in options}
     quantize = options.pop("quantize", None)
     names = _hardware_names(hardware)
     if len(names) > 1:
@@ -239,14 +239,14 @@ def engine_questions_of(
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")
     return engine_questions(
         launch,
-        lambda name: preset_of(name, **reading),
+        lambda name: preset_of(name, **reading_options),
         target=require_model(model) if launch is None else model,
         engines=engines,
         values=options,
         hardware=names[0] if names else None,
         quantize=quantize,
         receipt=None if receipt is None else str(receipt),
-        allow_unknown=bool(reading.get("allow_unknown")),
+        allow_unknown=bool(reading_options.get("allow_unknown")),
     )
 
 
@@ -257,7 +257,7 @@ def run_of(
     include: frozenset[str],
     workspace: str | None,
 ) -> RunOptions:
-    """Returns the run of the options. hardware: names of accelerators. phase: None for the default."""
+    """Returns the run that the options describe. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
     from .questions.runs import RunOptions
@@ -283,7 +283,7 @@ def run_question_of(
     with_mtp: bool,
     with_towers: bool = False,
 ) -> RunQuestion:
-    """Returns the question about a run of a model, or of a launch file. hardware, phase, workspace: as in `run_of`."""
+    """Returns the question about a model's run, or about a launch file. hardware, phase, workspace: as in `run_of`."""
     from .questions.runs import memory_question
 
     return memory_question(

@@ -48,24 +48,24 @@ def ascii_replacement(character: str) -> str:
 
 
 def fitted(text: str, encoding: str) -> str:
-    """Returns the text with replacements for all characters that the encoding does not have."""
+    """Returns the text with replacements for characters that the encoding lacks."""
     try:
         return text.encode(encoding, HANDLER).decode(encoding)
     except LookupError:  # an encoding that this Python does not know
         return text.encode("ascii", HANDLER).decode()
 
 
-def _handle(error: UnicodeError) -> tuple[str, int]:
+def _replace_error(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(ascii_replacement, error.object[error.start : error.end])), error.end
 
 
-codecs.register_error(HANDLER, _handle)
+codecs.register_error(HANDLER, _replace_error)
 
 
 def make_streams_whole() -> None:
-    """Makes stdout and stderr replace characters that their encoding lacks, where they would raise an error."""
+    """Makes stdout and stderr replace characters that their encoding lacks, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None and not (stream.encoding or "").lower().startswith("utf"):

@@ -32,15 +32,15 @@ def draw(
     options: Mapping[str, Any],
     answers: Mapping[str, Ask],
 ) -> Figure:
-    """Draws a picture, and optionally writes it to a file. Its arguments are those of `llmcalc.plot`.
+    """Draws a picture, and optionally writes it to a file. The arguments are those of `llmcalc.plot`.
 
     answers: the functions of the API whose answers are drawn, by name.
     """
     drawn: dict[str, Callable[..., Figure]] = {
         **DRAWN,
-        "time": partial(_time, answers["time"]),
-        "serve": partial(_serve, answers["serve"]),
-        "roofline": partial(_roofline, answers["time"]),
+        "time": partial(_draw_time, answers["time"]),
+        "serve": partial(_draw_serve, answers["serve"]),
+        "roofline": partial(_draw_roofline, answers["time"]),
     }
     function = drawn[one_of("PICTURE", picture, pictures.Picture)]
     path = None if output is None else Path(output)
@@ -59,39 +59,39 @@ def draw(
     return figure
 
 
-def _models(models: Iterable[Model], read: Callable[[Model], Any]) -> list[Any]:
-    read_models = [read(model) for model in models]
+def _read_models(models: Iterable[Model], read_model: Callable[[Model], Any]) -> list[Any]:
+    read_models = [read_model(model) for model in models]
     if not read_models:
         raise InputError("missing argument TARGET; expected one or more models")
     return read_models
 
 
-def _params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
-    return pictures.params_picture(_models(models, options_of(options).read), included(with_mtp, with_towers))
+def _draw_params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
+    return pictures.params_picture(_read_models(models, options_of(options).read), included(with_mtp, with_towers))
 
 
-def _kv(*models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
+def _draw_kv(*models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
-    return pictures.kv_picture(_models(models, options_of(options).read), cache_format_of(kv_dtype))
+    return pictures.kv_picture(_read_models(models, options_of(options).read), cache_format_of(kv_dtype))
 
 
-def _flops(*models: Model, **options: Any) -> Figure:
-    return pictures.flops_picture(_models(models, options_of(options).read))
+def _draw_flops(*models: Model, **options: Any) -> Figure:
+    return pictures.flops_picture(_read_models(models, options_of(options).read))
 
 
-def _shape(
+def _draw_shape(
     *models: Model, rows: int = 24, seq: int | str | None = None, kv_dtype: str = "bf16", **options: Any
 ) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
     return pictures.shape_picture(
-        _models(models, options_of(options).read),
+        _read_models(models, options_of(options).read),
         whole("--rows", rows, 2, 256),
         tokens_of(seq),
         cache_format_of(kv_dtype),
     )
 
 
-def _aspect(
+def _draw_aspect(
     *,
     kind: str | None = None,
     attention: str | None = None,
@@ -104,7 +104,7 @@ def _aspect(
     return pictures.aspect_picture(selection_of(kind, attention, moe, min_params, max_params), labels)
 
 
-def _memory(
+def _draw_memory(
     model: Model,
     *,
     phase: MemoryPhase | None = None,
@@ -121,7 +121,7 @@ def _memory(
     return pictures.memory_picture(RunQuestion(**vars(run), preset=run_options.read(model)))
 
 
-def _schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedule = "1f1b") -> Figure:
+def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedule = "1f1b") -> Figure:
     from .parallel.layout import Layout, Schedule
 
     layout = Layout(pp=whole("--pp", pp), vpp=whole("--vpp", vpp), schedule=one_of("--schedule", schedule, Schedule))
@@ -129,29 +129,29 @@ def _schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedul
     return pictures.schedule_picture(layout, timetable)
 
 
-def _time(ask: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
+def _draw_time(ask: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
     return pictures.time_picture(lambda: ask(model, **options), whole("--by-node", by_node, 1, 8))
 
 
-def _roofline(ask: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
+def _draw_roofline(ask: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
     preset = options_of({name: options.pop(name) for name in READING if name in options}).read(model)
     phases = pictures.roofline_phases(preset.model.kind, phase or "inference")
     return pictures.roofline_picture(lambda phase: ask(preset, phase=phase, **options), phases)
 
 
-def _serve(
+def _draw_serve(
     ask: Ask, model: Model, *, input: int | str | None = None, output_tokens: int | str | None = None, **options: Any
 ) -> Figure:
     return pictures.serve_picture(lambda: ask(model, input=input, output=output_tokens, **options))
 
 
 DRAWN: Mapping[str, Callable[..., Figure]] = {
-    "memory": _memory,
-    "schedule": _schedule,
-    "params": _params,
-    "kv": _kv,
-    "flops": _flops,
-    "shape": _shape,
-    "aspect": _aspect,
+    "memory": _draw_memory,
+    "schedule": _draw_schedule,
+    "params": _draw_params,
+    "kv": _draw_kv,
+    "flops": _draw_flops,
+    "shape": _draw_shape,
+    "aspect": _draw_aspect,
 }
 """Name of a picture → the function that draws it; those of time ask a function of the API."""

@@ -31,13 +31,13 @@ class InputError(ValueError):
 
 
 class MissingExtra(InputError):
-    """A feature needs an optional dependency that is not installed."""
+    """Raised when a feature needs an optional package that is not installed."""
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(f"{feature} needs {package}: pip install {_requirement(extra)}")
+        super().__init__(f"{feature} needs {package}: pip install {_pip_requirement(extra)}")
 
 
-def _requirement(extra: str) -> str:
+def _pip_requirement(extra: str) -> str:
     """Returns the pip requirement for an extra, from the checkout, wheel or repository that llmcalc was installed from.
 
     For an installation from an index it is the package's name.
@@ -60,7 +60,7 @@ def _requirement(extra: str) -> str:
     return f"'{name} @ {url}'" if url else f"'{name}'"
 
 
-def suggest(wrong: str, names: list[str] | dict[str, str], limit: int = 3) -> str:
+def suggest(wrong_name: str, names: list[str] | dict[str, str], limit: int = 3) -> str:
     """Returns ` Did you mean a, b?` with the nearest known names, or an empty string if no name is near.
 
     Names that begin with the given text come first, then names that contain it, then names with the fewest differing
@@ -70,40 +70,40 @@ def suggest(wrong: str, names: list[str] | dict[str, str], limit: int = 3) -> st
     import difflib
 
     names_by_spelling = names if isinstance(names, dict) else {name: name for name in names}
-    key = _letters(wrong[:100])
+    key = _letters_and_digits(wrong_name[:100])
     sorted_names = sorted((name for name in set(names_by_spelling.values())), key=lambda name: (len(name), name))
-    matching_names = [name for name in sorted_names if len(key) > 1 and _letters(name).startswith(key)]
-    matching_names += [name for name in sorted_names if len(key) > 2 and key in _letters(name)]
-    similar_spellings = difflib.get_close_matches(wrong.lower()[:100], names_by_spelling, n=2 * limit, cutoff=0.6)
+    matching_names = [name for name in sorted_names if len(key) > 1 and _letters_and_digits(name).startswith(key)]
+    matching_names += [name for name in sorted_names if len(key) > 2 and key in _letters_and_digits(name)]
+    similar_spellings = difflib.get_close_matches(wrong_name.lower()[:100], names_by_spelling, n=2 * limit, cutoff=0.6)
     suggestions = list(
         dict.fromkeys([*matching_names, *(names_by_spelling[spelling] for spelling in similar_spellings)])
     )
     return f" Did you mean {', '.join(suggestions[:limit])}?" if suggestions else ""
 
 
-def _letters(name: str) -> str:
+def _letters_and_digits(name: str) -> str:
     """Returns the letters and digits of a name, in lower case."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def near_to(name: str, names: Iterable[str]) -> str:
-    """Returns the known name within at most two typing errors of `name`; empty if there is none.
+    """Returns the known name within at most two typing errors of `name`; empty if no name is near.
 
     A short name may have fewer errors: at most one for every three letters.
     """
     max_edits = min(2, len(name) // 3)
-    nearest = min(
+    nearest_name = min(
         (
-            (edits(name.lower(), candidate.lower()), candidate)
+            (edit_distance(name.lower(), candidate.lower()), candidate)
             for candidate in names
             if abs(len(candidate) - len(name)) <= max_edits
         ),
         default=None,
     )
-    return nearest[1] if nearest is not None and nearest[0] <= max_edits else ""
+    return nearest_name[1] if nearest_name is not None and nearest_name[0] <= max_edits else ""
 
 
-def edits(first_name: str, second_name: str) -> int:
+def edit_distance(first_name: str, second_name: str) -> int:
     """Returns the edit distance of two names (Levenshtein 1966)."""
     distances = list(range(len(second_name) + 1))
     for i, a in enumerate(first_name, 1):

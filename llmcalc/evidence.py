@@ -31,7 +31,7 @@ ON_META = "torch on meta: every operation's storages"
 
 @frozen
 class Witness:
-    """A measurement that bytes were compared with, or the source in which they were read.
+    """A measurement with which bytes were compared, or the source code in which they were read.
 
     status: how well it shows them. name: what it is, in words. test: the module of the test that compares, as a path in
     the repository; empty only without a witness.
@@ -48,7 +48,7 @@ UNTESTED = Witness("untested", "", "")
 
 @frozen
 class Evidence:
-    """A part, optimizer or kernel of a run, and its witness.
+    """A part, optimizer, kernel or framework of a run, with its witness.
 
     kind: `optimizer`, `mixer`, `network`, `kernel`, `framework`, … name: its name in a spec or in an option. under: the
     framework that runs it; empty for the thing by itself. witness: by default none.
@@ -61,7 +61,7 @@ class Evidence:
 
     @property
     def status(self) -> Status:
-        """The verification status of the part, optimizer or kernel."""
+        """The verification status of the part, optimizer, kernel or framework."""
         return self.witness.status
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ def by_source(name: str, test: str) -> Witness:
 
 
 def weakest(statuses: Iterable[Status]) -> Status:
-    """Returns the status of a sum: the weakest of its terms; `exact` without terms."""
+    """Returns the status of a sum: the weakest status of its terms; `exact` without terms."""
     return max(statuses, key=STATUSES.index, default="exact")
 
 
@@ -140,6 +140,6 @@ def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
 
 
 def witness_of(owner: object) -> Witness | Mapping[str, Witness]:
-    """Returns the witness stated by a class or function itself, not an inherited one; `UNTESTED` without one."""
+    """Returns the witness that a class or function itself states, not an inherited one; `UNTESTED` without one."""
     stated_witness: Witness | Mapping[str, Witness] = getattr(owner, "__dict__", {}).get("witness", UNTESTED)
     return stated_witness

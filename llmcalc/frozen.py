@@ -31,17 +31,19 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
     """
 
     def build(cls: Any) -> Any:
-        defined = set(vars(cls))
+        defined_names = set(vars(cls))
         cls = dataclass(init=False, repr=False, eq=False, slots=slots)(cls)
-        compiled = {"__init__": _constructor} | ({"__eq__": _equality, "__hash__": _hash} if eq else {})
-        methods = {name: _compiled_later(cls, name, source) for name, source in compiled.items()}
-        methods |= {"__setattr__": _refuse, "__delattr__": _refuse}
+        compiled_methods = {"__init__": _constructor_source} | (
+            {"__eq__": _equality_source, "__hash__": _hash_source} if eq else {}
+        )
+        methods = {name: _compiled_later(cls, name, source) for name, source in compiled_methods.items()}
+        methods |= {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
         if repr:
-            methods["__repr__"] = _repr
+            methods["__repr__"] = _repr_method
         if slots:  # a copy would set each slot by `setattr`
-            methods |= {"__getstate__": _state, "__setstate__": _set_state}
+            methods |= {"__getstate__": _state_methods, "__setstate__": _set_state}
         for name, method in methods.items():
-            if name not in defined:
+            if name not in defined_names:
                 setattr(cls, name, method)
         return cls
 
@@ -49,7 +51,7 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
 
 
 def _compiled_later(cls: Any, name: str, source: Callable[[Any, dict[str, Any]], str]) -> Callable[..., Any]:
-    """Returns a method that compiles itself when it is first called, and is replaced by what it has compiled.
+    """Returns a method that compiles its source on its first call and is then replaced by the compiled method.
 
     source: (class, names) → the method's source text; it adds the values of other names in that text to `names`.
     """
@@ -57,16 +59,16 @@ def _compiled_later(cls: Any, name: str, source: Callable[[Any, dict[str, Any]],
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         names: dict[str, Any] = {}
         exec(source(cls, names), names)
-        compiled = names[name]
-        compiled.__qualname__ = f"{cls.__qualname__}.{name}"
+        compiled_methods = names[name]
+        compiled_methods.__qualname__ = f"{cls.__qualname__}.{name}"
         if vars(cls)[name] is method:
-            setattr(cls, name, compiled)
-        return compiled(self, *args, **kwargs)
+            setattr(cls, name, compiled_methods)
+        return compiled_methods(self, *args, **kwargs)
 
     return method
 
 
-def _constructor(cls: Any, names: dict[str, Any]) -> str:
+def _constructor_source(cls: Any, names: dict[str, Any]) -> str:
     names |= {"set_field": object.__setattr__, "MISSING": MISSING}
     positional: list[str] = ["self"]
     keyword: list[str] = []
@@ -88,31 +90,31 @@ def _constructor(cls: Any, names: dict[str, Any]) -> str:
     return f"def __init__({parameters}):\n{''.join(lines) or ' pass'}"
 
 
-def _values(cls: Any, variable: str) -> str:
+def _values_source(cls: Any, variable: str) -> str:
     """Returns the source text of a tuple of the compared fields of `variable`."""
     return "(" + "".join(f"{variable}.{item.name}, " for item in fields(cls) if item.compare) + ")"
 
 
-def _equality(cls: Any, names: dict[str, Any]) -> str:
-    equal = f"{_values(cls, 'self')} == {_values(cls, 'other')}"
-    return f"def __eq__(self, other):\n return {equal} if other.__class__ is self.__class__ else NotImplemented"
+def _equality_source(cls: Any, names: dict[str, Any]) -> str:
+    comparison = f"{_values_source(cls, 'self')} == {_values_source(cls, 'other')}"
+    return f"def __eq__(self, other):\n return {comparison} if other.__class__ is self.__class__ else NotImplemented"
 
 
-def _hash(cls: Any, names: dict[str, Any]) -> str:
-    return f"def __hash__(self):\n return hash({_values(cls, 'self')})"
+def _hash_source(cls: Any, names: dict[str, Any]) -> str:
+    return f"def __hash__(self):\n return hash({_values_source(cls, 'self')})"
 
 
-def _repr(self: Any) -> str:
+def _repr_method(self: Any) -> str:
     shown = ", ".join(f"{item.name}={getattr(self, item.name)!r}" for item in fields(self) if item.repr)
     return f"{type(self).__qualname__}({shown})"
 
 
-def _refuse(self: Any, name: str, *value: Any) -> None:
-    """Raises `FrozenInstanceError`: a field is neither set nor deleted."""
+def _refuse_assignment(self: Any, name: str, *value: Any) -> None:
+    """Raises `FrozenInstanceError`, because a field can be neither set nor deleted."""
     raise FrozenInstanceError(f"cannot {'assign to' if value else 'delete'} field {name!r}")
 
 
-def _state(self: Any) -> list[Any]:
+def _state_methods(self: Any) -> list[Any]:
     return [getattr(self, item.name) for item in fields(self)]
 
 

@@ -46,7 +46,7 @@ else:
 
 
 class ModelSpec(Part):
-    """A model architecture: all fields that are needed to count it and to run it.
+    """The architecture of a model: all fields that are needed to count and to run it.
 
     vocab_size: the size of the vocabulary.
     additional_vocab_size: the number of further rows of the embedding, of tokens that the head does not score (image
@@ -101,7 +101,7 @@ class ModelSpec(Part):
     renamed: ClassVar[Mapping[str, str]] = {"pooler_labels": "pooler = { num_labels = … }"}
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.encoder is None and self.decoder is None:
             raise ValueError(
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
@@ -139,13 +139,13 @@ class ModelSpec(Part):
     def _check_embedding_kernel(self) -> None:
         """Raises `ValueError` for a projection of neighbouring embeddings that does not fit the model."""
         kernel, head = self.embedding_kernel, self.head
-        fits = self.kind == "encoder" and self.embedding_size is not None and self.main.input_size is None
-        if kernel is not None and (not fits or kernel % 2 == 0):
+        is_supported = self.kind == "encoder" and self.embedding_size is not None and self.main.input_size is None
+        if kernel is not None and (not is_supported or kernel % 2 == 0):
             raise ValueError(
                 "embedding_kernel: an odd number, of an encoder with an embedding_size and no input_size; expected none"
             )
-        narrow = self.embedding_size is not None and self.embedding_size < self.hidden_size
-        if isinstance(head, LMHead) and head.more_columns and not (narrow and kernel is not None):
+        has_narrow_embedding = self.embedding_size is not None and self.embedding_size < self.hidden_size
+        if isinstance(head, LMHead) and head.more_columns and not (has_narrow_embedding and kernel is not None):
             raise ValueError(
                 "head.more_columns: needs an embedding_size below hidden_size and an embedding_kernel; expected false"
             )
@@ -173,7 +173,7 @@ class ModelSpec(Part):
             raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
 
     def _check_from_target(self) -> None:
-        """Raises `ValueError` if another model than a draft takes parts of a target."""
+        """Raises `ValueError` if a model that is not a draft takes parts from a target model."""
         streams = None if self.decoder is None else self.decoder.streams
         if not self.from_target:
             return
@@ -189,8 +189,8 @@ class ModelSpec(Part):
                 "or from_target without it"
             )
 
-    def _role(self, name: str) -> Role:
-        """The role of the embedding or of the head: `shared` if it is the target's."""
+    def _weight_role(self, name: str) -> Role:
+        """Returns the role of the embedding or of the head: `shared` if it is the target model's."""
         return "shared" if name in self.from_target else "own"
 
     def _check_encoder(self, encoder: Stack) -> None:
@@ -247,7 +247,7 @@ class ModelSpec(Part):
         return stack
 
     def on_output(self) -> list[OutputPart]:
-        """The parts that read the model's output in addition to the head."""
+        """The parts that read the model's output beside the head."""
         parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
         return [part for part in parts if part is not None]
 
@@ -279,7 +279,7 @@ class ModelSpec(Part):
         return copy
 
     def with_dropout(self, probability: float | None) -> Self:
-        """Returns the model with this dropout probability at all of its places; None keeps the model's own."""
+        """Returns the model with this dropout probability at all places; None keeps the model's own probabilities."""
         if probability is None:
             return self
         places = ATTENTION_ALONE if self.dropout is None else self.dropout
@@ -301,24 +301,24 @@ class ModelSpec(Part):
         rows = (
             vocab if self.additional_vocab_size is None else Axis("vocab", self.vocab_size + self.additional_vocab_size)
         )
-        narrow = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
-        two = self.kind == "encoder-decoder"
-        if two and self._reads_own_input:
-            table = f.unread_table("embed_tokens", vocab, narrow, kind="embedding")
-            x = Value(self._source_rows, (narrow,))
+        embedding_axis = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
+        has_two_stacks = self.kind == "encoder-decoder"
+        if has_two_stacks and self._reads_own_input:
+            table = f.unread_table("embed_tokens", vocab, embedding_axis, kind="embedding")
+            x = Value(self._source_rows, (embedding_axis,))
         else:
-            source = self._source_rows if two else TOKENS
-            role = self._role("embed_tokens")
-            x, table = f.table("embed_tokens", rows, narrow, of=source, kind="embedding", role=role)
+            source = self._source_rows if has_two_stacks else TOKENS
+            role = self._weight_role("embed_tokens")
+            x, table = f.table("embed_tokens", rows, embedding_axis, of=source, kind="embedding", role=role)
         if self.unused_embedding is not None:
             f.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
-        x = x if two else self._widened(f, x, hidden)
+        x = x if has_two_stacks else self._projected_embeddings(f, x, hidden)
         for side, stack in self.stacks():
             f.causal = side == "decoder"
-            if not two:
+            if not has_two_stacks:
                 x = stack.flow(f, x, None if stack.input_size is None else hidden)
                 continue
-            x = x if side == "encoder" else self._widened(f, f.look_up(table, TOKENS), hidden)
+            x = x if side == "encoder" else self._projected_embeddings(f, f.look_up(table, TOKENS), hidden)
             with f.scope(side) as scope:
                 if side == "encoder":
                     scope.apart, scope.reads = True, None if self._reads_own_input else x
@@ -327,7 +327,7 @@ class ModelSpec(Part):
                     scope.reads = x
                     x = stack.flow(f, x, positions=f.positions if self.shared_positions else None)
         if f.has_output or self.towers:
-            self._output(f, x, vocab, hidden, narrow, table)
+            self._record_output(f, x, vocab, hidden, embedding_axis, table)
         return f
 
     @property
@@ -335,7 +335,7 @@ class ModelSpec(Part):
         """Whether the encoder has its own stem or token embedding."""
         return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
 
-    def _widened(self, f: Flow, x: Value, hidden: Axis) -> Value:
+    def _projected_embeddings(self, f: Flow, x: Value, hidden: Axis) -> Value:
         """Returns the token embeddings, projected to the width of the layers if it differs."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
@@ -359,37 +359,37 @@ class ModelSpec(Part):
             )
         return encoder.flow(f, x, width)
 
-    def _output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, narrow: Axis, table: Weight) -> None:
+    def _record_output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, embedding_axis: Axis, table: Weight) -> None:
         """Records the parts that read the hidden states, and the towers."""
         f.hold(x=x)
-        read: dict[str, Value] = {}
+        values_read: dict[str, Value] = {}
         for name, part in (("pooler", self.pooler), ("contact_head", self.contact_head)):
             if part is not None:
-                read[name] = f.part(name, part, x, role=part.role, stack=self.main)
+                values_read[name] = f.part(name, part, x, role=part.role, stack=self.main)
         if self.pooler is not None:
-            f.hold(pooled=read["pooler"])
-        last = x
+            f.hold(pooled=values_read["pooler"])
+        output_states = x
         if self.top_size is not None:
             kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
             rows = x.rows if self.head.type == "none" else LOGITS
             x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind)
         f.result = x
         if self.head.type == "classification":
-            pooled = read.get("pooler", x) if self.head.over == "sequence" else x
-            f.result = f.part("classifier", self.head, pooled)
+            pooled_vector = values_read.get("pooler", x) if self.head.over == "sequence" else x
+            f.result = f.part("classifier", self.head, pooled_vector)
         if isinstance(self.head, LMHead):
             output = table if self.tie_word_embeddings else None
             if self.mtp is not None and output is None:
                 output = Weight("lm_head", (vocab,), x.axes)
-            role = self._role("lm_head")
-            f.result = f.part("lm_head", self.head, x, vocab=vocab, width=narrow, output=output, role=role)
+            role = self._weight_role("lm_head")
+            f.result = f.part("lm_head", self.head, x, vocab=vocab, width=embedding_axis, output=output, role=role)
             if self.proposal is not None:
                 tokens = self.head.draft_vocab_size
-                proposed = vocab if tokens is None else Axis("vocab", tokens)
-                f.part("proposal", self.proposal, last, vocab=vocab, proposed=proposed)
+                proposed_axis = vocab if tokens is None else Axis("vocab", tokens)
+                f.part("proposal", self.proposal, output_states, vocab=vocab, proposed=proposed_axis)
             if self.mtp is not None:
                 assert output is not None
-                self.mtp.flow(f, last, self.main, vocab, table, output)
+                self.mtp.flow(f, output_states, self.main, vocab, table, output)
         if self.towers:
             with f.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
                 record_towers(f, self.towers)
@@ -398,11 +398,11 @@ class ModelSpec(Part):
         """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` if only shapes
         matter.
         """
-        return _reference()(self)
+        return _reference_class()(self)
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -421,14 +421,14 @@ def _reference() -> type[nn.Module]:
             super().__init__()
             self.spec, hidden = spec, spec.hidden_size
             width = spec.embedding_size or hidden
-            last = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
-            assert last is not None
-            top = self._mapped_back(spec, last)
+            output_stack = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
+            assert output_stack is not None
+            mapped_width = self._mapped_back(spec, output_stack)
             self.embed_tokens = nn.Embedding(spec.vocab_size + (spec.additional_vocab_size or 0), width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(Context(width), spec.vocab_size)
-            if spec.embedding_size is not None and last.input_size is None:
+            if spec.embedding_size is not None and output_stack.input_size is None:
                 bias, neighbours = spec.embedding_projection_bias, spec.embedding_kernel or 1
                 self.embed_proj = nn.Linear(neighbours * width, hidden, bias=bias)
             if spec.encoder is not None and spec.decoder is not None:
@@ -438,20 +438,20 @@ def _reference() -> type[nn.Module]:
                 if spec.shared_positions:
                     self.decoder.embed_positions = self.encoder.embed_positions
             else:
-                only = last.reference(Context(hidden, causal=spec.encoder is None))
-                for name, child in only.named_children():
+                stack_module = output_stack.reference(Context(hidden, causal=spec.encoder is None))
+                for name, child in stack_module.named_children():
                     self.add_module(name, child)
-                self._only = (only,)  # as a tuple: the stack's children are registered as this module's own
+                self._only = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
             for name, part in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
                 if part is not None:
-                    self.add_module(name, part.reference(Context(hidden), last))
+                    self.add_module(name, part.reference(Context(hidden), output_stack))
             self.scores_pooled = (
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
-            if top is not None:
-                self.head_proj = nn.Linear(hidden, top, bias=False)
+            if mapped_width is not None:
+                self.head_proj = nn.Linear(hidden, mapped_width, bias=False)
             if spec.head.type == "classification":
-                self.classifier = spec.head.reference(Context(top or hidden))
+                self.classifier = spec.head.reference(Context(mapped_width or hidden))
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(Context(hidden), spec.vocab_size, spec.embedding_size)
                 output: Any = self.lm_head if spec.head.transform is None else self.lm_head.decoder
@@ -461,7 +461,7 @@ def _reference() -> type[nn.Module]:
                     tokens = spec.head.draft_vocab_size or spec.vocab_size
                     self.proposal = spec.proposal.reference(Context(hidden), spec.vocab_size, tokens)
                 if spec.mtp is not None:
-                    self.mtp = spec.mtp.reference(Context(hidden), last, output.weight)
+                    self.mtp = spec.mtp.reference(Context(hidden), output_stack, output.weight)
             for name in spec.from_target:  # not a parameter of this model
                 module: Any = self.get_submodule(name)
                 weight = module.weight
@@ -473,45 +473,49 @@ def _reference() -> type[nn.Module]:
                     self.towers.add_module(name, tower.reference(Context(hidden, causal=False)))
 
         @staticmethod
-        def _mapped_back(spec: ModelSpec, last: Stack) -> int | None:
+        def _mapped_back(spec: ModelSpec, output_stack: Stack) -> int | None:
             """Returns the width of the embedding if the output is projected to it before the head."""
             if isinstance(spec.head, LMHead):
                 return spec.embedding_size if spec.head.transform is None else None
             if spec.head.type == "classification" and spec.head.over == "sequence":
                 return None
-            return None if last.input_size is not None or spec.embedding_kernel is not None else spec.embedding_size
+            return (
+                None
+                if output_stack.input_size is not None or spec.embedding_kernel is not None
+                else spec.embedding_size
+            )
 
         def repeats(self) -> dict[str, str]:
-            """Path of a layer that equals an earlier one → path of the first such layer."""
-            alone: Any = self._only[0] if not hasattr(self, "encoder") else None
+            """Returns path of a layer that equals an earlier layer → path of the first such layer."""
+            only_stack: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks: dict[str, Any] = (
-                {"": alone} if alone is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
+                {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
             )
             out: dict[str, str] = {}
             for prefix, stack in stacks.items():
                 for i, kind in enumerate(stack.layer_kinds):
-                    first = stack.layer_kinds.index(kind)
-                    if first != i:
-                        out[f"{prefix}layers.{i}"] = f"{prefix}layers.{first}"
+                    first_index = stack.layer_kinds.index(kind)
+                    if first_index != i:
+                        out[f"{prefix}layers.{i}"] = f"{prefix}layers.{first_index}"
             return out
 
         def embed(self, ids: Tensor) -> Tensor:
             x: Tensor = self.embed_tokens(ids)
             if self.spec.embedding_kernel is not None:
                 kernel = self.spec.embedding_kernel
-                padded = torch.nn.functional.pad(x, (0, 0, kernel // 2, kernel // 2))
-                x = torch.cat([padded[:, i : i + x.shape[1]] for i in range(kernel)], -1)
+                padded_embeddings = torch.nn.functional.pad(x, (0, 0, kernel // 2, kernel // 2))
+                x = torch.cat([padded_embeddings[:, i : i + x.shape[1]] for i in range(kernel)], -1)
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
         def hidden_states(self, ids: Tensor, source: Tensor | None, run: Run) -> Tensor:
             if not hasattr(self, "encoder"):
-                alone: Tensor = self._only[0].forward(self.embed(ids), run)
-                return alone
+                only_stack: Tensor = self._only[0].forward(self.embed(ids), run)
+                return only_stack
             if source is not None:
                 spec = self.spec.encoder
-                raw = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
+                reads_features = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
                 run.memory = self.encoder(
-                    source if raw else self.embed(source),
+                    source if reads_features else self.embed(source),
                     Run(grouped_experts=run.grouped_experts, expert_capacity=run.expert_capacity),
                 )
             out: Tensor = self.decoder(self.embed(ids), run)
@@ -535,8 +539,8 @@ def _reference() -> type[nn.Module]:
             run = Run(past=past, store=store, ids=ids, mla=mla, **experts)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
-                pooled, scores = self.get_submodule("pooler")(x)
-            out = self._output(pooled if self.scores_pooled else None, x, last_only)
+                pooled_vector, scores = self.get_submodule("pooler")(x)
+            out = self._record_output(pooled_vector if self.scores_pooled else None, x, last_only)
             if hasattr(self, "proposal"):
                 term, score = self.get_submodule("proposal")(x[:, -1:] if last_only else x, ids[:, -out.shape[1] :])
                 out = out + term
@@ -545,18 +549,18 @@ def _reference() -> type[nn.Module]:
                 return out, scores
             return (out, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else out
 
-        def _output(self, pooled: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
+        def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
             """Returns the head's output; for a classifier of sequences, from the pooled vectors."""
-            if pooled is not None:
-                of_sequences: Tensor = self.classifier(pooled)
+            if pooled_vector is not None:
+                of_sequences: Tensor = self.classifier(pooled_vector)
                 return of_sequences
-            top = x[:, -1:] if last_only else x
+            head_input = x[:, -1:] if last_only else x
             if hasattr(self, "head_proj"):
-                top = self.head_proj(top)
+                head_input = self.head_proj(head_input)
             if hasattr(self, "classifier"):
-                of_tokens: Tensor = self.classifier(top)
+                of_tokens: Tensor = self.classifier(head_input)
                 return of_tokens
-            logits: Tensor = self.lm_head(top) if hasattr(self, "lm_head") else top
+            logits: Tensor = self.lm_head(head_input) if hasattr(self, "lm_head") else head_input
             return logits
 
     return ModelReference

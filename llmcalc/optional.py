@@ -22,7 +22,7 @@ class OptionalPart(NamedTuple):
 
     @property
     def option(self) -> str:
-        """The command-line option that includes it: `--with-mtp`."""
+        """The command-line option that includes the part: `--with-mtp`."""
         return f"--with-{self.name}"
 
 

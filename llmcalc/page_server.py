@@ -1,4 +1,4 @@
-"""Serves the browser page: built from a checkout, copied into a folder, served to this machine only."""
+"""Serves the browser page to this machine only, from a checkout, or copies the page into a folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Handler(SimpleHTTPRequestHandler):
     def send_head(self) -> Any:
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not HOST.fullmatch(hosts[0].strip()):
-            return self._refuse(HTTPStatus.FORBIDDEN, "expected localhost or 127.0.0.1 as the Host")
+            return self._refuse_request(HTTPStatus.FORBIDDEN, "expected localhost or 127.0.0.1 as the Host")
         try:
             file = self.translate_path(self.path)
             if "\0" in file:
@@ -56,14 +56,14 @@ class Handler(SimpleHTTPRequestHandler):
             is_inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
             exists = is_inside and os.path.isfile(file)
         except ValueError:  # a lone surrogate is one too
-            return self._refuse(HTTPStatus.BAD_REQUEST, "expected the path of a file")
-        return super().send_head() if exists else self._refuse(HTTPStatus.NOT_FOUND, "no such file")
+            return self._refuse_request(HTTPStatus.BAD_REQUEST, "expected the path of a file")
+        return super().send_head() if exists else self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
 
-    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+    def _refuse_request(self, status: HTTPStatus, reason: str) -> None:
         self.send_error(status, reason)
 
     def list_directory(self, path: Any) -> None:
-        return self._refuse(HTTPStatus.NOT_FOUND, "no such file")
+        return self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
 
     def end_headers(self) -> None:
         self.send_header("Cache-Control", "no-cache")
@@ -117,7 +117,7 @@ def checkout() -> Path:
 
 
 def build_page(rebuild: bool = False) -> tuple[Path, str]:
-    """Returns the page's folder, which is built if missing, and a remark on the build; an empty remark for none.
+    """Returns the page's folder, which is built if it is missing, and a remark on the build or an empty text.
 
     rebuild: whether to build it anew. Raises `InputError` with what the build lacks.
     """
@@ -125,12 +125,14 @@ def build_page(rebuild: bool = False) -> tuple[Path, str]:
     page = web / "dist"
     if rebuild or not (page / "index.html").is_file():
         script = [sys.executable, str(web / "build.py")]
-        done = subprocess.run(script, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            reason = done.stderr.strip().partition("error: ")[2] or done.stderr.strip().splitlines()[-1]
+        build_result = subprocess.run(script, stderr=subprocess.PIPE, text=True, check=False)
+        if build_result.returncode:
+            reason = build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
             raise InputError(f"the page is not built: {reason}")
-        return page, done.stderr.strip().splitlines()[-1]
-    return page, "note: the page is older than this checkout; --rebuild builds it anew" if _older(page, web) else ""
+        return page, build_result.stderr.strip().splitlines()[-1]
+    return page, "note: the page is older than this checkout; --rebuild builds it anew" if _is_outdated(
+        page, web
+    ) else ""
 
 
 def check_export(folder: Path) -> None:
@@ -145,7 +147,7 @@ def export_page(page: Path, folder: Path) -> None:
     shutil.copytree(page, folder, dirs_exist_ok=True)
 
 
-def _older(page: Path, web: Path) -> bool:
+def _is_outdated(page: Path, web: Path) -> bool:
     """Whether a source has changed since the page was built."""
     page_time = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
     kinds = (web.parent / "llmcalc", "*.py"), (web.parent / "presets", "*.toml"), (web / "src", "*")

@@ -14,7 +14,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def assert_counts() -> Callable[..., None]:
-    """`llmcalc.testing.assert_counts`, which takes a TARGET: a preset's name, a config.json or a description."""
+    """Returns `llmcalc.testing.assert_counts` for a TARGET: a preset's name, a config.json or a description."""
 
     def compare(module: Any, spec: Any, **options: Any) -> None:
         """Compares a module with a spec. module, spec, options: as in `llmcalc.testing.assert_counts`."""

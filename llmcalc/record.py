@@ -14,7 +14,7 @@ NONE = "none"
 
 
 class Record(BaseModel):
-    """An immutable table of a spec that rejects unknown fields.
+    """An immutable table of a file that rejects unknown fields.
 
     renamed: old name of a field → what to write instead (class attribute).
     """
@@ -42,7 +42,7 @@ class Record(BaseModel):
 
 
 class Source(Record):
-    """The source of facts.
+    """The source of facts, such as a paper, a datasheet or a config.
 
     gives: the kind of facts (`config`, `paper`, `weights`).
     url: the page or the file.

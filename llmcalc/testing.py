@@ -1,4 +1,4 @@
-"""Assertions for a test suite: that a model has the parameters, and performs the FLOPs, of its spec.
+"""Assertions for test suites: that a module has the parameters and performs the FLOPs of its spec.
 
 import llmcalc, llmcalc.testing
 
@@ -64,7 +64,7 @@ def assert_counts(
 
 @contextmanager
 def _restored(module: nn.Module) -> Iterator[None]:
-    """Restores the module's buffers, such as running means, and torch's random state after a pass."""
+    """Returns a context that restores the module's buffers and torch's random state after a pass."""
     import torch
 
     buffer_copies = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
@@ -78,29 +78,30 @@ def _restored(module: nn.Module) -> Iterator[None]:
 
 
 def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
-    spec_total, counted = tree.total(total_of), parameters(module)
-    module_total = counted.get("", 0)
+    spec_total, counted_params = tree.total(total_of), parameters(module)
+    module_total = counted_params.get("", 0)
     if module_total == spec_total:
         return []
     difference_text = units.difference(module_total - spec_total)
     lines = [f"parameters: the module has {module_total:,}, the spec {spec_total:,} ({difference_text})"]
     layers = [node for node in tree.children if node.kind == "layer"]
     depth = sum(node.repeat for node in layers)
-    lists = sorted({p.rpartition(".")[0] for p in counted if p.endswith(f".{depth - 1}")}, key=len)
+    lists = sorted({p.rpartition(".")[0] for p in counted_params if p.endswith(f".{depth - 1}")}, key=len)
     for prefix in lists[:1]:
         for node in layers:
-            expected = node.cost_per_repeat(total_of)
+            expected_params = node.cost_per_repeat(total_of)
             wrong_layers = {
-                i: counted.get(f"{prefix}.{i}", 0)
+                i: counted_params.get(f"{prefix}.{i}", 0)
                 for i in node.indices or ()
-                if counted.get(f"{prefix}.{i}", 0) != expected
+                if counted_params.get(f"{prefix}.{i}", 0) != expected_params
             }
             if wrong_layers:
                 i, count = next(iter(wrong_layers.items()))
                 difference = (
-                    f"{units.difference(count - expected)}; {len(wrong_layers)} of {node.repeat} such layers differ"
+                    f"{units.difference(count - expected_params)}; {len(wrong_layers)} of {node.repeat} such layers "
+                    "differ"
                 )
-                lines.append(f"  {prefix}.{i}: {count:,}, the spec's {node.segment} {expected:,} ({difference})")
+                lines.append(f"  {prefix}.{i}: {count:,}, the spec's {node.segment} {expected_params:,} ({difference})")
     if len(lines) == 1:
         lines.append(
             "  by the spec: "
@@ -108,7 +109,9 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
         )
         lines.append(
             "  by the module: "
-            + ", ".join(f"{name} {counted[name]:,}" for name, _ in module.named_children() if counted.get(name))
+            + ", ".join(
+                f"{name} {counted_params[name]:,}" for name, _ in module.named_children() if counted_params.get(name)
+            )
         )
     return lines
 
@@ -120,9 +123,9 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
     if seq is None:
         raise TypeError("assert_counts: seq is required if the first input is not a tensor of token ids [batch, seq]")
     with _restored(module):
-        measured, _ = count_flops(module, lambda: module(*inputs))
+        flops_by_path, _ = count_flops(module, lambda: module(*inputs))
     run_config = RunConfig(Workload(batch=batch, seq=seq))
-    spec_flops, measured_flops = tree.total(forward_of, run_config), measured.get("", 0)
+    spec_flops, measured_flops = tree.total(forward_of, run_config), flops_by_path.get("", 0)
     if measured_flops == spec_flops:
         return []
     scores = tree.total(lambda use: forward_of(use) if isinstance(use.op, AttentionCore) else 0, run_config)

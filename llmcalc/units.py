@@ -52,12 +52,12 @@ def dtype(name: str) -> str:
 
     Raises `InputError` for an unknown name.
     """
-    plain = name.strip().lower().removeprefix("torch.")
-    full = _DTYPE_ALIASES.get(plain, plain)
-    if full not in DTYPE_BITS:
+    plain_name = name.strip().lower().removeprefix("torch.")
+    full_name = _DTYPE_ALIASES.get(plain_name, plain_name)
+    if full_name not in DTYPE_BITS:
         formats = [DTYPE_NAMES.get(d, d) for d in DTYPE_BITS]
         raise InputError(f"unknown dtype '{name}': expected one of {', '.join(formats)}.{suggest(name, formats)}")
-    return full
+    return full_name
 
 
 def short_dtype(name: str) -> str:
@@ -72,20 +72,20 @@ def bits_to_bytes(bits: int) -> int:
 
 def _scaled(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
     """Returns the value in the largest unit in which it is at least 1, and that unit."""
-    scaled, step = float(value), 0
-    while abs(scaled) >= base and step < len(names) - 1:
-        scaled, step = scaled / base, step + 1
-    if step < len(names) - 1 and round(abs(scaled), 2) >= base:  # 999.996 would print as 1000.00
-        scaled, step = scaled / base, step + 1
-    return scaled, names[step]
+    scaled_value, step = float(value), 0
+    while abs(scaled_value) >= base and step < len(names) - 1:
+        scaled_value, step = scaled_value / base, step + 1
+    if step < len(names) - 1 and round(abs(scaled_value), 2) >= base:  # 999.996 would print as 1000.00
+        scaled_value, step = scaled_value / base, step + 1
+    return scaled_value, names[step]
 
 
 def count(value: int) -> str:
     """Prints a count with a decimal suffix: `8.03 B`, `218.11 M`, `512`."""
     if abs(value) < 1000:
         return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
-    scaled, name = _scaled(value, 1000, COUNT_SUFFIXES)
-    return f"{scaled:.2f} {name}"
+    scaled_value, name = _scaled(value, 1000, COUNT_SUFFIXES)
+    return f"{scaled_value:.2f} {name}"
 
 
 def exact(value: int) -> str:
@@ -97,27 +97,27 @@ def memory(value: int) -> str:
     """Prints bytes in a binary unit: `14.96 GiB`."""
     if abs(value) < 1024:
         return f"{value} B"
-    scaled, name = _scaled(value, 1024, BINARY_PREFIXES)
-    return f"{scaled:.2f} {name}B"
+    scaled_value, name = _scaled(value, 1024, BINARY_PREFIXES)
+    return f"{scaled_value:.2f} {name}B"
 
 
 def amount(value: float, unit: str) -> str:
     """Prints an amount or a rate in a decimal unit: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
-    scaled, name = _scaled(value, 1000, SI_PREFIXES)
-    digits = f"{scaled:.0f}" if not name and float(value).is_integer() else f"{scaled:.2f}"
+    scaled_value, name = _scaled(value, 1000, SI_PREFIXES)
+    digits = f"{scaled_value:.0f}" if not name and float(value).is_integer() else f"{scaled_value:.2f}"
     return f"{digits} {name}{unit}"
 
 
 class Scale(NamedTuple):
-    """The unit of a table column: `name` is for its heading, `write` prints its cells."""
+    """The unit of a table's column: `name` is for the heading, `write` prints the cells."""
 
     factor: int
     name: str
 
     def write(self, value: float) -> str:
         """Prints the value in this unit with two decimals; a positive value below 0.005 is `<0.01`."""
-        scaled = value / self.factor
-        return "<0.01" if 0 < scaled < 0.005 else f"{scaled:,.2f}".replace("-", "−")
+        scaled_value = value / self.factor
+        return "<0.01" if 0 < scaled_value < 0.005 else f"{scaled_value:,.2f}".replace("-", "−")
 
 
 GIB = Scale(1024**3, "GiB")
@@ -199,7 +199,7 @@ _LENGTH_FACTORS = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2}
 
 
 def parse_length(text: str) -> int:
-    """Parses a number of tokens or of sequences, where k is 1,024: `32k`, `1M`, `8_192` → 32768, 1048576, 8192.
+    """Parses a number of tokens or sequences, where k means 1,024: `32k`, `1M`, `8_192` → 32768, 1048576, 8192.
 
     Raises `InputError` for any other text.
     """
@@ -215,15 +215,15 @@ LONGEST_NUMBER = 100
 
 
 def exact_number(digits: str, shown: str) -> Fraction:
-    """Returns the value of a number that matches `NUMBER`. shown: the number's text in error messages.
+    """Returns the value of a number that matches `NUMBER`. shown: the number as error messages show it.
 
     Raises `InputError` for a number that is longer than any quantity.
     """
     from fractions import Fraction
 
     if len(digits) > LONGEST_NUMBER:
-        shortened = shown if len(shown) <= 60 else f"{shown[:57]}…"
-        raise InputError(f"{shortened}: a number of {len(digits):,} letters; expected at most {LONGEST_NUMBER}")
+        shown_digits = shown if len(shown) <= 60 else f"{shown[:57]}…"
+        raise InputError(f"{shown_digits}: a number of {len(digits):,} letters; expected at most {LONGEST_NUMBER}")
     return Fraction(digits.replace("_", "").replace(",", ""))
 
 
@@ -235,17 +235,17 @@ def _whole(digits: str, factor: int, shown: str) -> int:
 
 
 def parse_count(text: str, quantity: str = "") -> int:
-    """Parses a positive count, where k is 1,000: `8e9`, `8B`, `8_000_000_000` → 8000000000.
+    """Parses a positive count, where k means 1,000: `8e9`, `8B`, `8_000_000_000` → 8000000000.
 
     quantity: name of the option, for the error message.
     Raises `InputError` for any other text, zero and negative numbers included.
     """
-    named = f"{quantity}: '{text}'" if quantity else f"'{text}'"
+    quantity_text = f"{quantity}: '{text}'" if quantity else f"'{text}'"
     match = re.match(_NUMBER, text)
     factor = _COUNT_FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
-        raise InputError(f"{named} is not a positive number: expected something like 8e9, 8B or 350M")
-    value = _whole(match.group(1), factor, named)
+        raise InputError(f"{quantity_text} is not a positive number: expected something like 8e9, 8B or 350M")
+    value = _whole(match.group(1), factor, quantity_text)
     if value <= 0:
-        raise InputError(f"{named} is not a positive whole number")
+        raise InputError(f"{quantity_text} is not a positive whole number")
     return value

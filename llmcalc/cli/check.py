@@ -30,9 +30,9 @@ def command(
     from ..sources.preset import name_in_errors
 
     preset = reading.load(target)
-    stored = read_stored(checkpoint)
+    stored_checkpoint = read_stored(checkpoint)
     with name_in_errors(preset):
-        answer = ask_check(preset, checkpoint, stored)
+        answer = ask_check(preset, checkpoint, stored_checkpoint)
     writing.show(answer.report())
     if not answer.ok:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The option `--engine` of commands, and the command line with it: an engine's own flags beside options of llmcalc."""
+"""The option `--engine`, and command lines that mix an engine's own flags with llmcalc's options."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SHARED_OPTIONS = (
 
 
 class EngineCommand(Command):
-    """A command with `--engine`. Where it is given, flags of the engine are taken out before options are parsed.
+    """A command with `--engine`, which removes the engine's flags from the command line before options are parsed.
 
     beside_engines: parameters of the command that are options with an engine too (class attribute).
     """
@@ -73,7 +73,7 @@ class EngineCommand(Command):
         return super().parse_args(ctx, args)
 
     def _launched_engines(self, args: Sequence[str]) -> list[str]:
-        """Returns the engine of a launch file whose servers have the same one; none without such a file."""
+        """Returns the engine of a launch file whose servers share one engine; none without such a file."""
         files = list(_values_of("--launch", args))
         if not files:
             return []
@@ -83,7 +83,7 @@ class EngineCommand(Command):
         return names if len(names) == 1 else []
 
     def _llmcalc_options(self, ctx: Any) -> dict[str, bool]:
-        """Returns the options that stay → whether they take a value."""
+        """Returns llmcalc's own options → whether they take a value."""
         names = (*SHARED_OPTIONS, *self.beside_engines)
         return {
             name: not option.is_flag
@@ -106,7 +106,7 @@ def _values_of(option: str, args: Sequence[str]) -> Iterable[str]:
 
 
 def require_engine(receipt: str | None, engine: Sequence[str] | None, launch: Path | None = None) -> None:
-    """Raises `InputError` for a receipt without an engine, and for one beside a launch file."""
+    """Raises `InputError` for a receipt without an engine, or together with a launch file."""
     if receipt and launch is not None:
         raise InputError("--receipt: does not apply to a launch file; remove it, or write the file's flags yourself")
     if receipt and not engine:
@@ -114,13 +114,13 @@ def require_engine(receipt: str | None, engine: Sequence[str] | None, launch: Pa
 
 
 def engine_flags(context: typer.Context) -> Mapping[str, Any]:
-    """Returns the flags of the engine that the command line has."""
+    """Returns the engine's flags on the command line."""
     values: Mapping[str, Any] = context.meta.get(VALUES, {})
     return values
 
 
 def starts_servers(launch: Path) -> bool:
-    """Whether a launch file starts servers. Raises `InputError` for one whose text cannot be read as its kind."""
+    """Whether a launch file starts servers. Raises `InputError` for a file that cannot be read as its kind."""
     from ..frameworks.server_files.read import starts_any
 
     return starts_any(launch)
@@ -140,7 +140,7 @@ def show_servers(
     writing: Writing,
     table: str | None,
 ) -> None:
-    """Shows the answers about a launch file's servers, or about engines with TARGET. Exit code 1 if one is not ok.
+    """Shows the answers about a launch file's servers, or about engines with TARGET. Exit code 1 if any is not ok.
 
     ask: the question that is asked of each. values: the engine's flags. The others are the command's options.
     """

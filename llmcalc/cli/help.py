@@ -28,12 +28,12 @@ LISTS_ALL = "llmcalc.lists_all"
 
 
 def printable_help(text: str) -> str:
-    """Returns a help text in the characters of stdout's encoding; typer would write UTF-8 to an ASCII stream."""
+    """Returns a help text in characters that stdout's encoding has; typer would write UTF-8 to an ASCII stream."""
     return fitted(text, getattr(sys.stdout, "encoding", None) or "utf-8")
 
 
 class Command(TyperCommand):
-    """A command. Options that are declared as hidden are listed by `--help-all` only."""
+    """A command whose hidden options only `--help-all` lists."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -46,7 +46,7 @@ class Command(TyperCommand):
         return printable_help(super().get_help(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the arguments, then the options of each panel, in the order of `PANELS`."""
+        """Writes the arguments, and then the options of each panel, in the order of `PANELS`."""
         panels: dict[str, list[tuple[str, str]]] = {}
         lists_all = LISTS_ALL in ctx.meta
         for parameter in self.get_params(ctx):
@@ -80,16 +80,16 @@ COLUMN = 26
 
 
 def _short_name(option: Any, record: str) -> str:
-    """Returns the one-letter option and the first long option, with the placeholder of the value."""
-    dashed = [name for name in option.opts if name.startswith("--")]
+    """Returns an option's one-letter name and first long name, with the placeholder of its value."""
+    long_names = [name for name in option.opts if name.startswith("--")]
     letters = [name for name in option.opts if not name.startswith("--")]
-    name = min(dashed, key=len) if len(dashed[0]) > COLUMN - 8 else dashed[0]
+    name = min(long_names, key=len) if len(long_names[0]) > COLUMN - 8 else long_names[0]
     metavar = "" if option.is_flag else record.rpartition(" ")[2]
     return " ".join(filter(None, (", ".join([*letters, name]), metavar)))
 
 
 def _first_sentence(help: str) -> str:
-    """Returns the first sentence of a help text, and the default."""
+    """Returns the first sentence of a help text, and the default value."""
     text, mark, default = help.partition(" [default: ")
     first = re.split(r"(?<=\.) |(?<=…) (?=[A-Z])", text.strip(), maxsplit=1)[0]
     return f"{first.rstrip('.')}{mark}{default}"

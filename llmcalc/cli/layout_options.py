@@ -1,4 +1,4 @@
-"""Parallelism options: all of them, or those for the counts of one rank."""
+"""The parallelism options of commands: of a whole layout, or of one counted rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .setting_options import OptionOfCommand, option_of, options_of, replace_par
 
 def layout_options() -> dict[str, OptionOfCommand]:
     """Returns the options of a layout."""
-    return {**options_of(LayoutRequest), "framework": _framework()}
+    return {**options_of(LayoutRequest), "framework": _framework_option()}
 
 
 def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
@@ -20,19 +20,21 @@ def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
     return replace_parameter("layout_request", layout_options(), lambda chosen: LayoutRequest(**chosen))(command)
 
 
-def _framework() -> OptionOfCommand:
+def _framework_option() -> OptionOfCommand:
     """Returns the option `--framework`, whose values are the names of the frameworks' records."""
     from ..frameworks.registry import NAMES, WITHOUT_A_NAME, framework
 
     records = [framework(name) for name in NAMES]
-    implied = (f"{record.name} {record.implied_by[0]}" for record in records if record.implied_by is not None)
+    implied_frameworks = (
+        f"{record.name} {record.implied_by[0]}" for record in records if record.implied_by is not None
+    )
     names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
     setting = declared(LayoutRequest)["framework"]
-    text = f"{names}. {setting.setting.help} By default {', '.join((*implied, f'else {WITHOUT_A_NAME}'))}."
+    text = f"{names}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
     return option_of(setting, help=text, metavar="NAME", complete=lambda: NAMES)
 
 
 def takes_rank(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces a command's parameter `rank_request` by the options of one rank."""
+    """Replaces a command's parameter `rank_request` by the options of one counted rank."""
     options = {name: option_of(setting) for name, setting in rank_settings().items()}
     return replace_parameter("rank_request", options, lambda chosen: RankRequest(**chosen))(command)

@@ -50,12 +50,12 @@ underscores for hyphens."""
 
 
 def module_name(command: str) -> str:
-    """Returns the name of a command's module, which is that of its function in Python too."""
+    """Returns the name of a command's module, which is also the name of its Python function."""
     return command.replace("-", "_")
 
 
 class LazyGroup(TyperGroup):
-    """A group that imports a command's module only when the command runs.
+    """A group of commands that imports a command's module only when the command runs.
 
     within: subpackage of the commands' modules, with a leading dot; empty for this package.
     names: names of the commands.
@@ -68,7 +68,7 @@ class LazyGroup(TyperGroup):
         return printable_help(super().get_help(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Takes `--help-all` as `--help`, which lists all that a group has."""
+        """Treats `--help-all` as `--help`, which lists everything in a group."""
         return super().parse_args(ctx, ["--help", *args[1:]] if args[:1] == ["--help-all"] else args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -98,7 +98,7 @@ class LazyGroup(TyperGroup):
 
 @cache
 def built_command(within: str, name: str) -> Any:
-    """Imports a command's module and builds its options, once in a process.
+    """Imports a command's module and builds its options, once per process.
 
     within: as `LazyGroup.within`.
     """
@@ -113,9 +113,9 @@ def built_command(within: str, name: str) -> Any:
 
 
 def _command_group(name: str, module: Any) -> typer.Typer:
-    """Returns the commands of a package as a group."""
-    inner = type("Inner", (LazyGroup,), {"within": f".{name}", "names": module.COMMANDS})
-    group = typer.Typer(name=name, cls=inner, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+    """Returns the commands of a package as a group of commands."""
+    group_class = type("Inner", (LazyGroup,), {"within": f".{name}", "names": module.COMMANDS})
+    group = typer.Typer(name=name, cls=group_class, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
     group.callback(help=module.HELP)(lambda: None)
     return group
 
@@ -123,16 +123,16 @@ def _command_group(name: str, module: Any) -> typer.Typer:
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-def _version(requested: bool) -> None:
-    if requested:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"llmcalc {__version__}")
         raise typer.Exit()
 
 
 @app.callback()
-def _group(
+def _main_group(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Exact parameters, FLOPs and bytes of language models,
@@ -147,9 +147,9 @@ def main() -> None:
     make_streams_whole()
     drop_remarks()
     try:
-        code = app(standalone_mode=False, prog_name=_name())
+        code = app(standalone_mode=False, prog_name=_program_name())
     except InputError as error:
-        code = _fail(str(error))
+        code = _print_error(str(error))
     except (KeyboardInterrupt, typer.Abort):
         drop_remarks()
         code = 130
@@ -160,26 +160,26 @@ def main() -> None:
     except OSError as error:
         if error.filename is None:
             discard(sys.stdout)  # else the interpreter may try to write again at its end, and exit with 120
-        code = _fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        code = _print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return
-        code = _fail(_usage(error))
+        code = _print_error(_usage_message(error))
     print_remarks()
     sys.exit(code or 0)
 
 
-def _name() -> str:
-    """Returns the name by which the command was called, for which completion is registered."""
-    called = Path(sys.argv[0]).stem
-    return called if called == "llmcalc-arch" else "llmcalc"
+def _program_name() -> str:
+    """Returns the name under which the program was called, for which shell completion is registered."""
+    program_name = Path(sys.argv[0]).stem
+    return program_name if program_name == "llmcalc-arch" else "llmcalc"
 
 
-def _fail(message: str) -> int:
-    """Prints the error without remarks and returns exit code 2."""
+def _print_error(message: str) -> int:
+    """Prints the error without remarks, and returns exit code 2."""
     drop_remarks()
     print_line(f"error: {message}")
     return 2
@@ -211,34 +211,34 @@ OTHER_NAMES = {
 """Names that other programs give an option → the option here, where a command has it. Letters do not show it."""
 
 
-def _options(context: Any) -> set[str]:
-    """The options of the command that was called."""
+def _options_of(context: Any) -> set[str]:
+    """Returns the options of the running command."""
     return {name for parameter in context.command.params for name in parameter.opts}
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word in place of a command is a preset, or a file of a model."""
+    """Whether a word in the place of a command is a preset's name, or a model's file."""
     from ..sources.presets import aliases, model_names
 
     return word in model_names() or word in aliases() or word.endswith((".json", ".toml", ".gguf", ".safetensors"))
 
 
-def _usage(error: Any) -> str:
-    """Writes one of typer's usage errors in one line: the option, the given value, the expected values."""
+def _usage_message(error: Any) -> str:
+    """Returns one of typer's usage errors as one line: the option, the given value, the expected values."""
     context = getattr(error, "ctx", None)
-    where = f" ({context.command_path} --help explains)" if context is not None else ""
+    help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed, options = getattr(error, "option_name", None), _options(context)
-        option = OTHER_NAMES.get(typed or "", "")
+        typed_option, options = getattr(error, "option_name", None), _options_of(context)
+        option = OTHER_NAMES.get(typed_option or "", "")
         if option.partition(" ")[0] in options:
-            message = f"No such option: {typed}; expected {option}"
-        elif typed == "--model" and any(
+            message = f"No such option: {typed_option}; expected {option}"
+        elif typed_option == "--model" and any(
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
-            message = f"No such option: {typed}; expected the model without it: {context.command_path} llama3-8b"
+            message = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
     if parameter is None:
-        return f"{message}{where}"
+        return f"{message}{help_hint}"
     from .options import typed_name
 
     name = (
@@ -247,7 +247,7 @@ def _usage(error: Any) -> str:
         else (parameter.metavar or parameter.name or "").rstrip(".")
     )
     if not error.message:  # nothing was given
-        return f"missing argument {name}{where}"
+        return f"missing argument {name}{help_hint}"
     details = getattr(error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if details is not None:
         from ..sources.files import reason

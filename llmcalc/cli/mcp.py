@@ -27,14 +27,14 @@ def command(offline: OfflineOption = False) -> None:
     from mcp.server.stdio import stdio_server
 
     async def run() -> None:
-        async with stdio_server() as (reading, writing):
-            await server.run(reading, writing, server.create_initialization_options())
+        async with stdio_server() as (input_stream, output_stream):
+            await server.run(input_stream, output_stream, server.create_initialization_options())
 
     anyio.run(run)
 
 
 def tool_server() -> Server[Any]:
-    """Returns the server of the tools, on no transport yet. Raises `InputError` without the extra `mcp`."""
+    """Returns the server of the tools, without a transport. Raises `InputError` without the extra `mcp`."""
     try:
         from anyio import CapacityLimiter, to_thread
         from mcp import types
@@ -47,11 +47,11 @@ def tool_server() -> Server[Any]:
     reads_only = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
     async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
-        listed = [
+        tool_list = [
             types.Tool(name=tool.name, description=tool.description, input_schema=tool.schema, annotations=reads_only)
             for tool in tools()
         ]
-        return types.ListToolsResult(tools=listed)
+        return types.ListToolsResult(tools=tool_list)
 
     async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ Overrides: TypeAlias = Annotated[
 
 
 def typed_name(option: Any) -> str:
-    """The name of an option as it stands on the command line; its longest one if none does."""
+    """Returns the name of an option as the user typed it; the option's longest name if it was not typed."""
     words = {word.partition("=")[0] for word in sys.argv[1:]}
     names: list[str] = option.opts
     return next((name for name in names if name in words), max(names, key=len))
 
 
 def _cache_option(metavar: str, canonical_name: Callable[[str], str], text: str) -> Any:
-    """Returns the option for the format of the KV cache.
+    """Returns the option for the number format of the KV cache.
 
     canonical_name: function that returns the name that the command uses; raises `InputError` without the option's name.
     text: help text.
@@ -101,17 +101,17 @@ def _cache_option(metavar: str, canonical_name: Callable[[str], str], text: str)
 
 
 def cache_number_format(text: str) -> Any:
-    """Returns the option for the number format of the KV cache. text: help text."""
+    """Returns the option for the number format of the KV cache. text: its help text."""
     return _cache_option("DTYPE", dtype_of, text)
 
 
 def cache_format_option(text: str) -> Any:
-    """Returns the option for the format of the KV cache. text: help text."""
+    """Returns the option for the storage format of the KV cache. text: its help text."""
     return _cache_option("FORMAT", _known_cache_format, text)
 
 
 def _known_cache_format(name: str) -> str:
-    """Returns the name unchanged. Raises `InputError` if no cache format has it."""
+    """Returns the name of a cache format unchanged. Raises `InputError` for an unknown name."""
     from ..costs.cache_formats import cache_format
 
     cache_format(name)
@@ -122,17 +122,22 @@ CacheDtype: TypeAlias = Annotated[str, cache_format_option(f"Format of the KV ca
 ElementDtype: TypeAlias = Annotated[str, cache_number_format("Number format of the KV cache: bf16, fp8, int8, int4, …")]
 
 
-def size(name: str, *others: str, text: str, least: int = 1, most: int = LARGEST, panel: str | None = None) -> Any:
-    """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M. text, panel: of the help."""
+def size(name: str, *other_names: str, text: str, least: int = 1, most: int = LARGEST, panel: str | None = None) -> Any:
+    """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
+
+    text, panel: for the help page.
+    """
 
     def checked(option: typer.CallbackParam, number: int | None) -> int | None:
         return maybe_whole(typed_name(option), number, least, most)
 
-    return typer.Option(name, *others, metavar="N", parser=_length, callback=checked, help=text, rich_help_panel=panel)
+    return typer.Option(
+        name, *other_names, metavar="N", parser=_parse_length, callback=checked, help=text, rich_help_panel=panel
+    )
 
 
-def _length(value: str | int) -> int:
-    """Parses a number of sequences or tokens; a default is a number already."""
+def _parse_length(value: str | int) -> int:
+    """Parses a number of sequences or tokens. A default value is a number already."""
     return value if isinstance(value, int) else parse_length(value)
 
 
@@ -212,7 +217,7 @@ AllowUnknown: TypeAlias = Annotated[
 
 
 def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
-    """Returns an option for a phase: one of the values of a `Literal`, or `train` for training.
+    """Returns an option for a phase: a word of a `Literal`, or `train`, which means training.
 
     text: help text.
     show_default: whether the help shows the default; if not, the text has to say it.
@@ -245,7 +250,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def count_option(name: str, text: str) -> Any:
-    """Returns an option for a number of parameters, such as 8e9, 8B or 350M. text: help text."""
+    """Returns an option for a number of parameters, such as 8e9, 8B or 350M. text: its help text."""
 
     def parsed(value: str | int) -> int:
         return value if isinstance(value, int) else parse_count(value)
@@ -277,7 +282,7 @@ MostParams: TypeAlias = Annotated[
 ]
 
 
-def _offline(offline: bool) -> bool:
+def _set_offline(offline: bool) -> bool:
     """Sets HF_HUB_OFFLINE, before huggingface_hub is imported and reads it."""
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -287,7 +292,7 @@ def _offline(offline: bool) -> bool:
 OfflineOption: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--offline", callback=_offline, help="Use cached hub files only.", rich_help_panel="Model", hidden=True
+        "--offline", callback=_set_offline, help="Use cached hub files only.", rich_help_panel="Model", hidden=True
     ),
 ]
 NotesOption: TypeAlias = Annotated[
@@ -313,10 +318,10 @@ FormatOption: TypeAlias = Annotated[
 
 
 def _file_option(name: str) -> Any:
-    """Returns the option for the file of the answer, whose path is checked before anything is computed."""
+    """Returns the option for the output file, whose path is checked before anything is computed."""
 
     def checked(path: Path | None) -> Path | None:
-        """`-` is standard output."""
+        """Returns the path unchanged if it can be written; `-` means standard output."""
         if path == Path("-"):
             return None
         if path is not None:
@@ -364,5 +369,5 @@ WithTowers: TypeAlias = Annotated[bool, _include_option(TOWERS)]
 
 
 def open_output(output: Path | None) -> AbstractContextManager[IO[str]]:
-    """Opens FILE, which is written completely or not at all, or stdout."""
+    """Opens the output file, which is written completely or not at all, or stdout."""
     return write_whole(output, "--output") if output is not None else stdout()

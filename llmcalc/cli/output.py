@@ -1,4 +1,4 @@
-"""Output of answers: stdout, or a file that is written completely or not at all. Remarks go to stderr."""
+"""Output of answers: to stdout, or to a file that is written completely or not at all. Remarks go to stderr."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def stdout() -> Iterator[IO[str]]:
 
 
 def discard(stream: IO[str]) -> None:
-    """Redirects a stream to the null device, with its buffered text; a stream in memory is left as it is."""
+    """Redirects a stream and its buffered text to the null device; a stream in memory is left unchanged."""
     with suppress(UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -91,7 +91,7 @@ def is_device(path: Path) -> bool:
 
 @contextmanager
 def write_whole(path: Path, option: str) -> Iterator[TextIOWrapper]:
-    """Opens a file that gets its name only after it is written completely. The target of a link is replaced.
+    """Opens a file that receives its name only after it is written completely. A link's target is replaced.
 
     Raises `InputError`, which names the option, if it cannot be written.
     """
@@ -111,14 +111,14 @@ def write_whole(path: Path, option: str) -> Iterator[TextIOWrapper]:
             handle, name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
         except OSError as error:
             raise _write_error(path, option, error) from None
-        part = Path(name)
+        partial_file = Path(name)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as out:
                 yield out
-            part.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
-            part.replace(target)
+            partial_file.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_current_umask())
+            partial_file.replace(target)
         finally:
-            part.unlink(missing_ok=True)
+            partial_file.unlink(missing_ok=True)
 
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -126,7 +126,7 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 
 
 class _Signalled(BaseException):
-    """A signal of `ENDING` has arrived. number: number of the signal."""
+    """Raised when a signal of `ENDING` arrives. number: the signal's number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -135,7 +135,7 @@ class _Signalled(BaseException):
 
 @contextmanager
 def _finally_on_signals() -> Iterator[None]:
-    """Runs the `finally` clauses inside it when a signal ends the process.
+    """Returns a context whose `finally` clauses run when a signal ends the process.
 
     The signal then ends the process, so that the exit status is that of the signal. It does nothing outside the main
     thread, where Python handles no signals.
@@ -144,18 +144,18 @@ def _finally_on_signals() -> Iterator[None]:
     def unwind(number: int, _: FrameType | None) -> None:
         raise _Signalled(number)
 
-    before = {}
+    previous_handlers = {}
     try:
         for number in ENDING:
             if signal.getsignal(number) == signal.SIG_DFL:  # an ignored signal (nohup) stays ignored
                 with suppress(ValueError):  # not the main thread
-                    before[number] = signal.signal(number, unwind)
+                    previous_handlers[number] = signal.signal(number, unwind)
         yield
     except _Signalled as stop:
         signal.signal(stop.number, signal.SIG_DFL)
         os.kill(os.getpid(), stop.number)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -163,7 +163,7 @@ def _write_error(path: Path, option: str, error: OSError) -> InputError:
     return InputError(f"{option}: {path}: {error.strerror}; expected a file that can be written")
 
 
-def _umask() -> int:
+def _current_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask

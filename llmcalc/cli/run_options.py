@@ -1,4 +1,4 @@
-"""Options for the settings of a run on one device, with shorthands."""
+"""Options for the settings of a run on one device, and short forms of these options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ CublasWorkspace: TypeAlias = Annotated[
 
 
 def settings_options() -> dict[str, OptionOfCommand]:
-    """Returns the options of `Settings` and their shorthands. A phase that is not given follows from the others."""
+    """Returns the options of `Settings` and their short forms.
+
+    Without a phase option, the other options imply the phase.
+    """
     options = options_of(Settings)
     options["phase"] = options["phase"]._replace(default=None)
     return options | {name: option_of(setting) for name, setting in SHORTHANDS.items()}

@@ -1,4 +1,4 @@
-"""Options of servers that `serve` and its picture share, and the question that they ask."""
+"""Options of servers that `serve` and its plot share, and the question that they describe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LOAD, LAYOUT = "Inference", "Layout"
 
 
-def _text(name: str, metavar: str, text: str, panel: str | None = None) -> Any:
+def _text_option(name: str, metavar: str, text: str, panel: str | None = None) -> Any:
     return typer.Option(name, metavar=metavar, help=text, show_default=False, rich_help_panel=panel)
 
 
@@ -30,9 +30,11 @@ OutputTokens = Annotated[
 ]
 EngineName = Annotated[
     str | None,
-    _text("--engine", "NAME[==VERSION]", "vllm, sglang or tensorrt-llm. Default vllm, the newest that was read."),
+    _text_option(
+        "--engine", "NAME[==VERSION]", "vllm, sglang or tensorrt-llm. Default vllm, the newest that was read."
+    ),
 ]
-Price = Annotated[str | None, _text("--price", "MONEY", "Price of a device and hour, in any currency.")]
+Price = Annotated[str | None, _text_option("--price", "MONEY", "Price of a device and hour, in any currency.")]
 
 
 def _at_most_1024(name: str, text: str) -> OptionOfCommand:
@@ -45,7 +47,7 @@ SERVER_OPTIONS = {
     "output": OptionOfCommand(OutputTokens, None),
     "trace": optional(
         Path,
-        _text(
+        _text_option(
             "--trace",
             "FILE",
             "Requests to simulate, in place of equal ones: CSV or JSON lines of arrival, input, output.",
@@ -54,10 +56,13 @@ SERVER_OPTIONS = {
     ),
     "engine": OptionOfCommand(EngineName, None),
     "quantize": optional(
-        str, _text("--quantize", "SCHEMES", "Schemes of the weights to try (auto,fp8-dynamic); default as published.")
+        str,
+        _text_option(
+            "--quantize", "SCHEMES", "Schemes of the weights to try (auto,fp8-dynamic); default as published."
+        ),
     ),
     "kv_dtype": optional(
-        str, _text("--kv-dtype", "FORMATS", "Formats of the cache to try (auto,fp8); default the engine's.")
+        str, _text_option("--kv-dtype", "FORMATS", "Formats of the cache to try (auto,fp8); default the engine's.")
     ),
     "price": OptionOfCommand(Price, None),
     "concurrency": optional(
@@ -66,18 +71,22 @@ SERVER_OPTIONS = {
             "--concurrency", "--users", text="Requests in the server at any time; default as many as fit.", panel=LOAD
         ),
     ),
-    "rate": optional(str, _text("--rate", "R", "Requests per second that arrive, in place of --concurrency.", LOAD)),
-    "ttft": optional(str, _text("--ttft", "SECONDS", "Most time to the first token (1s, 300ms).", LOAD)),
-    "tpot": optional(str, _text("--tpot", "SECONDS", "Most time of each further token (30ms).", LOAD)),
+    "rate": optional(
+        str, _text_option("--rate", "R", "Requests per second that arrive, in place of --concurrency.", LOAD)
+    ),
+    "ttft": optional(str, _text_option("--ttft", "SECONDS", "Most time to the first token (1s, 300ms).", LOAD)),
+    "tpot": optional(str, _text_option("--tpot", "SECONDS", "Most time of each further token (30ms).", LOAD)),
     "prefix_hit": optional(
-        str, _text("--prefix-hit", "P", "Share of each prompt that the prefix cache has (0.5); default 0.", LOAD)
+        str, _text_option("--prefix-hit", "P", "Share of each prompt that the prefix cache has (0.5); default 0.", LOAD)
     ),
     "draft": optional(
         str,
-        _text("--draft", "TARGET", "Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", LOAD),
+        _text_option(
+            "--draft", "TARGET", "Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", LOAD
+        ),
     ),
     "acceptance": optional(
-        str, _text("--acceptance", "P", "Chance that a drafted token is accepted (0.7); with --draft.", LOAD)
+        str, _text_option("--acceptance", "P", "Chance that a drafted token is accepted (0.7); with --draft.", LOAD)
     ),
     "draft_tokens": optional(
         int, size("--draft-tokens", text="Tokens that are drafted in a step; default 3.", most=64, panel=LOAD)
@@ -97,7 +106,7 @@ ServerValues: TypeAlias = dict[str, Any]
 
 
 def takes_server(command: CommandFunction) -> CommandFunction:
-    """Replaces the parameter `values` of a command by the options of a server under load."""
+    """Replaces a command's parameter `values` by the options of a server under load."""
     return replace_parameter("values", SERVER_OPTIONS, dict)(command)
 
 

@@ -1,4 +1,4 @@
-"""Options of commands, built from the declarations of settings (`workload/setting.py`).
+"""Command-line options, built from the declarations of settings (`workload/setting.py`).
 
 A decorator replaces one parameter of a command by many options. The parameter gets their values as one object.
 """
@@ -20,16 +20,16 @@ CommandFunction: TypeAlias = Callable[..., None]
 
 
 class OptionOfCommand(NamedTuple):
-    """A parameter of a command. annotation: its type and typer's option. default: its default."""
+    """A parameter of a command. annotation: its type and its typer option. default: its default value."""
 
     annotation: Any
     default: Any
 
 
 def optional(kind: Any, option: Any) -> OptionOfCommand:
-    """Returns the parameter of an option whose default is None. kind: its type. option: typer's option."""
-    annotated: Any = Annotated
-    return OptionOfCommand(annotated[kind | None, option], None)
+    """Returns the parameter of an option with default None. kind: its type. option: typer's option."""
+    annotated_type: Any = Annotated
+    return OptionOfCommand(annotated_type[kind | None, option], None)
 
 
 def option_of(declaration: Declared, default: Any = None, **changes: Any) -> OptionOfCommand:
@@ -42,7 +42,7 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
     declaration = replace(declaration, setting=setting)
     help = f"{setting.help} [default: {setting.default}]" if setting.default else setting.help
     names = (declaration.option, *setting.spellings)
-    common: dict[str, Any] = {
+    common_arguments: dict[str, Any] = {
         "help": help,
         "show_default": False,
         "rich_help_panel": setting.panel,
@@ -54,20 +54,20 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
 
     if declaration.kind is bool:
         names = (f"{declaration.option}/{setting.off}",) if setting.off else names
-        return OptionOfCommand(Annotated[bool | None, typer.Option(*names, **common)], default)
+        return OptionOfCommand(Annotated[bool | None, typer.Option(*names, **common_arguments)], default)
     placeholder = {int: "N", float: "P"}.get(declaration.kind, "TEXT")
     metavar = setting.metavar or "|".join(declaration.words) or placeholder
     words: Iterable[str] = declaration.words
     complete = setting.complete or (lambda: words)
-    typed = typer.Option(
+    typer_option = typer.Option(
         *names,
         metavar=metavar,
         parser=str,  # the callback checks, with one message for every command and for Python
         callback=checked,
         autocompletion=lambda incomplete: [word for word in complete() if word.startswith(incomplete.lower())],
-        **common,
+        **common_arguments,
     )
-    return OptionOfCommand(Annotated[str | None, typed], default)
+    return OptionOfCommand(Annotated[str | None, typer_option], default)
 
 
 def options_of(settings: type) -> dict[str, OptionOfCommand]:

@@ -1,4 +1,4 @@
-"""Sets the signature of a command, from which typer reads its options."""
+"""Sets the signature of a command's function, from which typer reads the options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def with_signature(
     run: Callable[..., None], command: Callable[..., None], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Gives `run` the name and the help of a command, and these parameters."""
+    """Gives `run` the name and the help text of a command, with these parameters."""
     function: Any = run
     parameter_list = list(parameters)
     function.__doc__, function.__name__ = command.__doc__, command.__name__

@@ -1,4 +1,4 @@
-"""Options for reading and selecting models, and for writing the answer."""
+"""Options for reading and selecting models, and for writing answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Reading(NamedTuple):
-    """Options for reading a TARGET.
+    """The options with which a TARGET is read.
 
     overrides: `path=value` of `--set`.
     head: the head that replaces the config's; default None.
@@ -49,27 +49,27 @@ class Reading(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether options change the model."""
+        """Whether the options change the model."""
         return bool(self.overrides or self.head)
 
     def load(self, target: str, include: frozenset[str] = frozenset()) -> Preset:
-        """Reads a model. Notes of the reader, and parts of `include` that the model lacks, are remarks on stderr."""
+        """Reads a model. The reader's notes, and parts of `include` that the model lacks, become remarks on stderr."""
         from ..sources.target import load
 
         preset = load(target, tuple(self.overrides or ()), self.head, self.allow_unknown)
         absent = [OPTIONAL_PARTS[part] for part in sorted(include) if not getattr(preset.model, part)]
-        missing = (f"{part.option} changes nothing: the model has no {part.title}" for part in absent)
-        for note in (*preset.notes, *missing):
+        missing_parts = (f"{part.option} changes nothing: the model has no {part.title}" for part in absent)
+        for note in (*preset.notes, *missing_parts):
             remark(f"note: {preset.name}: {note}")
         return preset
 
     def load_draft(self, target: str | None) -> Preset | None:
-        """Reads a draft, without the options that change the TARGET; None without one."""
+        """Reads a draft model, without the options that change the TARGET; None without a draft model."""
         return None if target is None else Reading(allow_unknown=self.allow_unknown).load(target)
 
 
 class Writing(NamedTuple):
-    """Options for writing an answer.
+    """The options with which an answer is written.
 
     notes: whether all rows and notes are printed.
     fmt: the format.

@@ -1,4 +1,4 @@
-"""Options of the commands that estimate time, and the run that they describe."""
+"""Options of the commands that estimate time, and the run that these options describe."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ TIME_OPTIONS = {
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run whose time is estimated, as the command line describes it.
+    """A timed run, as the command line describes it.
 
     settings, layout: the run and its layout.
     values: the options of `TIME_OPTIONS` by name.
@@ -142,11 +142,11 @@ class TimedRun:
     is_given: Callable[[str], bool]
 
     def load(self, target: str) -> Preset:
-        """Reads a model with the parts that count."""
+        """Reads a model with the optional parts that count."""
         return self.reading.load(target, self.include)
 
     def question(self) -> RunQuestion:
-        """Returns the question about the run."""
+        """Returns the question about the timed run."""
         from ..questions.runs import RunOptions, memory_question
         from ..sources.hardware import find_all
 
@@ -165,21 +165,23 @@ class TimedRun:
             with_mtp=bool(self.include),
         )
 
-    def ask(self, question: RunQuestion, **more: Any) -> ReportedAnswer:
+    def ask(self, question: RunQuestion, **more_options: Any) -> ReportedAnswer:
         """Answers the question. more: further fields of `TimeOptions`."""
         from ..questions.times import TimeOptions, ask_time
         from ..sources.preset import name_in_errors
 
         names = ("global_batch", "stack", "overlap", "nic", "engine", "server", "calibrate")
-        options = TimeOptions(**{name: self.values[name] for name in names}, context=self.values["cached"], **more)
+        options = TimeOptions(
+            **{name: self.values[name] for name in names}, context=self.values["cached"], **more_options
+        )
         with name_in_errors(question.preset):
             return ask_time(question, options, self.is_given, self.load)
 
 
 def takes_timed_run(command: CommandFunction) -> CommandFunction:
-    """Replaces the parameter `run` of a command by the options of a run whose time is estimated."""
+    """Replaces a command's parameter `run` by the options of a timed run."""
     settings, layout = settings_options(), layout_options()
-    reading, read = OPTIONS["reading"]
+    reading, read_options = OPTIONS["reading"]
     context = {"context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
     model = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
     options = {**context, **settings, **layout, **TIME_OPTIONS, **model, **reading}
@@ -191,7 +193,7 @@ def takes_timed_run(command: CommandFunction) -> CommandFunction:
             {name: chosen[name] for name in TIME_OPTIONS},
             chosen["target"],
             included(chosen["with_mtp"]),
-            read(chosen),
+            read_options(chosen),
             partial(is_given, chosen["context"]),
         )
 

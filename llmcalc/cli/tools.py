@@ -1,4 +1,4 @@
-"""Commands as tools of language models: a JSON schema of each command's options, and the command's answer in JSON.
+"""Commands as tools of language models: JSON schemas of the options, and the answers in JSON.
 
 The schemas are read from the options that the command line has; the answers are those of the Python function of the
 command's name, whose arguments have the options' names. A tool reads presets and files and writes nothing.
@@ -40,7 +40,7 @@ KEYS = 'Keys of the answer to return, such as ["params"]; all if not given. "tre
 
 
 class Tool(NamedTuple):
-    """A command as a tool.
+    """A command of llmcalc as a tool of a language model.
 
     name: the command's name.
     description: what it answers, a sentence.
@@ -57,17 +57,17 @@ class Tool(NamedTuple):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of a call: common arguments, `options` with the others by name, and `keys`."""
+        """Returns the JSON schema of a call: common arguments, `options` with the others by name, and `keys`."""
         properties = {name: schema for name, schema in self.arguments.items() if name in self.common}
-        others = ", ".join(name for name in self.arguments if name not in self.common)
+        other_names = ", ".join(name for name in self.arguments if name not in self.common)
         texts: list[str] = []
-        if others:
-            texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {others}.")
+        if other_names:
+            texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}.")
         if self.name in WITH_ENGINES:
             texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
         if texts:
             properties["options"] = {"type": "object", "description": " ".join(texts), "maxProperties": 100}
-        properties["keys"] = {"type": "array", "items": _text(), "maxItems": 100, "description": KEYS}
+        properties["keys"] = {"type": "array", "items": _text_schema(), "maxItems": 100, "description": KEYS}
         return {
             "type": "object",
             "properties": properties,
@@ -79,71 +79,79 @@ class Tool(NamedTuple):
 @cache
 def tools() -> tuple[Tool, ...]:
     """Returns all tools."""
-    return tuple(_tool(name) for name in TOOLS)
+    return tuple(_tool_of_command(name) for name in TOOLS)
 
 
-def _tool(name: str) -> Tool:
+def _tool_of_command(name: str) -> Tool:
     command = built_command("", name)
     parameters = {_argument_name(name, parameter): parameter for parameter in command.params if _is_input(parameter)}
     return Tool(
         name,
         " ".join((command.help or "").split()),
-        {argument: _schema(argument, parameter) for argument, parameter in parameters.items()},
+        {argument: _argument_schema(argument, parameter) for argument, parameter in parameters.items()},
         frozenset(argument for argument, parameter in parameters.items() if parameter.name not in command.uncommon),
         tuple(argument for argument, parameter in parameters.items() if parameter.required),
     )
 
 
 def _is_input(parameter: Any) -> bool:
-    """Whether a parameter of a command says something about the answer, and nothing about how it is written."""
+    """Whether a parameter of a command changes the answer, not only its format."""
     writes = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
-    return not writes and _option(parameter) not in LEFT_OUT
+    return not writes and _option_name(parameter) not in LEFT_OUT
 
 
-def _option(parameter: Any) -> str:
-    """Returns the first long name of an option without its dashes; of an argument its name."""
+def _option_name(parameter: Any) -> str:
+    """Returns an option's first long name without dashes; an argument's name."""
     return next((name[2:] for name in parameter.opts if name.startswith("--")), str(parameter.name))
 
 
 def _argument_name(tool: str, parameter: Any) -> str:
-    """Returns the name of the argument of `llmcalc.TOOL` that a parameter of the command is."""
+    """Returns the argument of `llmcalc.TOOL` that corresponds to a parameter of the command."""
     if parameter.param_type_name == "argument":
         return "models" if tool == "compare" else "model"
-    return _option(parameter).replace("-", "_")
+    return _option_name(parameter).replace("-", "_")
 
 
-def _text(**more: Any) -> dict[str, Any]:
-    return {"type": "string", "maxLength": LONGEST_TEXT, **more}
+def _text_schema(**more_fields: Any) -> dict[str, Any]:
+    return {"type": "string", "maxLength": LONGEST_TEXT, **more_fields}
 
 
-def _model(description: str) -> dict[str, Any]:
-    return {"anyOf": [_text(minLength=1), {"type": "object"}], "description": description}
+def _model_schema(description: str) -> dict[str, Any]:
+    return {"anyOf": [_text_schema(minLength=1), {"type": "object"}], "description": description}
 
 
-def _schema(argument: str, parameter: Any) -> dict[str, Any]:
-    """Returns the JSON schema of an argument: its type, and its help text with the placeholder of the value."""
+def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
+    """Returns the JSON schema of an argument: its type, and its help text with the value's placeholder."""
     if argument == "model":
-        return _model(MODEL)
+        return _model_schema(MODEL)
     if argument == "models":
-        return {"type": "array", "items": _model(MODEL), "maxItems": 100, "description": "The models to compare."}
+        return {
+            "type": "array",
+            "items": _model_schema(MODEL),
+            "maxItems": 100,
+            "description": "The models to compare.",
+        }
     annotation, placeholder = parameter.type_descriptor.annotation, parameter.metavar or ""
     help_text = " ".join((parameter.help or "").split())
     if placeholder == "TARGET":
-        return _model(f"{help_text.rstrip('.')}. As model.")
+        return _model_schema(f"{help_text.rstrip('.')}. As model.")
     description = f"{help_text.rstrip('.')}. Value: {placeholder}." if "|" in placeholder else help_text
     if parameter.is_flag:
         return {"type": "boolean", "description": description}
     if get_origin(annotation) is list:
-        return {"anyOf": [_text(), {"type": "array", "items": _text(), "maxItems": 100}], "description": description}
+        return {
+            "anyOf": [_text_schema(), {"type": "array", "items": _text_schema(), "maxItems": 100}],
+            "description": description,
+        }
     words = [word for word in get_args(annotation) if isinstance(word, str)]
     if words:
         return {"type": "string", "enum": words, "description": description}
     kind = "integer" if annotation is int else NUMBERS.get(placeholder)
-    return _text(description=description) | ({"type": [kind, "string"]} if kind else {})
+    return _text_schema(description=description) | ({"type": [kind, "string"]} if kind else {})
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> Any:
-    """Returns the JSON document of a tool's answer. arguments: by the names of its schema.
+    """Returns the JSON document of a tool's answer. arguments: by their names in the schema.
 
     Raises `InputError`, whose message names the argument, for arguments that the schema or the command refuses.
     """
@@ -153,27 +161,29 @@ def call(name: str, arguments: Mapping[str, Any]) -> Any:
         raise InputError(f"there is no tool '{name}'.{suggest(name, list(TOOLS))} Expected one of {', '.join(TOOLS)}")
     tool = next(tool for tool in tools() if tool.name == name)
     _check_size(arguments)
-    _check({**tool.arguments, **tool.schema["properties"]}, arguments)
+    _check_arguments({**tool.arguments, **tool.schema["properties"]}, arguments)
     for argument in tool.required:
         if argument not in arguments:
             raise InputError(f"{argument}: missing; expected {tool.arguments[argument]['description']}")
     values = dict(arguments)
     keys, options = values.pop("keys", None), values.pop("options", {})
-    repeated = sorted(options.keys() & values.keys())
-    if repeated:
-        raise InputError(f"options: {repeated[0]} is an argument too; expected it once")
+    repeated_names = sorted(options.keys() & values.keys())
+    if repeated_names:
+        raise InputError(f"options: {repeated_names[0]} is an argument too; expected it once")
     is_of_engine = "engine" in values or "launch" in values
-    _check(tool.arguments, {key: value for key, value in options.items() if key in tool.arguments or not is_of_engine})
+    _check_arguments(
+        tool.arguments, {key: value for key, value in options.items() if key in tool.arguments or not is_of_engine}
+    )
     values |= options
     models = values.pop("models", [values.pop("model")] if "model" in values else [])
     for model in (*models, values.get("draft")):
         _check_model(model)
     document = getattr(import_module("..api", __package__), name)(*models, **values).document
-    return document if keys is None else _selected(document, keys)
+    return document if keys is None else _selected_keys(document, keys)
 
 
 def _check_size(arguments: Mapping[str, Any]) -> None:
-    """Raises `InputError` for arguments that are nested too deeply, too large, or have a number without end."""
+    """Raises `InputError` for arguments that are nested too deeply, too large, or have an infinite number."""
     require_shallow(dict(arguments), "arguments")
     try:
         size = len(json.dumps(arguments))
@@ -183,28 +193,30 @@ def _check_size(arguments: Mapping[str, Any]) -> None:
         raise InputError(f"arguments: are larger than {LARGEST_CONFIG:,} bytes; expected a name or a shorter config")
 
 
-def _check(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raises `InputError` for the first argument that is unknown or of another type. known: argument → schema."""
+def _check_arguments(known_arguments: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raises `InputError` for the first argument that is unknown or of another type. known_arguments: their schemas."""
     from jsonschema import Draft202012Validator
 
     for argument, value in arguments.items():
-        if argument not in known:
-            raise InputError(f"{argument}: there is no such argument.{suggest(argument, list(known))}")
-        if not Draft202012Validator(known[argument]).is_valid(value):
-            raise InputError(f"{argument}: {shown(value)} does not fit; expected {known[argument]['description']}")
+        if argument not in known_arguments:
+            raise InputError(f"{argument}: there is no such argument.{suggest(argument, list(known_arguments))}")
+        if not Draft202012Validator(known_arguments[argument]).is_valid(value):
+            raise InputError(
+                f"{argument}: {shown(value)} does not fit; expected {known_arguments[argument]['description']}"
+            )
 
 
 def _check_model(model: Any) -> None:
-    """Raises `InputError` for standard input, which the protocol uses."""
+    """Raises `InputError` for standard input as the model, because the protocol uses standard input."""
     if isinstance(model, str) and re.match(rf"\s*{STDIN}(\?|\s*$)", model):
         raise InputError(f"model: '{STDIN}' is standard input, which the protocol uses; expected a name or a path")
 
 
-def _selected(document: Any, keys: list[str]) -> Any:
+def _selected_keys(document: Any, keys: list[str]) -> Any:
     """Returns the requested keys of a document, or of each of a list of documents."""
     if isinstance(document, list):
-        return [_selected(entry, keys) for entry in document]
-    unknown = [key for key in keys if key not in document]
-    if unknown:
-        raise InputError(f"keys: the answer has no '{unknown[0]}'; expected of {', '.join(document)}")
+        return [_selected_keys(entry, keys) for entry in document]
+    unknown_keys = [key for key in keys if key not in document]
+    if unknown_keys:
+        raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected of {', '.join(document)}")
     return {key: document[key] for key in keys}

@@ -70,7 +70,9 @@ def command(
     verification.check_targets(bool(targets))
     if junit_file is not None:
         check_writable(junit_file, "--junit")
-    answer = verification.answer(_progress(list(model_names()) if everything else list(targets or ())), reading.load)
+    answer = verification.answer(
+        _with_progress(list(model_names()) if everything else list(targets or ())), reading.load
+    )
     if junit_file is not None:
         with write_whole(junit_file, "--junit") as out:
             out.write(junit(answer.result.verdicts, answer.result.skipped))
@@ -80,8 +82,8 @@ def command(
         raise typer.Exit(1)
 
 
-def _progress(names: list[str]) -> Iterator[str]:
-    """Yields the names, with a progress bar on stderr if it is a terminal and there are several."""
+def _with_progress(names: list[str]) -> Iterator[str]:
+    """Yields the models' names, with a progress bar on stderr if it is a terminal and there are several names."""
     from rich.console import Console
     from rich.progress import track
 

@@ -41,7 +41,7 @@ class Learned(Component):
         return value
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["learned"](self, context.hidden_size)
+        return _reference_classes()["learned"](self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -64,7 +64,7 @@ class Sinusoidal(Component):
         return f.added_sinusoids(x.rows, *x.axes)
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["sinusoidal"](context.hidden_size)
+        return _reference_classes()["sinusoidal"](context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -72,7 +72,7 @@ class Sinusoidal(Component):
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 

@@ -29,7 +29,7 @@ KernelSize = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class SubsamplingStem(Stem):
-    """Convolutions over frames, each with a stride of 2 and a gated linear unit.
+    """A stem of strided convolutions over the frames of audio: each has a stride of 2 and a gated linear unit.
 
     num_mel_bins: the number of values per frame.
     conv_channels: the outputs of each convolution but the last, an even number: the gate halves them.
@@ -42,7 +42,7 @@ class SubsamplingStem(Stem):
     conv_kernel_sizes: tuple[KernelSize, ...] = Field(min_length=1, max_length=16)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.conv_channels % 2:
             raise ValueError(f"conv_channels: {self.conv_channels}; expected an even number")
         if any(size % 2 == 0 for size in self.conv_kernel_sizes):
@@ -59,10 +59,10 @@ class SubsamplingStem(Stem):
     def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
         y = f.frames = x if x.fixed else self.frames_read()
-        last = len(self.conv_kernel_sizes) - 1
+        last_layer = len(self.conv_kernel_sizes) - 1
         for i, size in enumerate(self.conv_kernel_sizes):
-            half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last else width or x.axes
-            rows = SOURCE if i == last else Multiple(of=SOURCE, by=2 ** (last - i))
+            half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
+            rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
             gated_features = f.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
             values, gate = f.split(gated_features, half, half)
             y = f.mul(values, f.act(gate, "sigmoid"))
@@ -73,7 +73,7 @@ class SubsamplingStem(Stem):
         return batch, 2 ** len(self.conv_kernel_sizes) * source, self.num_mel_bins
 
     def reference(self, context: Context) -> nn.Module:
-        return _subsampling()(self, context.hidden_size)
+        return _subsampling_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -81,7 +81,7 @@ class SubsamplingStem(Stem):
 
 
 class WaveformStem(Stem):
-    """Three convolutions over the samples of a sound, 384 samples to a position."""
+    """A stem of three convolutions over the samples of audio: one position of the encoder per 384 samples."""
 
     input_name: ClassVar[str] = "input_values"
 
@@ -96,11 +96,11 @@ class WaveformStem(Stem):
     def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
         samples = f.frames = x if x.fixed else self.frames_read()
-        axes, first = width or x.axes, BeforeStrides(of=SOURCE, by=6, more=7)
-        y = f.act(f.conv("conv1", samples, *axes, kernel=127, rows=first), "tanh")
+        axes, first_rows = width or x.axes, BeforeStrides(of=SOURCE, by=6, more=7)
+        y = f.act(f.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
         y = f.part("groupnorm", Norm(type="layernorm"), y)
-        second = BeforeStrides(of=SOURCE, by=2, more=1)
-        y = f.act(f.conv("conv2", y, Axis("channels", 2 * f.n(axes)), kernel=7, bias=True, rows=second), "gelu")
+        second_rows = BeforeStrides(of=SOURCE, by=2, more=1)
+        y = f.act(f.conv("conv2", y, Axis("channels", 2 * f.n(axes)), kernel=7, bias=True, rows=second_rows), "gelu")
         return f.act(f.conv("conv3", y, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
 
     def frames(self, batch: int, source: int) -> tuple[int, int]:
@@ -108,7 +108,7 @@ class WaveformStem(Stem):
         return batch, 384 * source + 511
 
     def reference(self, context: Context) -> nn.Module:
-        return _waveform()(context.hidden_size)
+        return _waveform_class()(context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -116,7 +116,7 @@ class WaveformStem(Stem):
 
 
 @cache
-def _subsampling() -> type[nn.Module]:
+def _subsampling_class() -> type[nn.Module]:
     from torch import nn
 
     class SubsamplingReference(nn.Module):
@@ -140,7 +140,7 @@ def _subsampling() -> type[nn.Module]:
 
 
 @cache
-def _waveform() -> type[nn.Module]:
+def _waveform_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

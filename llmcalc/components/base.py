@@ -168,7 +168,7 @@ class Component(Part):
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
 
     def source(self) -> str:
-        """The paper and section that its formula comes from."""
+        """The paper and section, or the source file, that the part's formulas come from."""
         return ""
 
     if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Component(Part):
         return ""
 
     def describe(self, hidden_size: int) -> str:
-        """The part's short name in a heading: `GQA 32/8 × 128`, `SwiGLU 14336`."""
+        """The part's short name in a heading of a report: `GQA 32/8 × 128`, `SwiGLU 14336`."""
         return str(getattr(self, "type", ""))
 
     @classmethod
@@ -204,7 +204,7 @@ class Component(Part):
 
 @frozen(slots=True)
 class HeadSizes:
-    """The heads of an attention layer.
+    """The numbers of query heads and of key and value heads of an attention layer, and the size of a head.
 
     heads: the number of query heads.
     kv_heads: the number of key and value heads; None where all heads share a latent vector.
@@ -230,7 +230,7 @@ class ScoreBias:
 
 @frozen(slots=True)
 class Standing:
-    """The place of a part in a stack, for checks that depend on the place.
+    """The position of a part in a stack, for checks that depend on the position.
 
     where: the part's path in error messages.
     width: the width of its input.
@@ -291,9 +291,11 @@ class AttentionPosition(Part):
         """Raises `ValueError` if attention in that place, with heads of that size, cannot use the encoding."""
         if place.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
-            directions, expected = ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
+            directions, expected_place = (
+                ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
+            )
             raise ValueError(
-                f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {expected}"
+                f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {expected_place}"
             )
 
     def check_heads(self, sizes: HeadSizes) -> None:
@@ -327,11 +329,11 @@ class TokenMixer(Component):
     uncounted: ClassVar[str] = ""
 
     def heads(self, width: Any) -> HeadSizes | None:
-        """The mixer's heads in a layer of that width; None for a mixer without heads."""
+        """The numbers and sizes of the mixer's heads in a layer of that width; None for a mixer without heads."""
         return None
 
     def trait(self) -> str:
-        """A word that distinguishes the mixer from those of other layers: `sliding`, `full`, `mamba2`."""
+        """The word of reports that distinguishes the mixer from those of other layers: `sliding`, `full`, `mamba2`."""
         return str(getattr(self, "type", ""))
 
     def reach(self) -> tuple[int, ...]:
@@ -355,7 +357,7 @@ class TokenMixer(Component):
         return self
 
     def with_heads(self, sizes: HeadSizes) -> Self:
-        """The mixer with other heads.
+        """The mixer with other numbers and sizes of its heads.
 
         Raises `Unscalable`, with the reason, where its width depends on more than its heads.
         """
@@ -396,7 +398,7 @@ class LayerParts(Protocol):
 
 
 class StackPart(Component):
-    """A part that a stack has once: below its layers, above them or beside them."""
+    """A part that a stack has once: below its layers, above its layers or beside its layers."""
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         """Raises `ValueError` if the part does not fit these layers. layers: kind, as in `pattern` → layer."""
@@ -415,7 +417,7 @@ class Network(Component):
     mixture: ClassVar[bool] = False
 
     def active_width(self) -> int | None:
-        """The number of hidden units (d_ff) that a token passes through."""
+        """The number of hidden units (d_ff) of the network that process each token."""
         return None
 
     def activation(self) -> str:

@@ -1,4 +1,4 @@
-"""A field that accepts one of several parts, distinguished by `type`. The file of a part is imported on first use.
+"""A field that accepts several kinds of parts, which `type` distinguishes. A part's file is imported on first use.
 
 So counting a Llama imports no state-space model.
 """
@@ -33,7 +33,7 @@ class PartError(ValueError):
 
 
 class PartChoice:
-    """The parts that a field accepts, by `type`.
+    """The kinds of parts that a field accepts, by `type`.
 
     homes: `type` → location of the class, `file:Class` in this package.
     default: the type of a table without `type`.
@@ -45,7 +45,7 @@ class PartChoice:
 
     def load(self, kind: str) -> type[Part]:
         """Imports and returns the class of the part with that type."""
-        return _imported(self.homes[kind])
+        return _load_home(self.homes[kind])
 
     def classes(self) -> list[type[Part]]:
         """Imports and returns the classes of all parts."""
@@ -61,7 +61,9 @@ class PartChoice:
             if kind in self.homes and isinstance(value, self.load(kind)):
                 return value
             raise PydanticCustomError(
-                "union_tag_invalid", "not one of these parts", {"tag": str(kind), "expected_tags": self._expected()}
+                "union_tag_invalid",
+                "not one of these parts",
+                {"tag": str(kind), "expected_tags": self._expected_types()},
             )
         if not isinstance(value, dict):
             raise PydanticCustomError("model_type", "not a table")
@@ -70,7 +72,7 @@ class PartChoice:
             raise PydanticCustomError("union_tag_not_found", "no type")
         if kind not in self.homes:
             raise PydanticCustomError(
-                "union_tag_invalid", "not one of these parts", {"tag": kind, "expected_tags": self._expected()}
+                "union_tag_invalid", "not one of these parts", {"tag": kind, "expected_tags": self._expected_types()}
             )
         cls = self.load(kind)
         try:
@@ -81,7 +83,7 @@ class PartChoice:
     def _kind_of(self, part: Part) -> str:
         return str(getattr(part, "type", self.default)) if len(self.homes) > 1 else self.default
 
-    def _expected(self) -> str:
+    def _expected_types(self) -> str:
         return ", ".join(f"'{kind}'" for kind in self.homes)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
@@ -94,12 +96,12 @@ class PartChoice:
 
 
 @cache
-def _imported(home: str) -> type[Part]:
+def _load_home(home: str) -> type[Part]:
     module, _, name = home.partition(":")
     cls: type[Part] = getattr(import_module(f".{module}", __package__), name)
     return cls
 
 
 def only(home: str) -> Any:
-    """Returns a field type that accepts one part class, `file:Class`, which is imported on first use."""
+    """Returns a field type that accepts a single part class, `file:Class`, which is imported on first use."""
     return Annotated[Part, PartChoice("only", {"only": home})]

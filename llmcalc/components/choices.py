@@ -1,4 +1,4 @@
-"""The parts that each field accepts, by `type`. A new part is a new file and a line here.
+"""The kinds of parts that each field accepts, by `type`. A new part is a new file and a line here.
 
 Each entry is `type` → location of the class, `file:Class` in this package. The file is imported on first use.
 """

@@ -45,7 +45,7 @@ class Classifier(Component):
     transform: Transform | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.transform is not None and self.transform.size is not None:
             raise ValueError("transform.size: only an untied language-model head can have one; expected none")
         if self.transform is not None and self.transform.bottleneck_size is not None:
@@ -56,18 +56,18 @@ class Classifier(Component):
         return "Devlin et al. 2019, §4.1"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        change, rows = self.transform, self._rows()
+        change, rows = self.transform, self._scored_rows()
         y = x.view(*x.axes, rows=rows)
         if change is not None:
             y = f.act(f.linear("dense", y, *x.axes, bias=change.bias), change.hidden_act)
             y = y if change.norm is None else f.part("norm", change.norm, y)
         return f.linear("out_proj", y, Axis("labels", self.num_labels), bias=self.bias)
 
-    def _rows(self) -> Rows:
+    def _scored_rows(self) -> Rows:
         return SEQUENCES if self.over == "sequence" else LOGITS
 
     def reference(self, context: Context) -> nn.Module:
-        return _classifier()(self, context)
+        return _classifier_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -80,7 +80,7 @@ class Classifier(Component):
 
 
 @cache
-def _classifier() -> type[nn.Module]:
+def _classifier_class() -> type[nn.Module]:
     from torch import nn
 
     class ClassifierReference(nn.Module):

@@ -1,4 +1,4 @@
-"""Disentangled attention: queries also meet the positions of keys, and keys the positions of queries.
+"""Disentangled attention: queries are also compared with the keys' positions, and keys with the queries' positions.
 
 DeBERTa (He 2020, arXiv:2006.03654, §3.1). Versions 2 and 3 bin the distances and project positions with the query and
 key projections of the content (He 2021, arXiv:2111.09543). All layers share one table of relative positions; each layer
@@ -66,7 +66,7 @@ class Disentangled(AttentionPosition):
     within_sequence: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.share_att_key and not (self.c2p and self.p2c):
             raise ValueError("share_att_key: expected c2p and p2c")
         buckets, max_distance = self.position_buckets, self.max_relative_positions
@@ -106,8 +106,8 @@ class Disentangled(AttentionPosition):
         ):
             if not getattr(self, kind):
                 continue
-            binned = self.position_buckets is not None
-            index = f.distances(q, keys, clamped=True, shifted=True, stored=True, binned=binned)
+            has_bins = self.position_buckets is not None
+            index = f.distances(q, keys, clamped=True, shifted=True, stored=True, binned=has_bins)
             f.hold(index=index)
             options: dict[str, Any] = {"bias": own_bias, "role": "own"}
             if self.share_att_key:
@@ -124,7 +124,7 @@ class Disentangled(AttentionPosition):
         return bias_sum
 
     def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
-        return _references()["disentangled"](self, context.hidden_size, heads, head_dim)
+        return _reference_classes()["disentangled"](self, context.hidden_size, heads, head_dim)
 
 
 class RelativeEmbedding(StackPart):
@@ -156,7 +156,7 @@ class RelativeEmbedding(StackPart):
         return rows if self.norm is None else f.part("norm", self.norm, rows)
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["table"](self, context)
+        return _reference_classes()["table"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -183,7 +183,7 @@ class SideConvolution(StackPart):
     norm: Norm = Norm(type="layernorm")
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.conv_kernel_size % 2 == 0:
             raise ValueError(f"conv_kernel_size: {self.conv_kernel_size} is even; expected an odd number")
         return self
@@ -198,14 +198,14 @@ class SideConvolution(StackPart):
         return "He et al. 2020, §A.5"
 
     def flow(self, f: Flow, x: Value, after: Value | None = None) -> Value:
-        """Records the convolution of x, the first layer's input. after: that layer's output, x by default."""
+        """Records the convolution of x, the first layer's input. after: the first layer's output; default x."""
         kernel, groups = self.conv_kernel_size, self.conv_groups
-        convolved = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
-        f.hold(beside=convolved)
-        return f.part("norm", self.norm, f.add(x if after is None else after, convolved))
+        convolution_output = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
+        f.hold(beside=convolution_output)
+        return f.part("norm", self.norm, f.add(x if after is None else after, convolution_output))
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["convolution"](self, context)
+        return _reference_classes()["convolution"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -213,7 +213,7 @@ class SideConvolution(StackPart):
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
@@ -242,8 +242,8 @@ def _references() -> dict[str, type[nn.Module]]:
             self.norm = spec.norm.reference(context)
 
         def forward(self, layer_input: Tensor, layer_output: Tensor) -> Tensor:
-            convolved = activate(self.act, self.conv(layer_input.transpose(1, 2)).transpose(1, 2))
-            normed: Tensor = self.norm(layer_output + convolved)
+            convolution_output = activate(self.act, self.conv(layer_input.transpose(1, 2)).transpose(1, 2))
+            normed: Tensor = self.norm(layer_output + convolution_output)
             return normed
 
     class BorrowedLinear(nn.Module):
@@ -273,7 +273,7 @@ def _references() -> dict[str, type[nn.Module]]:
                 self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width)
                 self.p2c = Scores()
 
-        def _distances(self, run: Run, tokens: int, device: Any) -> Tensor:
+        def _relative_positions(self, run: Run, tokens: int, device: Any) -> Tensor:
             """Query position minus key position, binned if the spec has bins."""
             positions = run.span(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
@@ -282,8 +282,8 @@ def _references() -> dict[str, type[nn.Module]]:
             exact_range = self.reach // 2
             log_distance = distance.abs().clamp(min=max(1, exact_range)).float()
             scale = (exact_range - 1) / math.log((self.spec.max_relative_positions - 1) / exact_range)
-            binned = ((log_distance / exact_range).log() * scale).ceil().long() + exact_range
-            return torch.where(distance.abs() <= exact_range, distance, binned * distance.sign())
+            bin_index = ((log_distance / exact_range).log() * scale).ceil().long() + exact_range
+            return torch.where(distance.abs() <= exact_range, distance, bin_index * distance.sign())
 
         def forward(
             self, q: Tensor, k: Tensor, rows: Tensor, run: Run, query_map: nn.Linear, key_map: nn.Linear
@@ -292,7 +292,9 @@ def _references() -> dict[str, type[nn.Module]]:
             if self.spec.within_sequence:
                 used_span = min(tokens, span)
                 rows, span = rows[span - used_span : span + used_span], used_span
-            distance = run.computed_once(("binned", tokens, span), lambda: self._distances(run, tokens, q.device))
+            distance = run.computed_once(
+                ("binned", tokens, span), lambda: self._relative_positions(run, tokens, q.device)
+            )
             terms = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None
             if self.spec.c2p:
@@ -304,7 +306,7 @@ def _references() -> dict[str, type[nn.Module]]:
                 index = (span - distance).clamp(0, 2 * span - 1).expand(*k.shape[:-1], tokens)
                 key_scores = self.p2c(k, self.pos_query(rows, *weights)).gather(-1, index.transpose(-1, -2))
                 bias = key_scores.transpose(-1, -2) if bias is None else bias + key_scores.transpose(-1, -2)
-            scaled = None if bias is None else bias * (q.shape[-1] * terms) ** -0.5
-            return q * terms**-0.5, scaled
+            scaled_bias = None if bias is None else bias * (q.shape[-1] * terms) ** -0.5
+            return q * terms**-0.5, scaled_bias
 
     return {"disentangled": DisentangledReference, "table": TableReference, "convolution": ConvolutionReference}

@@ -80,9 +80,9 @@ class TransformerXL(AttentionPosition):
         heads, dim = q.axes
         assert isinstance(heads, Axis)
         with f.scope("relative", source="Dai et al. 2019, §3.3"):
-            encoded = f.sinusoids(q, Distances(of=x.rows), *x.axes)
-            f.hold(q=q, encoded=encoded)
-            keys_by_distance = f.linear("r_proj", encoded, heads, dim)
+            distance_encoding = f.sinusoids(q, Distances(of=x.rows), *x.axes)
+            f.hold(q=q, encoded=distance_encoding)
+            keys_by_distance = f.linear("r_proj", distance_encoding, heads, dim)
             content = f.vector("content_bias", heads, dim, heads=heads)
             position = f.vector("position_bias", heads, dim, heads=heads)
             distance_scores = f.scores("core", f.add(q, position), keys_by_distance)
@@ -92,11 +92,11 @@ class TransformerXL(AttentionPosition):
             return by_content, f.scale(f.at_distance(distance_scores, distance), dim.size**-0.5)
 
     def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
-        return _references()["transformer_xl"](context.hidden_size, heads, head_dim)
+        return _reference_classes()["transformer_xl"](context.hidden_size, heads, head_dim)
 
 
 class Buckets(Part):
-    """T5's bins for distances.
+    """The buckets into which T5 sorts the distances between a query and a key.
 
     Half of the buckets are for each direction. Small distances have a bucket each; larger ones share the rest.
 
@@ -141,7 +141,7 @@ class LayerBias(Buckets, AttentionPosition):
 
     def reference(self, context: Context, heads: int) -> nn.Module:
         buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        return _references()["relative"](buckets, max_distance, heads, context.causal)
+        return _reference_classes()["relative"](buckets, max_distance, heads, context.causal)
 
 
 class RelativeBias(Buckets, StackPart):
@@ -160,13 +160,13 @@ class RelativeBias(Buckets, StackPart):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
             mixer = layer.attention
-            accepted = mixer.accepted_bias() if isinstance(mixer, TokenMixer) else None
-            heads = None if accepted is None else accepted.heads
+            accepted_bias = mixer.accepted_bias() if isinstance(mixer, TokenMixer) else None
+            heads = None if accepted_bias is None else accepted_bias.heads
             if heads != self.num_attention_heads:
                 raise ValueError(
                     f"relative_bias.num_attention_heads: {self.num_attention_heads} is not the layers' {heads}"
                 )
-            if accepted is not None and accepted.of_blocks != self.of_blocks:
+            if accepted_bias is not None and accepted_bias.of_blocks != self.of_blocks:
                 raise ValueError(
                     "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
                 )
@@ -187,10 +187,11 @@ class RelativeBias(Buckets, StackPart):
 
     def reference(self, context: Context) -> nn.Module:
         buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        bias = _references()["relative"](buckets, max_distance, self.num_attention_heads, context.causal)
+        bias = _reference_classes()["relative"](buckets, max_distance, self.num_attention_heads, context.causal)
         if self.of_blocks:
             bias.add_module(
-                "blocks", _references()["relative"](buckets, max_distance, self.num_attention_heads, context.causal)
+                "blocks",
+                _reference_classes()["relative"](buckets, max_distance, self.num_attention_heads, context.causal),
             )
         return bias
 
@@ -201,7 +202,7 @@ class RelativeBias(Buckets, StackPart):
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
@@ -252,8 +253,8 @@ def _references() -> dict[str, type[nn.Module]]:
                 ("distances", total_tokens),
                 lambda: angles_of(run.span(0, total_tokens, q.device), self.hidden_size, 10000.0),
             )
-            encoded = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
-            distance_scores = self.core(self.r_proj(encoded), q + self.position_bias.weight)
+            distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
+            distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
             queries, keys = (
                 run.span(total_tokens - q.shape[-2], total_tokens, q.device),
                 run.span(0, total_tokens, q.device),

@@ -1,4 +1,4 @@
-"""Embeddings and predictions of entities beside the words, which plain text does not use.
+"""Embeddings and predictions of named entities (LUKE), in addition to the words. Plain text does not use them.
 
 LUKE (Yamada et al. 2020, arXiv:2010.01057), §3.1 and §3.3. transformers: models/luke (`LukeEntityEmbeddings`,
 `EntityPredictionHead`).
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Entities(StackPart):
-    """The tables of entities, and the head that predicts them.
+    """The embedding tables of entities, and the head that predicts entities.
 
     entity_vocab_size: the number of entities.
     entity_emb_size: the width of an entity's embedding, which a linear layer projects to the width of the layers; as
@@ -55,17 +55,17 @@ class Entities(StackPart):
             row, _ = f.table(f"embed_{name}", Axis(name, rows), *x.axes, of=x.rows, by="types", kind=self.kind)
             y = f.add(y, row)
         y = f.part("norm", self.norm, y)
-        return y if self.prediction is None else self._predicted(f, y, size, vocab, table)
+        return y if self.prediction is None else self._record_head(f, y, size, vocab, table)
 
-    def _predicted(self, f: Flow, x: Value, size: Shape, vocab: Axis, table: Weight) -> Value:
-        """Records the head. table: the weight of the table of entities."""
+    def _record_head(self, f: Flow, x: Value, size: Shape, vocab: Axis, table: Weight) -> Value:
+        """Records the head that predicts entities. table: the weight of the entities' embedding table."""
         with f.scope("prediction", kind="lm_head"):
             y = f.part("norm", self.norm, f.act(f.linear("dense", x, *size, bias=True), "gelu"))
             output = table if self.prediction == "tied" else None
             return f.linear("decoder", y, vocab, bias=True, weight=output)
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -79,7 +79,7 @@ class Entities(StackPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Prediction(nn.Module):

@@ -19,12 +19,12 @@ def part_evidence(part: Part) -> Evidence:
 
 
 def in_words(name: str) -> str:
-    """Converts a class name to an option's spelling: `TokenTypes` → `token_types`."""
+    """Converts a class name to the spelling of an option: `TokenTypes` → `token_types`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
-    """Yields every part inside a value, and the value itself if it is a part; parts of type `none` are left out.
+    """Yields every part inside a value, and the value itself if it is a part. Parts of type `none` are left out.
 
     include: the names of optional parts (`llmcalc.optional`) that count too; none by default.
     """
@@ -43,7 +43,7 @@ def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[P
 
 
 def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list[Evidence]:
-    """Returns the evidence of a model's text stacks, each kind of part once, in the order of the spec.
+    """Returns the evidence of a model's text stacks: each kind of part once, in the order of the spec.
 
     include: the names of optional parts that run too. Encoders of images and audio never do: no text passes them, and
     a run holds their weights alone.

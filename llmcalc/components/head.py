@@ -61,7 +61,7 @@ class LMHead(Component):
     more_columns: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.more_columns and (self.transform is None or self.transform.size is not None):
             raise ValueError("more_columns: needs a transform without a size; expected false")
         return self
@@ -95,14 +95,14 @@ class LMHead(Component):
             f.hold(x=y)
         if not self.more_columns:
             return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=LOGITS)
-        first = x.axes if width is None else (width,)
-        embedded, other_features = f.split(y, first, (Axis("rest", x.width - f.n(first)),))
+        input_axes = x.axes if width is None else (width,)
+        embedded, other_features = f.split(y, input_axes, (Axis("rest", x.width - f.n(input_axes)),))
         logits = f.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=LOGITS)
         return f.add(logits, f.linear("more_columns", other_features, vocab, rows=LOGITS))
 
     def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
-        return _reference()(self, context, self.draft_vocab_size or vocab_size, width or context.hidden_size)
+        return _reference_class()(self, context, self.draft_vocab_size or vocab_size, width or context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -120,7 +120,7 @@ class LMHead(Component):
 
 
 @cache
-def _reference() -> Callable[..., nn.Module]:
+def _reference_class() -> Callable[..., nn.Module]:
     from torch import nn
 
     class LMHeadReference(nn.Module):
@@ -133,13 +133,13 @@ def _reference() -> Callable[..., nn.Module]:
             self.embedded, other_features = width, context.hidden_size - width
             if spec.more_columns:
                 self.more_columns = nn.Linear(other_features, vocab_size, bias=False)
-            inner = context.hidden_size if spec.more_columns else width
+            inner_width = context.hidden_size if spec.more_columns else width
             bottleneck, bias = spec.transform.bottleneck_size, spec.transform.bias
             if bottleneck is not None:
                 self.bottleneck = nn.Linear(context.hidden_size, bottleneck, bias=bias)
-            self.dense = nn.Linear(bottleneck or context.hidden_size, inner, bias=bias)
+            self.dense = nn.Linear(bottleneck or context.hidden_size, inner_width, bias=bias)
             if spec.transform.norm is not None:
-                self.norm = spec.transform.norm.reference(Context(inner))
+                self.norm = spec.transform.norm.reference(Context(inner_width))
             self.decoder = nn.Linear(width, vocab_size, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kinds of heads: the `type` of each in `choices.py`."""
+"""The `type` of each kind of output head, as in `choices.py`."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class UnusedEmbedding(Component):
 
 
 class SecondStream(StackPart):
-    """An initial vector beside the tokens, of a second stream.
+    """A learned initial vector of a second residual stream, which no forward pass uses.
 
     XLNet's query stream, used only in pretraining, or HRM-Text's low-level state.
     """

@@ -1,4 +1,4 @@
-"""Embeddings of further features of a token, joined to the token's embedding and projected to its width.
+"""Embeddings of additional features of a token, joined to the token's embedding and projected to its width.
 
 RoCBERT (Su et al. 2022, ACL, §3.1): the shape and the pronunciation of a Chinese character. transformers:
 models/roc_bert (`RoCBertEmbeddings`).
@@ -23,7 +23,7 @@ Size = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class InputFeatures(StackPart):
-    """Tables of further features, and the projection of all embeddings of a token together.
+    """Embedding tables of additional features, and the projection of all embeddings of a token together.
 
     vocab_sizes: the number of rows of each table.
     embedding_sizes: the width of each table.
@@ -35,7 +35,7 @@ class InputFeatures(StackPart):
     embedding_sizes: tuple[Size, ...] = Field(max_length=16)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if len(self.embedding_sizes) != len(self.vocab_sizes):
             raise ValueError(f"embedding_sizes: expected {len(self.vocab_sizes)}, one for each table")
         return self
@@ -50,13 +50,13 @@ class InputFeatures(StackPart):
             name = f"feature{i}"
             row, _ = f.table(f"embed_{i}", Axis("types", vocab), Axis(name, size), of=x.rows, kind=self.kind)
             rows.append(row)
-        joined = x if len(rows) == 1 else f.cat(*rows, axes=(Beside(tuple(row.axes for row in rows)),))
-        f.hold(x=joined)
-        return f.linear("proj", joined, *x.axes, bias=True, kind=self.kind)
+        joined_embeddings = x if len(rows) == 1 else f.cat(*rows, axes=(Beside(tuple(row.axes for row in rows)),))
+        f.hold(x=joined_embeddings)
+        return f.linear("proj", joined_embeddings, *x.axes, bias=True, kind=self.kind)
 
     def reference(self, context: Context) -> nn.Module:
         """Builds the tables and the projection: token embeddings [batch, tokens, width] → same shape."""
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -64,7 +64,7 @@ class InputFeatures(StackPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

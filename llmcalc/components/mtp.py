@@ -56,7 +56,7 @@ class MultiTokenPrediction(OutputPart):
     norm: Norm = Norm(type="rmsnorm")
 
     def block_in(self, stack: Stack) -> Layer:
-        """Returns the decoder's layer that each module runs."""
+        """Returns the decoder layer that each prediction module runs."""
         return stack.layer(self.layer or stack.pattern[-1])
 
     def check_output(self, output: ModelOutput) -> None:
@@ -83,7 +83,7 @@ class MultiTokenPrediction(OutputPart):
         return "DeepSeek-V3 2024, §2.2"
 
     def flow(self, f: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight, output: Weight) -> Value:
-        """Records all modules, one after the other. x: the last hidden states.
+        """Records all prediction modules, one after the other. x: the last hidden states.
 
         table: the embedding's weight. output: the weight of the model's head.
         """
@@ -92,7 +92,7 @@ class MultiTokenPrediction(OutputPart):
         node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
 
         def run(v: Value) -> Value:
-            return self._module(f, v, block, vocab, table, output)
+            return self._record_module(f, v, block, vocab, table, output)
 
         if not self.repeated or (isinstance(n, int) and n == 1):
             return f.layers(x, run, n, indices, "mtp", **node_fields)
@@ -100,14 +100,14 @@ class MultiTokenPrediction(OutputPart):
         x = f.layers(x, run, 1, first_index, "mtp", label=ONE, **node_fields)
         return f.layers(x, run, n - 1, other_indices, "mtp", label=ONE + SHARED, role="shared", **node_fields)
 
-    def _module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight) -> Value:
-        """Records one module. x: the hidden states of the model, or of the previous module."""
+    def _record_module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight) -> Value:
+        """Records one prediction module. x: the hidden states of the model, or of the previous module."""
         embedded = f.look_up(table, x.rows).view(*x.axes)
         f.hold(embedded=embedded)
         normed = f.part("enorm", self.norm, embedded), f.part("hnorm", self.norm, x)
-        joined = f.linear("eh_proj", f.cat(*normed, axes=(Beside((x.axes, x.axes)),)), *x.axes)
-        f.hold(joined=joined)
-        y = f.part("block", block, joined, apart=True)
+        module_input = f.linear("eh_proj", f.cat(*normed, axes=(Beside((x.axes, x.axes)),)), *x.axes)
+        f.hold(joined=module_input)
+        y = f.part("block", block, module_input, apart=True)
         f.hold(y=y)
         f.also(f.linear("lm_head", f.part("norm", self.norm, y), vocab, weight=output, rows=LOGITS))
         return y
@@ -116,7 +116,7 @@ class MultiTokenPrediction(OutputPart):
         """Builds the modules: forward(hidden states, ids, token embedding) → the logits of each module."""
         *_, last_kind = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
-        return _reference()(self, context, layers[last_kind if self.layer is None else self.layer], output)
+        return _reference_class()(self, context, layers[last_kind if self.layer is None else self.layer], output)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -128,7 +128,7 @@ class MultiTokenPrediction(OutputPart):
 
 
 @cache
-def _reference() -> Callable[..., nn.Module]:
+def _reference_class() -> Callable[..., nn.Module]:
     import torch
     from torch import nn
 
@@ -142,7 +142,10 @@ def _reference() -> Callable[..., nn.Module]:
             self.register_parameter("bias", None)
 
     class ModuleReference(nn.Module):
-        """One module. Hidden states and the next tokens' ids → hidden states and logits, one token further ahead."""
+        """One prediction module.
+
+        Hidden states, ids of the next tokens → hidden states and logits, a token further ahead.
+        """
 
         def __init__(self, spec: MultiTokenPrediction, context: Context, block: Layer, output: nn.Parameter) -> None:
             super().__init__()
@@ -152,21 +155,21 @@ def _reference() -> Callable[..., nn.Module]:
             self.lm_head = Tied(output)
 
         def forward(
-            self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str, **experts: Any
+            self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
         ) -> tuple[Tensor, Tensor]:
-            embedded = embed(ids)
-            joined = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
-            out: Tensor = self.block(joined, Run(mla=mla, **experts))
+            embedded = token_embedding(ids)
+            module_input = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
+            out: Tensor = self.block(module_input, Run(mla=mla, **experts))
             return out, self.lm_head(self.norm(out))
 
     class PredictionReference(nn.ModuleList):
         def forward(
-            self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str = "auto", **experts: Any
+            self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str = "auto", **experts: Any
         ) -> list[Tensor]:
-            """Runs all modules and returns the logits of each. experts: how experts take their rows, as in `Run`."""
+            """Runs all modules and returns the logits of each. experts: options of `Run` for the experts' rows."""
             predictions = []
             for module in self:
-                hidden, logits = module(hidden, ids, embed, mla, **experts)
+                hidden, logits = module(hidden, ids, token_embedding, mla, **experts)
                 predictions.append(logits)
             return predictions
 

@@ -47,7 +47,7 @@ class Norm(Component):
     float32_product: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         for name in ("unit_offset", "float32_product"):
             if getattr(self, name) and not self.weight:
                 raise ValueError(f"{name}: there is no weight to multiply by; expected false, or weight = true")
@@ -58,7 +58,7 @@ class Norm(Component):
         return self.type != "rmsnorm" and self.weight if self.bias is None else self.bias
 
     def op(self, width: Number, heads: Number = None) -> ops.Norm:
-        """Returns the op on `width` elements. heads: the number of heads with separate weights; None for one set."""
+        """Returns the norm's op on `width` elements. heads: how many heads have separate weights; None for one set."""
         return ops.Norm(width, self.weight, self.has_bias, heads)
 
     def source(self) -> str:
@@ -68,7 +68,7 @@ class Norm(Component):
         return f.norm("", x, self)
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -87,7 +87,7 @@ class Norm(Component):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -115,7 +115,7 @@ def _reference() -> type[nn.Module]:
             return normed
 
         def factor(self, in_float32: bool = False) -> Any:
-            """The factor of the normalized values: the weight, or 1 + weight."""
+            """The factor that multiplies the normalized values: the weight, or 1 + weight."""
             if self.weight is None or not self.unit_offset:
                 return self.weight
             return 1 + (self.weight.float() if in_float32 else self.weight)
@@ -131,4 +131,4 @@ def _reference() -> type[nn.Module]:
 
 def norm_reference(spec: Norm, *shape: int, groups: int = 1) -> nn.Module:
     """Builds a norm with weights of the given shape. groups: equal parts that are normalized separately."""
-    return _reference()(spec, *shape, groups=groups)
+    return _reference_class()(spec, *shape, groups=groups)

@@ -1,4 +1,4 @@
-"""The pooler: one vector per sequence and optional scores of it, beside the model's head.
+"""The pooler: one vector per sequence and optional scores computed from it, beside the model's head.
 
 BERT projects the first token's hidden state (Devlin 2019, arXiv:1810.04805, `BertPooler`); in pretraining it also
 scores the result (`BertPreTrainingHeads`). GPT's double-head classes score the last token's hidden state directly.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Pooler(OutputPart):
-    """A vector per sequence, with optional scores computed from it.
+    """A vector per sequence, with optional scores computed from the vector.
 
     dense: true (default) computes the vector from the first token's hidden state by a linear layer and tanh (BERT);
         false takes the last token's hidden state (GPT's multiple-choice head).
@@ -37,7 +37,7 @@ class Pooler(OutputPart):
     num_labels: Labels | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if not self.dense and self.num_labels is None:
             raise ValueError("num_labels: missing; a pooler without a dense map has scores, or is left out")
         return self
@@ -46,17 +46,17 @@ class Pooler(OutputPart):
         return "Devlin et al. 2019"
 
     def flow(self, f: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
-        """Records the pooler and returns the vector of each sequence. x: the hidden states. rows: one per sequence."""
-        pooled = x.view(*x.axes, rows=rows)
+        """Records the pooler and returns each sequence's vector. x: the hidden states. rows: the axis of sequences."""
+        pooled_vector = x.view(*x.axes, rows=rows)
         if self.dense:
-            pooled = f.act(f.linear("dense", pooled, *x.axes, bias=True), "tanh")
+            pooled_vector = f.act(f.linear("dense", pooled_vector, *x.axes, bias=True), "tanh")
         if self.num_labels is not None:
-            f.linear("out_proj", pooled, Axis("labels", self.num_labels), bias=True)
-        return pooled
+            f.linear("out_proj", pooled_vector, Axis("labels", self.num_labels), bias=True)
+        return pooled_vector
 
     def reference(self, context: Context, stack: Component | None = None) -> nn.Module:
         """Builds the pooler: hidden states [batch, tokens, hidden] → (vector [batch, 1, hidden], scores or vector)."""
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -64,7 +64,7 @@ class Pooler(OutputPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -76,7 +76,7 @@ def _reference() -> type[nn.Module]:
                 self.out_proj = nn.Linear(hidden, spec.num_labels)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            pooled = x[:, -1:] if self.dense is None else torch.tanh(self.dense(x[:, :1]))
-            return pooled, self.out_proj(pooled) if hasattr(self, "out_proj") else pooled
+            pooled_vector = x[:, -1:] if self.dense is None else torch.tanh(self.dense(x[:, :1]))
+            return pooled_vector, self.out_proj(pooled_vector) if hasattr(self, "out_proj") else pooled_vector
 
     return PoolerReference

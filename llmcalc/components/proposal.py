@@ -1,4 +1,4 @@
-"""A term that a block draft adds to its logits per token, and the predicted chance that a proposal is accepted.
+"""The terms that a block draft model adds to its logits, and its estimate of the chance that a proposal is accepted.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
@@ -28,7 +28,7 @@ ONE = Axis("vocab", 1)
 
 
 class Proposal(OutputPart):
-    """The terms of a draft's logits beside its head, over the head's vocabulary.
+    """The terms that are added to a draft model's logits, over the vocabulary of the draft's head.
 
     markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
     markov: how the bias depends on the hidden state: not at all (`vanilla`, the default), by a gate (`gated`) or by the
@@ -49,7 +49,7 @@ class Proposal(OutputPart):
     confidence_reads_token: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if (self.gru_size is None) != (self.gru_rank is None):
             raise ValueError("gru_size and gru_rank: a GRU has both; expected both or none")
         if self.markov_rank is None and (self.markov != "vanilla" or self.confidence_reads_token):
@@ -64,42 +64,45 @@ class Proposal(OutputPart):
         return "SpecForge 2026"
 
     def flow(self, f: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
-        """Records the part. x: the hidden states. vocab, proposed: the tokens that are read, and that are proposed."""
+        """Records the part. x: the hidden states.
+
+        vocab, proposed: the axes of the tokens read and of those proposed.
+        """
         x = x.view(*x.axes, rows=LOGITS)
         token: Value | None = None
         if self.markov_rank is not None:
-            token = self._bias(f, x, Axis("rank", self.markov_rank), vocab, proposed)
+            token = self._previous_token_bias(f, x, Axis("rank", self.markov_rank), vocab, proposed)
         if self.gru_size is not None:
             size, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
             gates = Beside(((size,), (size,), (size,)))
             f.linear("gru_input", x, gates)
             f.linear("gru_state", Value(FromZeros(of=LOGITS), (size,)), gates)
             state = Value(LOGITS, (size,))
-            joined = f.cat(x, state, axes=(Beside((x.axes, (size,))),))
-            f.linear("gru_up", f.act(f.linear("gru_down", joined, rank), "silu"), proposed)
+            joined_input = f.cat(x, state, axes=(Beside((x.axes, (size,))),))
+            f.linear("gru_up", f.act(f.linear("gru_down", joined_input, rank), "silu"), proposed)
         if self.confidence:
-            read = x
+            bias_input = x
             if self.confidence_reads_token and token is not None:
-                read = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
-            f.linear("confidence", read, Axis("score", 1), bias=True)
+                bias_input = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            f.linear("confidence", bias_input, Axis("score", 1), bias=True)
         return x
 
-    def _bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
-        """Records the bias of the previous token and returns that token's row."""
+    def _previous_token_bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
+        """Records the bias by previous token, and returns the bias of the previous token."""
         token, _ = f.table("markov_w1", vocab, rank, of=LOGITS)
         projected = token
         if self.markov == "gated":
-            joined = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
-            projected = f.mul(f.act(f.linear("gate_proj", joined, rank, bias=True), "sigmoid"), token)
+            joined_input = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            projected = f.mul(f.act(f.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token)
         elif self.markov == "rnn":
-            joined = f.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
-            f.linear("joint_proj", joined, Beside(((rank,), (rank,), (rank,))), bias=True)
+            joined_input = f.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
+            f.linear("joint_proj", joined_input, Beside(((rank,), (rank,), (rank,))), bias=True)
         f.linear("markov_w2", projected, proposed)
         return token
 
     def reference(self, context: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
         """Builds the part: hidden states [batch, tokens, hidden], ids → the term of the logits."""
-        return _reference()(self, context.hidden_size, vocab_size, proposed)
+        return _reference_class()(self, context.hidden_size, vocab_size, proposed)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -112,7 +115,7 @@ class Proposal(OutputPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -138,7 +141,7 @@ def _reference() -> type[nn.Module]:
                 width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
                 self.confidence = nn.Linear(width, 1)
 
-        def _gated(self, x: Tensor, token: Tensor) -> Tensor:
+        def _gated_row(self, x: Tensor, token: Tensor) -> Tensor:
             """Returns the input of the bias projection: the token's row, gated or through a recurrence."""
             if self.spec.markov == "gated":
                 gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
@@ -157,10 +160,10 @@ def _reference() -> type[nn.Module]:
             """Returns the states of a GRU (Cho 2014) over the rows."""
             state, states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
             for i in range(x.shape[1]):
-                reset, update, new = self.gru_input(x[:, i : i + 1]).chunk(3, -1)
+                reset, update, new_state = self.gru_input(x[:, i : i + 1]).chunk(3, -1)
                 state_reset, state_update, state_new = self.gru_state(state).chunk(3, -1)
                 share = (update + state_update).sigmoid()
-                candidate = torch.tanh(new + (reset + state_reset).sigmoid() * state_new)
+                candidate = torch.tanh(new_state + (reset + state_reset).sigmoid() * state_new)
                 state = share * state + (1 - share) * candidate
                 states.append(state)
             return torch.cat(states, 1)
@@ -171,11 +174,11 @@ def _reference() -> type[nn.Module]:
             token: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token = self.markov_w1(ids)
-                term = self.markov_w2(self._gated(x, token))
+                term = self.markov_w2(self._gated_row(x, token))
             if hasattr(self, "gru_input"):
                 states = self._run_gru(x)
-                up: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))
-                term = term + up
+                up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))
+                term = term + up_projection
             if not hasattr(self, "confidence"):
                 return term, None
             if self.spec.confidence_reads_token and token is not None:

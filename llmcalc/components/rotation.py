@@ -1,4 +1,4 @@
-"""RoPE on tensors (Su 2021, arXiv:2104.09864, §3.4), for references: pairs of dimensions are rotated by an angle."""
+"""RoPE on tensors (Su 2021, arXiv:2104.09864, §3.4), for references: an angle rotates each pair of dimensions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
 
 
 def rotate(
-    x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool = False, concatenated: bool = False
+    x: Tensor, run: Run, start: int, dim: int, theta: float, inverse: bool = False, concatenated: bool = False
 ) -> Tensor:
     """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
 
-    back: whether it is undone, false by default. concatenated: as in `Rope`.
+    inverse: whether it is undone, false by default. concatenated: as in `Rope`.
     """
     end = start + x.shape[-2]
 
@@ -31,12 +31,12 @@ def rotate(
         return _cos_sin(run.span(start, end, x.device), dim, theta, x)
 
     cos, sin = run.computed_once(("rope", start, end, dim, theta, x.dtype), turns)
-    return _rotated(x, dim, cos, -sin if back else sin, concatenated)
+    return _rotate_pairs(x, dim, cos, -sin if inverse else sin, concatenated)
 
 
 def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
-    """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with tokens at these positions."""
-    return _rotated(x, dim, *_cos_sin(positions, dim, theta, x))
+    """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim]. positions: one per token."""
+    return _rotate_pairs(x, dim, *_cos_sin(positions, dim, theta, x))
 
 
 def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,14 +47,14 @@ def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor
     return angles.cos().to(reference_tensor.dtype), angles.sin().to(reference_tensor.dtype)
 
 
-def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
-    """Rotates as the classes of transformers do, whose result keeps the order of x's axes."""
+def _rotate_pairs(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
+    """Rotates as the classes of transformers do; the result keeps the order of x's axes."""
     import torch
 
-    whole = dim == x.shape[-1] and not concatenated
-    turned = x if whole else x[..., :dim]
-    turned = turned * cos + _quarter_turned(turned) * sin
-    return turned if whole else torch.cat([turned, x[..., dim:]], -1)
+    rotates_all = dim == x.shape[-1] and not concatenated
+    rotary_part = x if rotates_all else x[..., :dim]
+    rotary_part = rotary_part * cos + _quarter_turned(rotary_part) * sin
+    return rotary_part if rotates_all else torch.cat([rotary_part, x[..., dim:]], -1)
 
 
 def _quarter_turned(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def share_tensors(source: nn.Module, target: nn.Module) -> None:
 
 @dataclass(eq=False)
 class Run:
-    """The state of one forward pass.
+    """The state of one forward pass of a reference: positions, caches, masks.
 
     past: the number of tokens per sequence that earlier passes put into `store`.
     memory: the encoder's output; None without an encoder, and while decoding from a filled cache.
@@ -64,7 +64,7 @@ class Run:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def computed_once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Returns the result of `make`, which is computed once per key in this pass."""
+        """Returns the result of `make`, which is called once per key in this pass."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
@@ -78,7 +78,7 @@ class Run:
 
 
 def apply_dropout(module: nn.Module, place: str, x: Tensor) -> Tensor:
-    """Applies the dropout that a module's `dropouts` has for a place, `{place: function}`.
+    """Applies the dropout that a module's `dropouts`, `{place: function}`, has for a place.
 
     A reference runs without dropout unless a comparison attaches it.
     """
@@ -88,7 +88,7 @@ def apply_dropout(module: nn.Module, place: str, x: Tensor) -> Tensor:
 
 
 def vector(values: Tensor) -> Any:
-    """Creates a module with one parameter, `weight`: a named vector that is added or multiplied."""
+    """Creates a module with one parameter, `weight`: a named vector that is added to or multiplied with its input."""
     return _vector_class()(values)
 
 
@@ -163,21 +163,23 @@ def cache_class() -> type[nn.Module]:
         def forward(self, run: Run, *new_tensors: Tensor) -> tuple[Tensor, ...]:
             if run.store is None:
                 return new_tensors
-            cached = run.store.get(self)
+            cached_tensors = run.store.get(self)
             if (
-                cached is not None and self.limit is not None
+                cached_tensors is not None and self.limit is not None
             ):  # the oldest token leaves the window when a new one enters
-                cached = tuple(t[..., max(0, t.shape[-2] - self.limit + 1) :, :] for t in cached)
-            joined = (
+                cached_tensors = tuple(t[..., max(0, t.shape[-2] - self.limit + 1) :, :] for t in cached_tensors)
+            joined_tensors = (
                 new_tensors
-                if cached is None
-                else tuple(torch.cat([h, n], -2) for h, n in zip(cached, new_tensors, strict=True))
+                if cached_tensors is None
+                else tuple(torch.cat([h, n], -2) for h, n in zip(cached_tensors, new_tensors, strict=True))
             )
-            limited = (
-                joined if self.limit is None else tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined)
+            limited_tensors = (
+                joined_tensors
+                if self.limit is None
+                else tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
             )
-            run.store[self] = tuple(t.clone() for t in limited)  # a slice would keep the whole tensor alive
-            return joined
+            run.store[self] = tuple(t.clone() for t in limited_tensors)  # a slice would keep the whole tensor alive
+            return joined_tensors
 
     return Cache
 
@@ -221,18 +223,18 @@ def causal_conv_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run, state: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
-            stored = state.load(run)
-            if stored is None:
+            stored_input = state.load(run)
+            if stored_input is None:
                 out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
                 if run.store is None:
                     return out
-                padded = nn.functional.pad(x, (self.kept_frames, 0))
+                padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
-                padded = torch.cat([stored[0], x], -1)
+                padded_input = torch.cat([stored_input[0], x], -1)
                 out = nn.functional.conv1d(
-                    padded[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
+                    padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
-            state.keep(run, padded[..., padded.shape[-1] - self.kept_frames :])
+            state.keep(run, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
             return out
 
     return CausalConv1d

@@ -1,4 +1,4 @@
-"""A stack of layers with the parts before and after them: positions, embedding norm, layers, final norm.
+"""A stack of layers and the parts before and after its layers: positions, embedding norm, final norm.
 
 Layers may differ. `variants` are layers that differ from `block` in some fields. `first_layers` lists the kinds of the
 bottom layers, and `pattern` is repeated for the rest (Gemma 2: sliding, full; DeepSeek-V3: three dense layers, then
@@ -148,7 +148,7 @@ class Stack(Component):
         return {**data, "variants": full_variants}
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if BASE in self.variants:
             raise ValueError(f"variants.{BASE}: 'block' is the name of the base layer; expected another name")
         layer_kinds = dict.fromkeys((BASE, *self.variants))
@@ -179,14 +179,15 @@ class Stack(Component):
         mixers = {
             name: layer.attention for name, layer in self.kinds().items() if isinstance(layer.attention, TokenMixer)
         }
-        borrowed = {name: mixer.borrows() for name, mixer in mixers.items() if mixer.borrows()}
-        for name in self.layer_names() if borrowed else ():
+        borrowed_fields = {name: mixer.borrows() for name, mixer in mixers.items() if mixer.borrows()}
+        for name in self.layer_names() if borrowed_fields else ():
             sharing_key = mixers[name].sharing_key_of() if name in mixers else None
-            if name not in borrowed:
+            if name not in borrowed_fields:
                 sharing_keys.add(sharing_key)
             elif sharing_key not in sharing_keys:
                 raise ValueError(
-                    f"{borrowed[name]}: no layer below '{name}' attends alike and makes what it would share; expected "
+                    f"{borrowed_fields[name]}: no layer below '{name}' attends alike and makes what it would share; "
+                    "expected "
                     "a layer below that does"
                 )
 
@@ -219,8 +220,8 @@ class Stack(Component):
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer, from the bottom up."""
         remaining = max(0, self.num_hidden_layers - len(self.first_layers))
-        repeated = self.pattern * (remaining // len(self.pattern) + 1)
-        return [*self.first_layers, *repeated][: self.num_hidden_layers]
+        repeated_pattern = self.pattern * (remaining // len(self.pattern) + 1)
+        return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
 
     def layer(self, name: str) -> Layer:
         """Returns the layer of that kind."""
@@ -228,7 +229,7 @@ class Stack(Component):
         return layer
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
-        """Yields each kind of layer: (name, layer, number, indices). Indices are None if the depth is no integer."""
+        """Yields each kind of layer: (name, layer, number, indices). Indices are None if the depth is symbolic."""
         depth: Number = self.num_hidden_layers
         if not self.first_layers and len(set(self.pattern)) == 1:
             name = self.pattern[0]
@@ -255,9 +256,9 @@ class Stack(Component):
         hidden: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
         with f.apart(f.causal, f.memory), f.function():
-            return self._run(f, self._first_input(f, x, hidden, embedding_axes, positions))
+            return self._run_layers(f, self._first_input(f, x, hidden, embedding_axes, positions))
 
-    def _run(self, f: Flow, x: Value) -> Value:
+    def _run_layers(self, f: Flow, x: Value) -> Value:
         """Records the layers and returns the output of the stack. x: the input of the first layer."""
         slots: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
             ("relative_bias", self.relative_bias, {}),
@@ -284,7 +285,7 @@ class Stack(Component):
         if self.side_convolution is not None:
             f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
         for label, block, repeat, indices in self.groups():
-            x = self._layers(f, x, label, block, repeat, indices)
+            x = self._record_layers(f, x, label, block, repeat, indices)
         f.hold(x=x, y=x)
         if self.streams is not None:
             x = self.streams.record_merge(f, x)
@@ -322,8 +323,8 @@ class Stack(Component):
         f.hold(x=x)
         return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
-    def _layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
-        """Records the layers of one kind. If they share parameters, the first layer has them."""
+    def _record_layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
+        """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
         shown_label, node_fields = "" if label == BASE else label, {"kind": "layer", "source": block.source()}
         if label not in self.shared_layers:
             return f.layers(x, lambda v: block.flow(f, v), repeat, indices, label=shown_label, **node_fields)
@@ -348,7 +349,7 @@ class Stack(Component):
         )
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -364,8 +365,8 @@ class Stack(Component):
         kinds: dict[str, AnyLayer] = {
             "wide": block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})
         }
-        rms, dense = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
-        grouped = Attention(
+        rms, dense_network = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
+        grouped_attention = Attention(
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=6,
@@ -374,13 +375,22 @@ class Stack(Component):
             position=Rope(),
         )
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
-        gemma_layer = Gemma4Layer(attention=grouped, feed_forward=dense, norm=rms, per_layer_input=gate)
+        gemma_layer = Gemma4Layer(
+            attention=grouped_attention, feed_forward=dense_network, norm=rms, per_layer_input=gate
+        )
         shares: dict[str, AnyLayer] = {
-            "shares": gemma_layer.model_copy(update={"attention": grouped.model_copy(update={"kv_shared": True})})
+            "shares": gemma_layer.model_copy(
+                update={"attention": grouped_attention.model_copy(update={"kv_shared": True})}
+            )
         }
         table = PerLayerEmbedding(vocab_size_per_layer_input=40, hidden_size_per_layer_input=6, norm=rms)
         altup = AltUpLayer(
-            attention=grouped, feed_forward=dense, norm=rms, per_layer_input=gate, laurel_rank=5, altup_num_inputs=3
+            attention=grouped_attention,
+            feed_forward=dense_network,
+            norm=rms,
+            per_layer_input=gate,
+            laurel_rank=5,
+            altup_num_inputs=3,
         )
         return [
             cls(
@@ -436,7 +446,7 @@ class Stack(Component):
 
 
 def overlaid(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated with `changes`, table by table; a table with another `type` replaces the old one."""
+    """Returns `base` updated with `changes`, table by table; a table of another `type` replaces the old table."""
     out = dict(base)
     for key, value in changes.items():
         base_value = out.get(key)
@@ -452,7 +462,7 @@ def overlaid(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -486,8 +496,8 @@ def _reference() -> type[nn.Module]:
                 if part is not None:
                     self.add_module(name, part.reference(context, *arguments))
             self._streams = self._optional_modules(spec.streams, context)
-            repeated = spec.pattern * spec.num_hidden_layers
-            names = (*spec.first_layers, *repeated)[: spec.num_hidden_layers]
+            repeated_pattern = spec.pattern * spec.num_hidden_layers
+            names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
             kinds = {BASE: spec.block, **spec.variants}
             self.layer_kinds = names
             self.lends = any(getattr(kinds[name].attention, "kv_shared", False) for name in names)
@@ -503,7 +513,7 @@ def _reference() -> type[nn.Module]:
                 self.output_proj = nn.Linear(context.hidden_size, spec.output_size)
 
         def _optional_modules(self, part: Component | None, context: Context) -> tuple[Any, ...]:
-            """Builds a part whose children belong to the stack, as a tuple of one module, or of none without a part.
+            """Builds a part whose children belong to the stack: a tuple of one module, or empty without the part.
 
             torch does not register modules in a tuple.
             """

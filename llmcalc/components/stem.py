@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Stem(Component):
-    """The base class of stems: a part that gives an encoder its input in the place of token embeddings.
+    """The base class of stems: a stem computes an encoder's input, in the place of token embeddings.
 
     input_name: the name of its input in classes of `transformers` (class attribute).
     """
@@ -31,25 +31,25 @@ class Stem(Component):
 
     @property
     def positions(self) -> Rows:
-        """The rows that the encoder processes."""
+        """The positions (rows) that the encoder processes."""
         return SOURCE
 
     @property
     def fixed_positions(self) -> int | None:
-        """The number of rows that the encoder always processes; None if it depends on the input."""
+        """The number of positions that the encoder always processes; None if the number depends on the input."""
         return None
 
     def frames_read(self) -> Value:
-        """The stem's input."""
+        """The input values that the stem reads."""
         raise TypeError(f"{type(self).__name__} has no input")
 
     def frames(self, batch: int, source: int) -> tuple[int, ...]:
-        """Returns the shape of the stem's input. source: the rows that the encoder processes, if they vary."""
+        """Returns the shape of the stem's input. source: the positions that the encoder processes, if they vary."""
         raise TypeError(f"{type(self).__name__} has no input")
 
 
 class ConvStem(Stem):
-    """Two convolutions over frames of an audio signal, with two frames per position.
+    """Two convolutions over the frames of an audio signal; two frames become one position.
 
     num_mel_bins: the number of values per frame.
     max_source_positions: the number of positions; the encoder always processes all of them.
@@ -66,7 +66,7 @@ class ConvStem(Stem):
 
     @property
     def positions(self) -> Rows:
-        """The rows that the encoder processes."""
+        """The positions (rows) that the encoder processes."""
         return Fixed("positions", length=self.max_source_positions)
 
     @property
@@ -86,7 +86,7 @@ class ConvStem(Stem):
         return f.act(f.conv("conv2", y, *axes, kernel=3, bias=True, rows=self.positions), "gelu")
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     def frames(self, batch: int, source: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, num_mel_bins, frames]."""
@@ -98,7 +98,7 @@ class ConvStem(Stem):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ConvStemReference(nn.Module):

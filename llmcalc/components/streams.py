@@ -1,4 +1,4 @@
-"""Several residual streams instead of one: the part of a stack that splits and merges them."""
+"""The interface of a stack's part that splits the residual stream into several streams and merges them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ResidualStreams(StackPart):
     noun: ClassVar[str] = "streams"
 
     def record_split(self, f: Flow, x: Value) -> Value:
-        """Splits one residual stream into several. x: the input that the first layer would have without streams."""
+        """Records the split of one residual stream into several. x: the first layer's input without streams."""
         raise TypeError(f"{type(self).__name__} has no streams to split into")
 
     def record_merge(self, f: Flow, x: Value) -> Value:
-        """Merges all streams into one residual stream. x: all streams after the last layer."""
+        """Records the merge of all streams into one residual stream. x: all streams after the last layer."""
         raise TypeError(f"{type(self).__name__} has no streams to merge")

@@ -1,4 +1,4 @@
-"""The hidden states of a target model, which a draft model of speculative decoding reads beside its own tokens.
+"""The hidden states of a target model, which a draft model of speculative decoding reads beside the tokens.
 
 EAGLE (Li 2024, arXiv:2401.15077, §4.1) projects the last hidden state beside the token embedding; EAGLE-3 (Li 2025,
 arXiv:2503.01840, §3) projects the states of several layers. Sources: eagle/model/cnets1.py and cnets.py of
@@ -29,7 +29,7 @@ DFLASH = "Chen et al. 2026 (DFlash)"
 
 
 class TargetStates(ResidualStreams):
-    """The projection of a target's hidden states, from which a draft starts its residual stream.
+    """The projection of a target model's hidden states, from which a draft model starts its residual stream.
 
     start: what the residual stream starts from. `joined`: the projection of the token embedding beside the states
         (EAGLE). `states`: the projection of the states (EAGLE-3); the first layer, of type `draft`, reads the
@@ -57,7 +57,7 @@ class TargetStates(ResidualStreams):
     masked: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.state_norm is not None and self.joined_norm is not None:
             raise ValueError("state_norm and joined_norm: the states have one or the other; expected one of them")
         return self
@@ -98,15 +98,15 @@ class TargetStates(ResidualStreams):
             states = f.norm("state_norm", states, self.state_norm, (size,), count)
         elif self.joined_norm is not None:
             states = f.norm("joined_norm", states, self.joined_norm)
-        joined = states
+        projected_states = states
         if self.start == "joined":
-            joined = f.cat(x, states, axes=(Beside((x.axes, states.axes)),))
-        f.hold(states=states, joined=joined)
-        y = f.linear("fc", joined, hidden, bias=self.bias)
+            projected_states = f.cat(x, states, axes=(Beside((x.axes, states.axes)),))
+        f.hold(states=states, joined=projected_states)
+        y = f.linear("fc", projected_states, hidden, bias=self.bias)
         return y if self.output_norm is None else f.part("output_norm", self.output_norm, y)
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -115,12 +115,12 @@ class TargetStates(ResidualStreams):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
     class Projection(nn.Module):
-        """The projection. Token embeddings [batch, tokens, hidden] → same shape. The target's states are zeros."""
+        """The projection of target states (zeros here). Token embeddings [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: TargetStates, context: Context) -> None:
             super().__init__()
@@ -147,7 +147,7 @@ def _reference() -> type[nn.Module]:
             return self.output_norm(out) if hasattr(self, "output_norm") else out
 
     class Holder(nn.Module):
-        """The module whose children are the stack's own."""
+        """A module whose children belong to the stack's module."""
 
         def __init__(self, spec: TargetStates, context: Context) -> None:
             super().__init__()

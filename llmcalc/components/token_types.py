@@ -38,7 +38,7 @@ class TokenTypes(StackPart):
     other_vocab_sizes: tuple[Positions, ...] = Field(default=(), max_length=64)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.type_vocab_size is None and self.task_type_vocab_size is None and not self.other_vocab_sizes:
             raise ValueError(
                 "type_vocab_size: missing; token_types have a type_vocab_size or a task_type_vocab_size, or are left "
@@ -47,7 +47,7 @@ class TokenTypes(StackPart):
         return self
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """Returns the token embeddings plus a row of each table. x: the token embeddings."""
+        """Returns the token embeddings plus a row of each table of types. x: the token embeddings."""
         other_tables = ((f"embed_other_{i}", size) for i, size in enumerate(self.other_vocab_sizes))
         for name, types in (
             ("embed_types", self.type_vocab_size),
@@ -61,7 +61,7 @@ class TokenTypes(StackPart):
 
     def reference(self, context: Context) -> nn.Module:
         """Builds the tables: forward(token embeddings [batch, tokens, width]) → the sum of embeddings."""
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -74,7 +74,7 @@ class TokenTypes(StackPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

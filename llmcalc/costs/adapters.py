@@ -45,19 +45,19 @@ class LowRank:
         LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted ones of queries, keys and values.
         """
         tensors = []
-        for product in self._products(tree, include):
-            adapted = [(place, op) for place, op in product if place.node.name in self.targets]
-            if adapted:
-                (place, op), out_width = adapted[0], 0
-                for _, linear in adapted:
+        for product in self._layer_products(tree, include):
+            adapted_products = [(place, op) for place, op in product if place.node.name in self.targets]
+            if adapted_products:
+                (place, op), out_width = adapted_products[0], 0
+                for _, linear in adapted_products:
                     out_width = add(out_width, linear.n_out)
-                rank = self.rank * (len(adapted) if self.library == "litgpt" else 1)
+                rank = self.rank * (len(adapted_products) if self.library == "litgpt" else 1)
                 for shape in ((rank, op.n_in), (out_width, self.rank)):
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), place.kind, place.times))
         return tensors
 
     def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the tensors of modules of which a full copy is trained, including tied weights."""
+        """Returns the tensors of modules whose full copy is trained, including tied weights."""
         tensors = []
         for place in tree.walk():
             op, use = place.node.op, place.use
@@ -68,17 +68,17 @@ class LowRank:
         return tensors
 
     def quantized_base(self, tree: Node, include: frozenset[str] = frozenset()) -> tuple[Number, Number]:
-        """Returns (number of quantised weights, their bytes with scales).
+        """Returns (number of quantized weights, their bytes including scales).
 
         These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
         with `quantized_experts`. A shared matrix is counted at its owner.
         """
         weights: Number = 0
-        stored: Number = 0
+        total_bytes: Number = 0
         if self.base == "none":
-            return weights, stored
-        heads = [[linear] for linear in _linears(tree, include, layers=False) if linear[0].kind == "lm_head"]
-        for product in [*self._products(tree, include), *(heads if self.quantized_head else [])]:
+            return weights, total_bytes
+        heads = [[linear] for linear in _linear_layers(tree, include, layers=False) if linear[0].kind == "lm_head"]
+        for product in [*self._layer_products(tree, include), *(heads if self.quantized_head else [])]:
             rows, columns = 0, product[0][1].n_in
             for place, op in product:
                 use = place.use
@@ -87,19 +87,19 @@ class LowRank:
             if not is_zero(rows):
                 copies = product[0][0].times
                 weights = add(weights, times(rows * columns, copies))
-                stored = add(stored, times(stored_bytes(self.base, rows, columns), copies))
-        for place, experts in _experts(tree, include) if self.quantized_experts else ():
+                total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, columns), copies))
+        for place, experts in _expert_layers(tree, include) if self.quantized_experts else ():
             rows = experts.num_experts * experts.n_out
             weights = add(weights, times(rows * experts.n_in, place.times))
-            stored = add(stored, times(stored_bytes(self.base, rows, experts.n_in), place.times))
-        return weights, stored
+            total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, experts.n_in), place.times))
+        return weights, total_bytes
 
-    def _products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
-        """Yields lists of linear layers inside transformer layers; layers of one list run as one product."""
-        fused = self.fused_qkv or self.library == "litgpt"
+    def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
+        """Yields lists of linear layers inside transformer layers; the layers of a list run as one product."""
+        fuses_qkv = self.fused_qkv or self.library == "litgpt"
         pending_products: list[tuple[Place, Linear]] = []
-        for place, op in _linears(tree, include):
-            joins = fused and place.node.name in PROJECTIONS
+        for place, op in _linear_layers(tree, include):
+            joins = fuses_qkv and place.node.name in PROJECTIONS
             if pending_products and not (joins and pending_products[0][0].above is place.above):
                 yield pending_products
                 pending_products = []
@@ -111,15 +111,15 @@ class LowRank:
             yield pending_products
 
 
-def _linears(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
-    """Yields every linear layer inside the model's layers, or outside of them, with its primitive."""
+def _linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
+    """Yields every linear layer inside or outside of the model's layers, with its primitive. layers: whether inside."""
     for place in tree.walk():
         op = place.node.op
         if isinstance(op, Linear) and place.optional in {"", *include} and is_in_layer(place) == layers:
             yield place, op
 
 
-def _experts(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
+def _expert_layers(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
     """Yields every stack of experts' linear layers whose parameters are counted there, with its primitive."""
     for place in tree.walk():
         op, use = place.node.op, place.use
@@ -129,11 +129,11 @@ def _experts(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, Exper
 
 def linear_layer_names(tree: Node, include: frozenset[str] = frozenset()) -> list[str]:
     """Returns the names of the linear layers inside the model's layers, each once."""
-    return list(dict.fromkeys(place.node.name for place, _ in _linears(tree, include)))
+    return list(dict.fromkeys(place.node.name for place, _ in _linear_layers(tree, include)))
 
 
 def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: frozenset[str] = frozenset()) -> LowRank:
-    """Returns the adapters with these targets: names of linear layers, or `all-linear`.
+    """Returns the adapters of the target layers: names of linear layers, or `all-linear`.
 
     Raises `InputError`, which names the option, for an unknown target, module or base.
     """

@@ -1,4 +1,4 @@
-"""The cache of a model: keys and values, MLA latents, and the recurrent states of other architectures."""
+"""The bytes of a model's cache: keys and values, MLA latents, and the recurrent states of other architectures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORTEST, LONGEST = 2**10, 2**17
 
 
 def cache_bits(element_bits: Number) -> Cost:
-    """Returns the cost function of cached bits, with keys and values in elements of `element_bits` bits."""
+    """Returns the function that counts an op's cached bits, with keys and values of `element_bits` bits per element."""
 
     def cost(use: Use) -> Number:
         return use.cache_bits(element_bits)
@@ -35,12 +35,12 @@ def cache_bits(element_bits: Number) -> Cost:
 
 
 def cache_bits_of(format_name: str) -> Cost:
-    """Returns the cost function of cached bits, with keys and values in the cache format of this name."""
+    """Returns the function that counts an op's cached bits, with keys and values in the cache format of this name."""
     return cache_bits_in(cache_format(format_name))
 
 
 def _cached_tree(spec: ModelSpec) -> Node:
-    """Returns the part of the tree that has caches, which is computed once and evaluated at many lengths."""
+    """Returns the nodes of the tree that have caches, computed once and evaluated at many lengths."""
     return spec.tree().only("cache_bits")
 
 
@@ -64,7 +64,7 @@ class CacheGroup:
 
 @frozen
 class CacheSize:
-    """The cache after `context + seq` tokens of each sequence.
+    """The size of the cache after `context + seq` tokens of each sequence.
 
     tree: the part of the model's tree that has caches.
     workload: batch, seq and context.
@@ -80,37 +80,39 @@ class CacheSize:
     source: int | None = None
     inputs: EncodedInputs | None = None
 
-    def _bits(self, workload: Workload, dtype_name: str | None = None) -> Number:
+    def _total_bits(self, workload: Workload, dtype_name: str | None = None) -> Number:
         return self.tree.total(cache_bits_of(dtype_name or self.dtype), RunConfig(workload))
 
     @property
     def bytes(self) -> int:
-        return bits_to_bytes(self._bits(self.workload))
+        return bits_to_bytes(self._total_bits(self.workload))
 
     def bytes_in_format(self, dtype_name: str) -> int:
-        """Returns the bytes of the same cache with keys and values in another format; recurrent states keep theirs."""
-        return bits_to_bytes(self._bits(self.workload, dtype_name))
+        """Returns the cache's bytes with keys and values in another format; recurrent states keep their format."""
+        return bits_to_bytes(self._total_bits(self.workload, dtype_name))
 
     @property
     def elements(self) -> int:
-        """Number of elements stored in `dtype`: keys, values and latents, without states that have their own dtype."""
+        """The number of elements in format `dtype`: keys, values and latents, without states of another format."""
         elements: int = self.tree.total(lambda use: use.cache_bits(2) - use.cache_bits(1), RunConfig(self.workload))
         return elements
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token adds in all layers, before any sliding window is full."""
+        """The bytes that one token adds in all layers, before any sliding window is full."""
         first_token = self.workload.with_(batch=1, seq=1, context=0, source=1)
         no_tokens = self.workload.with_(batch=1, seq=0, context=0, source=0)
-        return bits_to_bytes(self._bits(first_token) - self._bits(no_tokens))
+        return bits_to_bytes(self._total_bits(first_token) - self._total_bits(no_tokens))
 
     @property
     def growth_per_token(self) -> int:
-        """Bytes that one more token of one sequence adds to the current cache; layers with a full window add none."""
+        """The bytes that one more token of one sequence adds to this cache; layers with a full window add none."""
         one_sequence = self.workload.with_(batch=1)
-        return bits_to_bytes(self._bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._bits(one_sequence))
+        return bits_to_bytes(
+            self._total_bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._total_bits(one_sequence)
+        )
 
-    def _caches(self) -> list[Place]:
+    def _cache_places(self) -> list[Place]:
         """Yields the places of all ops that have a cache."""
         cost = cache_bits_of(self.dtype)
         return [
@@ -133,7 +135,7 @@ class CacheSize:
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits: dict[tuple[str, int | None, int | None], Number] = {}
         cost = cache_bits_of(self.dtype)
-        for place in self._caches():
+        for place in self._cache_places():
             op = place.node.op
             tokens, width = (_tokens_of(op, place), op.width) if isinstance(op, KVCache) else (None, None)
             group = (getattr(op, "kind", STATE), tokens, width)
@@ -146,15 +148,15 @@ class CacheSize:
 
     @property
     def what_if(self) -> list[WhatIf]:
-        """Yields the caches of the same model with other key/value heads or without windows."""
-        changed = [
+        """Yields the cache sizes of the same model with other key/value heads or without windows."""
+        changed_caches = [
             (change, replace(self, spec=spec, tree=_cached_tree(spec))) for change, spec in changed_models(self.spec)
         ]
-        return [WhatIf(change, cache, cache.bytes / self.bytes) for change, cache in changed]
+        return [WhatIf(change, cache, cache.bytes / self.bytes) for change, cache in changed_caches]
 
     @property
     def contexts(self) -> list[int]:
-        """Context lengths for `growth`: powers of two from 1,024 on, the model's context length, and `seq`.
+        """The context lengths of `growth`: powers of two from 1,024 on, the model's context length, and `seq`.
 
         The largest power of two is at most the model's context length (131,072 if it states none) or `seq`.
         """
@@ -166,7 +168,7 @@ class CacheSize:
         return sorted({*powers, limit, self.workload.seq})
 
     def after(self, tokens: int) -> CacheSize:
-        """Returns the cache after another number of tokens, which an encoder reads too unless `source` is set."""
+        """Returns the cache size after another number of tokens. An encoder reads as many, unless `source` is set."""
         source = tokens if self.source is None else self.source
         return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source))
 
@@ -185,7 +187,7 @@ def _tokens_of(cache: KVCache, place: Place) -> int:
 
 @frozen(slots=True)
 class WhatIf:
-    """The cache of a changed model. ratio: its bytes over those of the original model's cache."""
+    """The cache size of a changed model. ratio: its bytes over the original model's bytes."""
 
     what: ModelChange
     cache: CacheSize
@@ -200,7 +202,7 @@ def kv(
     source: int | None = None,
     inputs: EncodedInputs | None = None,
 ) -> CacheSize:
-    """Computes the cache after `seq` tokens of each of `batch` sequences.
+    """Computes the cache's size after `seq` tokens of each of `batch` sequences.
 
     seq: tokens per sequence; default `usual_context`.
     source: tokens that the encoder of an encoder-decoder has read; default as many as seq.

@@ -40,13 +40,13 @@ class Vector:
 
     @property
     def element_bits(self) -> Fraction:
-        """Returns the bits per element, with its share of the block's scale."""
+        """Returns the bits per element, including its share of the block's scale."""
         return self.bits + Fraction(8 * self.block_bytes, self.block)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """A format of the KV cache.
+    """A storage format of the KV cache.
 
     name: its name in `FORMATS`, or the full name of a number format.
     keys, values: storage of one head's key and value.
@@ -69,21 +69,23 @@ class CacheFormat:
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
     def bits_per_token(self, vectors: Sequence[tuple[int, int]]) -> int:
-        """Returns the bits per token in the cache of one layer.
+        """Returns the bits per token in one layer's cache.
 
         vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
-        stored = [(heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(vectors)]
-        if self.even and len(stored) == 2:
-            (heads, key), (_, value) = stored
+        stored_vectors = [
+            (heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(vectors)
+        ]
+        if self.even and len(stored_vectors) == 2:
+            (heads, key), (_, value) = stored_vectors
             return 8 * heads * (key + value + (key + value) % 2)
-        return 8 * sum(heads * size for heads, size in stored)
+        return 8 * sum(heads * size for heads, size in stored_vectors)
 
 
 PLAIN = "a scale per tensor or none, which is not counted"
 
 
-def _blocks(name: str, scheme: str) -> CacheFormat:
+def _block_format(name: str, scheme: str) -> CacheFormat:
     size, codes, scales, minima = BLOCKS[scheme]
     vector = Vector(8 * codes // size, size, scales + minima)
     return CacheFormat(name, vector, vector, f"blocks of {size} elements with {scales + minima} bytes of scales each")
@@ -94,7 +96,7 @@ def _per_token_head(name: str, bits: int) -> CacheFormat:
     return CacheFormat(name, vector, vector, "a fp32 scale for each token and head, for keys and for values")
 
 
-def _turbo(name: str, keys: int, values: int) -> CacheFormat:
+def _turbo_format(name: str, keys: int, values: int) -> CacheFormat:
     """TurboQuant: keys have Hadamard rotation, Lloyd-Max codes and a fp16 norm; values have uniform codes with a fp16
     scale and zero point.
     """
@@ -112,16 +114,16 @@ def _turbo(name: str, keys: int, values: int) -> CacheFormat:
 FORMATS = {
     cache_format.name: cache_format
     for cache_format in (
-        *(_blocks(name.lower(), name) for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")),
+        *(_block_format(name.lower(), name) for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")),
         CacheFormat("nvfp4", Vector(4, 16, 1), Vector(4, 16, 1), "blocks of 16 elements with a fp8 scale each"),
-        _blocks("mxfp4", "MXFP4"),
+        _block_format("mxfp4", "MXFP4"),
         _per_token_head("fp8_per_token_head", 8),
         _per_token_head("int8_per_token_head", 8),
         _per_token_head("int4_per_token_head", 4),
-        _turbo("turboquant_k8v4", 8, 4),
-        _turbo("turboquant_4bit_nc", 4, 4),
-        _turbo("turboquant_k3v4_nc", 3, 4),
-        _turbo("turboquant_3bit_nc", 3, 3),
+        _turbo_format("turboquant_k8v4", 8, 4),
+        _turbo_format("turboquant_4bit_nc", 4, 4),
+        _turbo_format("turboquant_k3v4_nc", 3, 4),
+        _turbo_format("turboquant_3bit_nc", 3, 3),
         CacheFormat(
             "fp8_ds_mla",
             Vector(8, 128, 4),
@@ -165,13 +167,13 @@ def cache_format(name: str) -> CacheFormat:
     )
 
 
-def cache_bits_in(stored: CacheFormat) -> Cost:
-    """Returns the cost function of cached bits, with keys and values in a cache format.
+def cache_bits_in(stored_format: CacheFormat) -> Cost:
+    """Returns the function that counts an op's cached bits, with keys and values in a cache format.
 
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """
-    if stored.name in DTYPE_BITS:
-        return lambda use: use.cache_bits(stored.keys.bits)
+    if stored_format.name in DTYPE_BITS:
+        return lambda use: use.cache_bits(stored_format.keys.bits)
 
     def cost(use: Use) -> Number:
         op = use.op
@@ -179,20 +181,22 @@ def cache_bits_in(stored: CacheFormat) -> Cost:
             return 0
         if isinstance(op, State):
             return use.cache_bits(STATE_BITS)
-        if stored.latent and getattr(op, "kind", "") not in LATENT_KINDS:
+        if stored_format.latent and getattr(op, "kind", "") not in LATENT_KINDS:
             kind = getattr(op, "kind", "cache").replace("_", " ")
             raise InputError(
-                f"{stored.name}: stores the latents of MLA, and the model has a cache of {kind}; expected a number "
+                f"{stored_format.name}: stores the latents of MLA, and the model has a cache of {kind}; expected a "
+                "number "
                 "format such as fp8, or blocks such as q8_0"
             )
-        if isinstance(op, KVCache) and not (stored.of_heads and op.kind == "latent_attention"):
-            return exact_div(use.cache_bits(1), op.width) * stored.bits_per_token(op.vectors)
-        if stored.of_heads:
+        if isinstance(op, KVCache) and not (stored_format.of_heads and op.kind == "latent_attention"):
+            return exact_div(use.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
+        if stored_format.of_heads:
             kind = getattr(op, "kind", "cache").replace("_", " ")
             raise InputError(
-                f"{stored.name}: stores keys and values of heads, and the model's {kind} holds others; expected a "
+                f"{stored_format.name}: stores keys and values of heads, and the model's {kind} holds others; "
+                "expected a "
                 "number format such as fp8, or blocks such as q8_0"
             )
-        return use.cache_bits(stored.keys.element_bits)
+        return use.cache_bits(stored_format.keys.element_bits)
 
     return cost

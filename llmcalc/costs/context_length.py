@@ -21,9 +21,9 @@ def learned_positions(spec: ModelSpec) -> int | None:
 
 
 def longest_sequence(spec: ModelSpec) -> int | None:
-    """Returns the context length in tokens; None if the spec states none."""
-    learned = learned_positions(spec)
-    return spec.max_position_embeddings if learned is None else learned
+    """Returns the context length in tokens; None if the spec states no limit."""
+    learned_rows = learned_positions(spec)
+    return spec.max_position_embeddings if learned_rows is None else learned_rows
 
 
 def usual_sequence(spec: ModelSpec) -> int:
@@ -49,10 +49,10 @@ def check_source(spec: ModelSpec, source: int | None) -> None:
 
 def too_long_note(spec: ModelSpec, tokens: int) -> str:
     """Returns a note if `tokens` exceeds the model's context length, else an empty string."""
-    learned, limit = learned_positions(spec), longest_sequence(spec)
+    learned_rows, limit = learned_positions(spec), longest_sequence(spec)
     if limit is None or tokens <= limit:
         return ""
-    if learned is not None:
+    if learned_rows is not None:
         return (
             f"{tokens:,} tokens do not fit the model's table of {limit:,} learned positions: it could not run "
             "this; counted anyway"

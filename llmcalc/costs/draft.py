@@ -1,4 +1,4 @@
-"""Whether a draft of speculative decoding fits its target: vocabulary, and the width of the states that it reads."""
+"""Whether a speculative-decoding draft model fits its target model: vocabulary, and width of the states it reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..model import ModelSpec
 
 
 def states_of(spec: ModelSpec) -> TargetStates | None:
-    """Returns the part that reads a target's hidden states; None for a model that reads none."""
+    """Returns the part that reads a target model's hidden states; None for a model without such a part."""
     streams = None if spec.decoder is None else spec.decoder.streams
     return streams if isinstance(streams, TargetStates) else None
 
@@ -19,9 +19,11 @@ def check_draft(target: ModelSpec, draft: ModelSpec, target_name: str, option: s
 
     target_name: the target's name. option: the option or flag that names the draft, with the draft's name.
     """
-    for spec, where in ((target, f"TARGET {target_name}"), (draft, option)):
+    for spec, place_in_error in ((target, f"TARGET {target_name}"), (draft, option)):
         if spec.kind != "decoder" or not isinstance(spec.head, LMHead):
-            raise InputError(f"{where}: tokens are drafted by a decoder, for a decoder; expected language models")
+            raise InputError(
+                f"{place_in_error}: tokens are drafted by a decoder, for a decoder; expected language models"
+            )
     if states_of(target) is not None:
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
     if draft.vocab_size != target.vocab_size and draft.from_target:

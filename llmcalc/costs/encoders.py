@@ -1,4 +1,4 @@
-"""Images and audio of a prompt: the passes of the encoders over them, and the tokens that they become."""
+"""Images and audio of a prompt: the FLOPs of the encoders' passes, and the tokens that images and audio become."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class EncodedInputs:
 
     @property
     def added_tokens(self) -> int:
-        """The tokens that they add to each sequence."""
+        """The number of tokens that images and audio add to each sequence."""
         return self.image_tokens + self.audio_tokens if self.in_sequence else 0
 
     def total(self, cost: Cost) -> Number:
@@ -71,38 +71,39 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
     runs: list[EncoderRun] = []
     if inputs.image is not None:
         images, (height, width) = inputs.images or 1, inputs.height_and_width
-        name, rule = _rule(spec, "image", "images")
+        name, rule = _encoder_rule(spec, "image", "images")
         tower: Any = spec.towers[name]
         rule = rule if images == 1 else rule.among_several()
-        encoded = rule.encode(height, width, tower.patches.patch_size)
-        image_tokens = images * encoded.tokens
-        runs += _runs(spec, name, encoded, batch * images)
+        encoded_input = rule.encode(height, width, tower.patches.patch_size)
+        image_tokens = images * encoded_input.tokens
+        runs += _encoder_runs(spec, name, encoded_input, batch * images)
     if inputs.audio is not None:
-        name, rule = _rule(spec, "audio", "audio")
-        encoded = rule.encode(inputs.audio)
-        audio_tokens = encoded.tokens
-        runs += _runs(spec, name, encoded, batch)
+        name, rule = _encoder_rule(spec, "audio", "audio")
+        encoded_input = rule.encode(inputs.audio)
+        audio_tokens = encoded_input.tokens
+        runs += _encoder_runs(spec, name, encoded_input, batch)
     return EncodedInputs(image_tokens, audio_tokens, True, tuple(runs))
 
 
 def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
-    """Returns the audio of a model whose own encoder reads frames, always as many of them (Whisper)."""
+    """Returns the audio of a model whose encoder always reads the same number of frames (Whisper)."""
     from ..components.inputs.clips import HOP, RATE
 
     assert spec.source_tokens is not None
-    longest = 2 * spec.source_tokens * HOP // RATE
-    if seconds > longest:
+    longest_seconds = 2 * spec.source_tokens * HOP // RATE
+    if seconds > longest_seconds:
         raise InputError(
-            f"--audio {seconds:g}: the encoder reads clips of {longest} seconds, each in a pass; expected at most "
-            f"{longest}"
+            f"--audio {seconds:g}: the encoder reads clips of {longest_seconds} seconds, each in a pass; expected at "
+            "most "
+            f"{longest_seconds}"
         )
     return EncodedInputs(0, spec.source_tokens, False, ())
 
 
-def _rule(spec: ModelSpec, field: str, read: str) -> tuple[str, Any]:
-    """Returns the name of the encoder of images or audio, and its processor's rule.
+def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, Any]:
+    """Returns the name of the encoder of images or audio, and the rule of its processor.
 
-    field: the encoder's field with the rule, which is the option's name. read: what it reads, in words.
+    field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
     Raises `InputError` where there is none.
     """
     encoders = [name for name, tower in spec.towers.items() if field in type(tower).model_fields]
@@ -111,52 +112,56 @@ def _rule(spec: ModelSpec, field: str, read: str) -> tuple[str, Any]:
         return encoder_name, getattr(spec.towers[encoder_name], field)
     if encoders:
         raise InputError(
-            f"--{field}: how the model's processor cuts {read} is not known; expected no --{field}, and its tokens in "
+            f"--{field}: how the model's processor cuts {input_name} is not known; expected no --{field}, and its "
+            "tokens in "
             "--seq"
         )
-    raise InputError(f"--{field}: no encoder of {read} is counted beside the text model; expected no --{field}")
+    raise InputError(f"--{field}: no encoder of {input_name} is counted beside the text model; expected no --{field}")
 
 
-def _runs(spec: ModelSpec, name: str, encoded: Encoded, count: int) -> Iterator[EncoderRun]:
-    """Yields the passes of an encoder and of its projectors. count: the images or recordings of all sequences."""
+def _encoder_runs(spec: ModelSpec, name: str, encoded_input: Encoded, count: int) -> Iterator[EncoderRun]:
+    """Yields the passes of an encoder and of its projectors. count: images or recordings of all sequences."""
     (towers,) = (child for child in spec.tree().children if child.name == "towers")
     by_name = {node.name: node for node in towers.children}
-    workload = EncoderPass(batch=count * encoded.parts, rows=encoded.rows, columns=encoded.columns)
-    parts = list(_with_projectors(spec, name))
-    _check_merges(spec, parts, encoded)
-    nodes = tuple(by_name[part] for part in parts)
-    if encoded.real_patches is None:
+    workload = EncoderPass(batch=count * encoded_input.parts, rows=encoded_input.rows, columns=encoded_input.columns)
+    names_of_parts = list(_with_projectors(spec, name))
+    _check_merges(spec, names_of_parts, encoded_input)
+    nodes = tuple(by_name[name_of_part] for name_of_part in names_of_parts)
+    if encoded_input.real_patches is None:
         yield EncoderRun(nodes, RunConfig(workload))
         return
     yield EncoderRun(nodes[:1], RunConfig(workload))
     if nodes[1:]:
-        yield EncoderRun(nodes[1:], RunConfig(replace(workload, rows=encoded.real_patches, columns=1)))
+        yield EncoderRun(nodes[1:], RunConfig(replace(workload, rows=encoded_input.real_patches, columns=1)))
 
 
-def _check_merges(spec: ModelSpec, parts: list[str], encoded: Encoded) -> None:
-    """Raises `InputError` if a projector merges more patches than the encoder gives."""
-    patches = encoded.rows * encoded.columns if encoded.real_patches is None else encoded.real_patches
-    for name in parts:
+def _check_merges(spec: ModelSpec, names_of_parts: list[str], encoded_input: Encoded) -> None:
+    """Raises `InputError` if a projector merges more patches than the encoder returns."""
+    patches = (
+        encoded_input.rows * encoded_input.columns if encoded_input.real_patches is None else encoded_input.real_patches
+    )
+    for name in names_of_parts:
         tower: Any = spec.towers[name]
-        merged = tower.merge**2 * tower.frames if tower.type == "projector" else 1
-        if tower.type == "projector" and patches // _patches_per_position(spec, parts) % merged:
+        merged_patches = tower.merge**2 * tower.frames if tower.type == "projector" else 1
+        if tower.type == "projector" and patches // _patches_per_position(spec, names_of_parts) % merged_patches:
             raise InputError(
-                f"towers.{name}.merge: {merged} patches are merged into one, and the processor gives {patches}; "
+                f"towers.{name}.merge: {merged_patches} patches are merged into one, and the processor gives "
+                f"{patches}; "
                 "expected a divisor of them"
             )
 
 
-def _patches_per_position(spec: ModelSpec, parts: list[str]) -> int:
-    """Returns the frames of audio that become one position of the encoder; 1 for an encoder of images."""
-    return 2 if spec.towers[parts[0]].type == "audio" else 1
+def _patches_per_position(spec: ModelSpec, names_of_parts: list[str]) -> int:
+    """Returns the number of audio frames per position of the encoder; 1 for an image encoder."""
+    return 2 if spec.towers[names_of_parts[0]].type == "audio" else 1
 
 
 def _with_projectors(spec: ModelSpec, name: str) -> Iterator[str]:
     """Yields an encoder and the projectors that read its output, by name."""
     names = list(spec.towers)
     yield name
-    for other in names[names.index(name) + 1 :]:
-        tower: Any = spec.towers[other]
+    for other_name in names[names.index(name) + 1 :]:
+        tower: Any = spec.towers[other_name]
         if tower.type != "projector" or tower.raw:
             return
-        yield other
+        yield other_name

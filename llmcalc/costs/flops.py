@@ -31,7 +31,7 @@ def backward_of(use: Use) -> Number:
 
 
 def step_of(use: Use) -> Number:
-    """Returns the FLOPs of an op in the workload without recomputation: forward, and backward in training."""
+    """Returns the FLOPs of an op in the workload: forward, and in training also backward, without recomputation."""
     forward = use.forward_flops()
     return (
         forward + use.backward_flops() if use.run_config is not None and use.run_config.phase == "training" else forward
@@ -39,7 +39,7 @@ def step_of(use: Use) -> Number:
 
 
 def scores_of(use: Use) -> Number:
-    """Returns the FLOPs of `step_of` in query-key and score-value products, without those of a sparse indexer."""
+    """Returns `step_of` of only the query-key and score-value products, without a sparse indexer's products."""
     attends = isinstance(use.op, AttentionCore) and "no_grad" not in use.roles
     return step_of(use) if attends else 0
 
@@ -73,13 +73,13 @@ class FlopCount:
 
     @property
     def encoders(self) -> Number:
-        """FLOPs of the encoders of images and audio, with their projectors; 0 in decoding, which reads no new ones."""
+        """FLOPs of the image and audio encoders and their projectors; 0 in decoding, which reads no new input."""
         reads_none = self.inputs is None or self.workload.phase == "decode"
         return 0 if reads_none or self.inputs is None else self.inputs.total(forward_of)
 
     @property
     def total(self) -> Number:
-        """FLOPs of the workload under the convention of query-key pairs of its run."""
+        """FLOPs of the workload, with the run's convention of query-key pairs."""
         return self._flops_with_pairs(self.pairs)
 
     @property
@@ -116,7 +116,7 @@ class FlopCount:
 
     @property
     def skipped_by_early_stop(self) -> Number:
-        """FLOPs by which non-reentrant checkpointing of layers recomputes less than `recomputed`."""
+        """FLOPs that non-reentrant checkpointing of layers saves against `recomputed`."""
         return skipped_by_early_stop(self.spec, self.run_config, self.include)
 
     @property
@@ -127,17 +127,17 @@ class FlopCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """FLOPs by component. The entries are disjoint and add up to `total`; recomputation is a separate entry."""
-        parts = by_kind(self.tree, step_of, self.run_config, self.include)
-        parts |= {TOWERS.name: self.encoders} if self.encoders else {}
-        return {**parts, "recomputation": self.recomputed} if self.recomputed else parts
+        flops_by_component = by_kind(self.tree, step_of, self.run_config, self.include)
+        flops_by_component |= {TOWERS.name: self.encoders} if self.encoders else {}
+        return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component
 
     def cost(self, cost: Cost) -> Number:
-        """Returns the total of another cost function over the same tree and workload."""
+        """Returns the total of another cost function over the same tree and run."""
         return self.tree.total(cost, self.run_config, self.include)
 
     @property
     def tokens(self) -> Number:
-        """Number of new tokens of all sequences; in an encoder-decoder, those of the decoder."""
+        """Number of new tokens of all sequences; for an encoder-decoder, the decoder's tokens."""
         return self.run_config.rows(TOKENS)
 
     @property

@@ -55,7 +55,7 @@ class ParameterCount:
 
     @property
     def active_at_least(self) -> Number:
-        """Active parameters of a token with as many identity experts as possible; `active` in a model without any."""
+        """Active parameters of a token that is routed to as many identity experts as possible; `active` without any."""
         return self.active - self.tree.total(spared_at_most_of, include=self.include)
 
     @property
@@ -88,7 +88,7 @@ class ParameterCount:
 
     @property
     def left_out(self) -> dict[str, Number]:
-        """Returns excluded optional part → its parameters."""
+        """Returns the parameters of each excluded optional part, by its name."""
         sizes: dict[str, Number] = {}
         for place in self.tree.walk():
             option = place.node.optional

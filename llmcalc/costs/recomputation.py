@@ -43,9 +43,10 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
         )
     if recompute.nodes:
         check_nodes(
-            recompute.nodes, (path for layer, _ in _layers(spec, run_config) for path, _ in _modules_below(layer))
+            recompute.nodes,
+            (path for layer, _ in _layers_and_steps(spec, run_config) for path, _ in _modules_below(layer)),
         )
-    for layer, _ in _layers(spec, run_config):
+    for layer, _ in _layers_and_steps(spec, run_config):
         if recompute.core:
             total += layer.in_model(_attention_flops, include)
         elif recompute.layers:
@@ -61,7 +62,7 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
 
 
 def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] = frozenset()) -> Number:
-    """Counts the FLOPs by which non-reentrant checkpointing recomputes less than `recomputed`.
+    """Counts the FLOPs that non-reentrant checkpointing saves against `recomputed`.
 
     It stops when the last tensor that the backward pass needs has been recomputed. If a layer or module ends in a
     matrix product, followed at most by additions, that product is not recomputed. If it ends in a norm, in dropout, in
@@ -71,7 +72,7 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
     recompute, total = run_config.execution.recompute, 0
     if run_config.phase != "training" or recompute == NONE or recompute.saved_operations:
         return total
-    for layer, scope in _layers(spec, run_config):
+    for layer, scope in _layers_and_steps(spec, run_config):
         if recompute.core:
             total += layer.in_model(_value_product_flops, include)
         elif recompute.layers:
@@ -96,7 +97,7 @@ def _last_product_flops(scope: Scope, place: Place) -> Number:
     return 0 if op is None else Use(op, place.roles, place.run_config).forward_flops()
 
 
-def _layers(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
+def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
     """Returns (node, steps) of every kind of layer."""
     places = [place for place in spec.tree().walk(run_config) if place.node.kind == "layer"]
     scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]
@@ -104,26 +105,26 @@ def _layers(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Sco
 
 
 def _recomputed_count(layer: Place, recompute: Recompute) -> Number:
-    """Returns the number of recomputed layers of a kind: those with every `recompute.every`-th index."""
+    """Returns the number of recomputed layers of a kind: layers with every `recompute.every`-th index."""
     if recompute.every == 1:
         return layer.times
     indices = range(layer.times) if layer.node.indices is None else layer.node.indices
     return sum(i % recompute.every == 0 for i in indices)
 
 
-def _modules_below(layer: Place, above: str = "") -> Iterator[tuple[str, Place]]:
-    """Yields (path below the layer, module) of a layer."""
+def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, Place]]:
+    """Yields (path relative to the layer, module) for the modules of a layer."""
     for child in layer.children():
-        path = f"{above}{child.node.name}"
+        path = f"{parent_path}{child.node.name}"
         yield path, child
         yield from _modules_below(child, f"{path}.")
 
 
-def _scopes_by_path(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:
-    """Yields (path below the layer, steps) of every module of a layer."""
+def _scopes_by_path(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
+    """Yields (path relative to the layer, steps) for every module of a layer."""
     for item in scope.items:
         if isinstance(item, Scope):
-            path = f"{above}{item.name}"
+            path = f"{parent_path}{item.name}"
             yield path, item
             yield from _scopes_by_path(item, f"{path}.")
 

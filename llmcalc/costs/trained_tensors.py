@@ -35,7 +35,7 @@ class TrainedTensor:
 
 
 def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
-    """Yields every trained tensor, a tied one once. Stacked experts are one tensor, as in the reference."""
+    """Yields every trained tensor, a tied tensor once. Stacked experts are one tensor, as in the reference."""
     for place in tree.walk():
         use = place.use
         if use is not None and not (place.optional and place.optional not in include):
@@ -70,8 +70,8 @@ def bytes_of(elements: Number, dtype: str) -> Number:
 def sum_over(tensors: Iterable[TrainedTensor], quantity: Callable[[ParamTensor], Number]) -> Number:
     """Sums a quantity over tensors."""
     total: Number = 0
-    for trained in tensors:
-        total = add(total, times(quantity(trained.tensor), trained.times))
+    for trained_tensor in tensors:
+        total = add(total, times(quantity(trained_tensor.tensor), trained_tensor.times))
     return total
 
 

@@ -22,7 +22,7 @@ Change: TypeAlias = Callable[[TokenMixer, int], TokenMixer]
 
 @dataclass(frozen=True, slots=True)
 class ModelChange:
-    """A change to a model. key: its name in JSON. title: its name in tables."""
+    """A change to a model. key: the change's name in JSON. title: its name in tables."""
 
     key: str
     title: str
@@ -32,8 +32,10 @@ GROUPS = 8
 
 
 def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
-    """Yields the changed specs, without changes that leave the spec equal."""
-    heads = [sizes.heads for mixer, width in _mixers(spec) if (sizes := _cached_heads(mixer, width)) is not None]
+    """Yields the changed specs, except changes that leave the spec equal."""
+    heads = [
+        sizes.heads for mixer, width in _mixers_and_widths(spec) if (sizes := _cached_heads(mixer, width)) is not None
+    ]
     changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_mha)]
     if heads and all(a % GROUPS == 0 and a > GROUPS for a in heads):
         changes.append(
@@ -42,9 +44,9 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     changes.append((ModelChange("mqa", "as MQA"), lambda mixer, width: mixer.with_kv_heads(1, width)))
     changes.append((ModelChange("no_windows", "without windows"), lambda mixer, _: mixer.without_window()))
     for model_change, change in changes:
-        changed = with_mixers(spec, change)
-        if any(getattr(changed, name) != getattr(spec, name) for name in type(spec).model_fields):
-            yield model_change, changed
+        changed_spec = with_mixers(spec, change)
+        if any(getattr(changed_spec, name) != getattr(spec, name) for name in type(spec).model_fields):
+            yield model_change, changed_spec
 
 
 def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:
@@ -53,7 +55,7 @@ def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:
 
 
 def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
-    """Returns the heads of a mixer whose cache depends on its key/value heads; None for other mixers."""
+    """Returns the heads of a mixer whose cache depends on key/value heads; None for other mixers."""
     sizes = mixer.heads(width)
     if sizes is None or all(mixer.with_kv_heads(n, width) == mixer for n in (1, sizes.heads)):
         return None
@@ -71,7 +73,7 @@ def _changed_stack(stack: Stack, change: Change, spec: ModelSpec) -> Stack:
     return stack.model_copy(update={"block": stack.block.with_mixers(change, width), "variants": variants})
 
 
-def _mixers(spec: ModelSpec) -> Iterator[tuple[TokenMixer, int]]:
+def _mixers_and_widths(spec: ModelSpec) -> Iterator[tuple[TokenMixer, int]]:
     """Yields every token mixer with its input width."""
     for _, stack in spec.stacks():
         for layer in (stack.block, *stack.variants.values()):

@@ -1,4 +1,4 @@
-"""Memory on a GPU that is not tensors of the model: workspaces inside torch's allocator, and the context outside it."""
+"""GPU memory beyond the model's tensors: workspaces inside torch's allocator, and the CUDA context outside of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 
 @dataclass(frozen=True)
 class Runtime:
-    """The memory and the properties of the GPU that a run is on.
+    """The memory and the properties of the GPU on which a run executes.
 
     workspace: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through torch's
         allocator. Default: that of an H100.
@@ -76,7 +76,7 @@ HOPPER = Runtime()
 
 
 def runtime_of(hardware: Hardware | None, config: str | None = None, expandable: bool = False) -> Runtime:
-    """Returns the runtime of an accelerator, default an H100. config: CUBLAS_WORKSPACE_CONFIG, default not set.
+    """Returns the runtime of an accelerator, default an H100. config: CUBLAS_WORKSPACE_CONFIG; default not set.
 
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
@@ -84,8 +84,8 @@ def runtime_of(hardware: Hardware | None, config: str | None = None, expandable:
     if hardware is not None and hardware.vendor in UNIFIED:
         return Runtime(0, 0, expandable, name)
     capability = None if hardware is None else hardware.compute_capability
-    large = capability is None or int(capability.partition(".")[0]) in LARGE
-    workspace = (LARGE_WORKSPACE if large else WORKSPACE) if config is None else workspace_bytes(config)
+    is_large = capability is None or int(capability.partition(".")[0]) in LARGE
+    workspace = (LARGE_WORKSPACE if is_large else WORKSPACE) if config is None else workspace_bytes(config)
     version = Runtime.capability if capability is None else int(capability.replace(".", ""))
     units = None if hardware is None else hardware.compute_units
     multiprocessors = units.count if units is not None and units.name in ("SM", "CU") else None
@@ -98,18 +98,18 @@ def runtime_of(hardware: Hardware | None, config: str | None = None, expandable:
 
 
 def context_bytes(capability: str, multiprocessors: int | None) -> int:
-    """Returns the bytes of a CUDA context on a GPU of a compute capability, such as `9.0`, as `CONTEXTS` has them.
+    """Returns the bytes of a CUDA context on a GPU of a compute capability such as `9.0`, from the table `CONTEXTS`.
 
     multiprocessors: their number; None for that of the GPU in the table.
     A capability between those of the table has the context of the one before it, an earlier one that of the first.
     """
-    known = [name for name in CONTEXTS if float(name) <= float(capability)]
-    mib, measured_multiprocessors = CONTEXTS[known[-1] if known else next(iter(CONTEXTS))]
+    known_capabilities = [name for name in CONTEXTS if float(name) <= float(capability)]
+    mib, measured_multiprocessors = CONTEXTS[known_capabilities[-1] if known_capabilities else next(iter(CONTEXTS))]
     return (mib << 20) * (multiprocessors or measured_multiprocessors) // measured_multiprocessors
 
 
 def workspace_bytes(config: str) -> int:
-    """Returns the bytes of a cuBLAS workspace: `:4096:8` is eight buffers of 4096 KiB; `:0:0` is none.
+    """Returns the bytes of a cuBLAS workspace: `:4096:8` means eight buffers of 4096 KiB, `:0:0` none.
 
     Raises `InputError` for a value that torch does not read.
     """

@@ -1,4 +1,4 @@
-"""The memory of one device: bytes, the time and module of each peak, and the kinds of tensors in it."""
+"""The memory of one device in bytes: each peak with its time, its module and the kinds of tensors in it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TORCH = "torch 2.13"
 
 
 class Point(NamedTuple):
-    """The peak of the memory while one module runs.
+    """The peak of the device's memory while one module runs.
 
     phase: part of the step.
     node: path of the module, with the index of its layer; empty for the model itself.
@@ -58,7 +58,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Term:
-    """One term of the device memory, with the evidence for it.
+    """One term of the device's memory in bytes, with the evidence for it.
 
     name: name in the report.
     bytes: bytes.
@@ -113,11 +113,11 @@ class DeviceMemory:
 
     @property
     def fragmentation(self) -> int:
-        """Bytes of free blocks in the allocator's segments at the peak: an estimate."""
+        """Bytes of free blocks in the allocator's segments at the peak; an estimate."""
         return self.reserved_bytes - self.peak_bytes
 
     def fit_on(self, hardware: Hardware) -> Fit:
-        """Returns whether the run fits on an accelerator."""
+        """Returns the verdict whether the run fits on an accelerator."""
         return Fit(hardware, self.device_bytes, self.fragmentation)
 
 
@@ -126,10 +126,10 @@ TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
 
 
 class Run(Protocol):
-    """Records runs of a model. Each run has its own allocator."""
+    """Records replays of a model. Each replay has its own allocator."""
 
     def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
-        """Records the runs with this number of repeats.
+        """Records the replay with this number of repeats.
 
         layers: stack → repeats of its pattern; stacks that are not there run whole.
         workspace: bytes of one cuBLAS workspace.
@@ -138,7 +138,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class UnreplayedBytes:
-    """Bytes that a run needs and the replay does not allocate, such as those of image encoders.
+    """Bytes that a run needs but the replay does not allocate, such as memory of image encoders.
 
     kind: the kind that they are counted under.
     bytes: number of bytes.
@@ -153,7 +153,7 @@ class UnreplayedBytes:
 
 
 def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
-    """Returns the term with the weakest status of the evidence for the run."""
+    """Returns the term with the weakest status of the run's evidence."""
     status = weakest([term.status, *(entry.status for entry in evidence)])
     if term.of_runtime or status == term.status:
         return term
@@ -168,7 +168,7 @@ def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
-    """Returns the memory with the weakest status of the evidence for the run in every term."""
+    """Returns the memory with the weakest status of the run's evidence in every term."""
     return replace(device, terms=tuple(with_evidence(term, evidence) for term in device.terms))
 
 
@@ -189,10 +189,10 @@ def device_memory(
     encoders: the peaks of encoders that run before a prompt; default none.
     """
     stacks = layer_stacks(spec, recompute_period)
-    result, whole = _replay(run, runtime, stacks)
+    result, is_complete = _replay_on_allocator(run, runtime, stacks)
     _add_unreplayed(result, unreplayed)
     _add_encoders(result, unreplayed, encoders)
-    return summarize(result, runtime, stacks, tensors, whole)
+    return summarize(result, runtime, stacks, tensors, is_complete)
 
 
 def summarize(
@@ -200,27 +200,27 @@ def summarize(
     runtime: Runtime,
     stacks: list[LayerStack],
     tensors: Term,
-    whole: bool = True,
+    is_complete: bool = True,
     extra_terms: Sequence[Term] = (),
 ) -> DeviceMemory:
-    """Returns the memory of a device from the result of a replay.
+    """Returns the memory of a device, computed from the result of a replay.
 
     stacks: the stacks of the model.
     tensors: the term of the tensors, with their evidence.
-    whole: whether all layers were replayed on the allocator; default true.
+    is_complete: whether all layers were replayed on the allocator; default true.
     extra_terms: terms that are part of the tensors; default none.
     """
     place, peak = result.peak
     workspaces = peak.kinds["overhead"]
     kinds = peak.kinds | {"overhead": workspaces + result.slop}
     total = peak.bytes + result.slop
-    reserved = max(result.reserved, total)
+    reserved_bytes = max(result.reserved, total)
     return DeviceMemory(
         exact_bytes=peak.bytes - workspaces,
         peak_bytes=total,
         after_step_bytes=result.after + result.slop_after,
-        reserved_bytes=reserved,
-        device_bytes=reserved + runtime.context,
+        reserved_bytes=reserved_bytes,
+        device_bytes=reserved_bytes + runtime.context,
         peak_at=Point(place.phase, node_path(place, stacks), peak.bytes),
         by_kind=kinds,
         timeline=tuple(timeline(result, stacks)),
@@ -229,34 +229,34 @@ def summarize(
             replace(tensors, bytes=peak.bytes - workspaces),
             *extra_terms,
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
-            Term("rounding to blocks", result.slop, *_allocator_evidence(whole), TORCH, True),
-            Term("free blocks", reserved - total, "estimate", _allocator_evidence(whole)[1], TORCH, True),
+            Term("rounding to blocks", result.slop, *_allocator_evidence(is_complete), TORCH, True),
+            Term("free blocks", reserved_bytes - total, "estimate", _allocator_evidence(is_complete)[1], TORCH, True),
             Term("CUDA context", runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
 
-def _allocator_evidence(whole: bool) -> tuple[Status, str]:
+def _allocator_evidence(is_complete: bool) -> tuple[Status, str]:
     """Returns the status and the source of the allocator's overhead."""
     source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
-    return ("source", source) if whole else ("estimate", f"{source} for some layers, extrapolated to all")
+    return ("source", source) if is_complete else ("estimate", f"{source} for some layers, extrapolated to all")
 
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
     """Disables garbage collection inside a `with`: a replay creates many objects, which reference counts free."""
-    enabled = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if was_enabled:
             gc.enable()
 
 
 @without_garbage_collection()
-def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
-    """Returns the result of a run on the caching allocator, and whether all layers were replayed there.
+def _replay_on_allocator(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
+    """Returns the result of a run on the caching allocator, and whether all layers were replayed.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers, two shorter runs are replayed on the allocator, and its overhead is extrapolated.
@@ -265,7 +265,8 @@ def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Repla
     recorded_repeats = {i: stacks[i].kind_repeats(RECORDED_REPEATS) for i in repeating}
     try:
         analyses = [
-            RepeatAnalysis(recorded, stacks, repeating) for recorded in run(recorded_repeats, runtime.workspace)
+            RepeatAnalysis(recorded_events, stacks, repeating)
+            for recorded_events in run(recorded_repeats, runtime.workspace)
         ]
     except NotRepeating:
         repeating = []
@@ -275,7 +276,9 @@ def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Repla
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
             raise InputError(message) from None
-        analyses = [RepeatAnalysis(recorded, stacks, repeating) for recorded in run({}, runtime.workspace)]
+        analyses = [
+            RepeatAnalysis(recorded_events, stacks, repeating) for recorded_events in run({}, runtime.workspace)
+        ]
 
     def counted(layers: Mapping[int, int]) -> ReplayResult:
         return _join_results([analysis.counted(layers) for analysis in analyses])
@@ -286,20 +289,20 @@ def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Repla
         )
 
     result = extrapolate_layers(counted, stacks) if repeating else highest_pass(counted({}))
-    whole = not repeating or sum(stack.layers for stack in stacks) <= MOST_REPLAYED_LAYERS
-    if whole:
+    is_complete = not repeating or sum(stack.layers for stack in stacks) <= MOST_REPLAYED_LAYERS
+    if is_complete:
         added_bytes = overhead({})
     else:
         shorter, longer = (
             {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating} for layers in EXTRAPOLATED_FROM
         )
         longer = {i: min(stacks[i].repeats, max(longer[i], shorter[i] + 1)) for i in repeating}
-        added = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
-        missing = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
-        added_bytes = overhead(shorter).extrapolate(overhead(longer), missing, added)
+        added_layers = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
+        missing_layers = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
+        added_bytes = overhead(shorter).extrapolate(overhead(longer), missing_layers, added_layers)
     result.slop, result.slop_after = added_bytes.slop, added_bytes.slop_after
     result.reserved = result.peak[1].bytes + added_bytes.slop + added_bytes.free
-    return result, whole
+    return result, is_complete
 
 
 def check_layers(spec: ModelSpec) -> None:
@@ -315,7 +318,7 @@ def check_layers(spec: ModelSpec) -> None:
 
 
 def _join_results(runs: Sequence[ReplayResult]) -> ReplayResult:
-    """Returns the result of several consecutive runs."""
+    """Returns the joint result of several consecutive runs."""
     peaks = {place: peak for run in runs for place, peak in run.peaks.items()}
     return ReplayResult(set_up=runs[0].set_up, after=runs[-1].after, peaks=peaks)
 
@@ -333,7 +336,7 @@ def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes])
 
 
 def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
-    """Adds the peaks of encoders, which run beside the weights and an allocated cache, before a prompt's pass."""
+    """Adds the peaks of encoders, which run before a prompt's pass, beside the weights and an allocated cache."""
     if not any(place.phase == "prefill" for place in result.peaks):
         return
     cache = sum(tensors.bytes for tensors in unreplayed if tensors.kind == "cache")
@@ -346,7 +349,7 @@ def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], e
 
 
 def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
-    """Returns the peak of every module that allocates a tensor, layer by layer, in the order of the phases."""
+    """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
     points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
     for phase, node, bytes in list_places(result, stacks):
         if bytes:
@@ -355,7 +358,7 @@ def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
 
 
 def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
-    """Returns phase → bytes at its peak, by kind."""
+    """Returns phase → bytes by kind at the phase's peak."""
     by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
         phase_peaks = [peak for place, peak in peaks.items() if place.phase == phase]

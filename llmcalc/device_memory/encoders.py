@@ -1,4 +1,4 @@
-"""Memory of the passes of encoders over the images and the audio of a prompt: a replay of their layers.
+"""The memory of encoder passes over the images and audio of a prompt, by a replay of the encoders' layers.
 
 What a pass takes outside the layers (pixels, the patch embedding, the projector) is not replayed.
 """
@@ -21,7 +21,7 @@ from ..workload.derived_rows import PATCHES, WithMore
 
 
 class EncoderPeak(NamedTuple):
-    """The peak of an encoder's pass.
+    """The peak of an encoder's pass in bytes.
 
     name: the encoder's name.
     bytes: bytes of activations at the peak, without weights.
@@ -32,34 +32,34 @@ class EncoderPeak(NamedTuple):
 
 
 def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, choices: Choices) -> list[EncoderPeak]:
-    """Returns the peak of each encoder with layers. dtype: number format of activations. choices: the kernels."""
+    """Returns the peak of each encoder with layers. dtype: number format of activations. choices: kernels to run."""
     peaks: list[EncoderPeak] = []
     for run in inputs.runs:
         for node in run.nodes:
             tower: Any = spec.towers[node.name]
             if "stack" not in type(tower).model_fields:
                 continue
-            meter, program = Meter(), _layers(tower)
+            meter, program = Meter(), _layer_program(tower)
             replays = [
                 Eager(Graph(counter), run.run_config, DTYPES[dtype], trained=False, choices=choices)
                 for counter in (meter, NoMeter())
             ]
             for replay in replays:
                 replay.graph.enabled = False
-            metered, unmetered = replays
-            unmetered.prepare(program)
-            metered.weights = unmetered.weights
+            metered_lowering, unmetered_lowering = replays
+            unmetered_lowering.prepare(program)
+            metered_lowering.weights = unmetered_lowering.weights
             meter.place = Place("prefill")
-            metered.take_frames(program)
-            received = metered.enter(program)
-            del received
-            metered.run(program)
+            metered_lowering.take_frames(program)
+            received_input = metered_lowering.enter(program)
+            del received_input
+            metered_lowering.run(program)
             peaks.append(EncoderPeak(node.name, meter.peak))
     return peaks
 
 
-def _layers(tower: Any) -> Flow:
-    """Returns the program of an encoder's layers, which read vectors of its width."""
+def _layer_program(tower: Any) -> Flow:
+    """Returns the program of an encoder's layers, whose input vectors have the encoder's width."""
     program, hidden = Flow(), Axis("hidden", tower.hidden_size)
     if tower.type == "audio":
         x = tower.stack.stem.frames_read()

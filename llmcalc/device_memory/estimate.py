@@ -70,17 +70,17 @@ class Memory:
 
     @property
     def device(self) -> DeviceMemory:
-        """The device memory on the run's accelerator. Raises `Unsupported` for a step without kernels."""
+        """The device memory on the run's accelerator. Raises `Unsupported` for a step without a kernel."""
         return self.on(self.runtime)
 
     @property
     def attention(self) -> AttentionImplementation:
-        """The attention implementation: the one that the settings choose, else the default of the phase."""
+        """The attention implementation: the one in the settings, else the phase's default."""
         return self._attention_and_memory(self.runtime)[0]
 
     @property
     def flash_bytes(self) -> int | None:
-        """`device_bytes` with flash attention.
+        """The `device_bytes` of the same run with flash attention.
 
         None if flash or sdpa runs already, or flash has no kernel, or if the settings choose an implementation.
         """
@@ -112,37 +112,39 @@ class Memory:
         return self._attention_and_memory(runtime)[1]
 
     def _attention_and_memory(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
-        """Returns the attention implementation that runs, and the device memory with it."""
+        """Returns the attention implementation that runs, and the device memory with this implementation."""
         if runtime not in self._by_runtime:
             default = default_attention(self.settings, self.spec)
             try:
-                self._by_runtime[runtime] = default, self._replay(runtime, default)
+                self._by_runtime[runtime] = default, self._replay_run(runtime, default)
             except Unsupported:
                 if default == "eager" or self.settings.attn_implementation is not None:
                     raise
-                self._by_runtime[runtime] = "eager", self._replay(runtime, "eager")
+                self._by_runtime[runtime] = "eager", self._replay_run(runtime, "eager")
         return self._by_runtime[runtime]
 
-    def _replay(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
+    def _replay_run(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
         if self.settings.phase == "training":
-            run = self._training(runtime)
+            run = self._training_of(runtime)
         else:
-            run = self._inference(attention, runtime)
+            run = self._inference_of(attention, runtime)
         recompute_period = self.settings.recomputed().every
-        unreplayed, encoders = self._unreplayed(), self._encoders(attention)
-        device = device_memory(self.spec, run, runtime, unreplayed, self.tensors(attention), recompute_period, encoders)
+        unreplayed_bytes, encoders = self._unreplayed_bytes(), self._encoder_peaks(attention)
+        device = device_memory(
+            self.spec, run, runtime, unreplayed_bytes, self.tensors(attention), recompute_period, encoders
+        )
         if self.settings.phase != "training":
             return device
         return replace(device, host=host_terms(self.spec, self.states, self.training(), recompute_period))
 
     @property
     def _runs_encoders(self) -> bool:
-        """Whether encoders run: on the images and the audio of a prompt, before its pass."""
+        """Whether image or audio encoders run before the prompt's pass."""
         inputs = self.states.inputs
         return inputs is not None and bool(inputs.runs) and self.settings.phase != "decode"
 
-    def _encoders(self, attention: AttentionImplementation) -> list[EncoderPeak]:
-        """Returns the peaks of the encoders of images and audio; none without any."""
+    def _encoder_peaks(self, attention: AttentionImplementation) -> list[EncoderPeak]:
+        """Returns the peaks of the image and audio encoders; none without images or audio."""
         inputs = self.states.inputs
         if inputs is None or not self._runs_encoders:
             return []
@@ -152,7 +154,7 @@ class Memory:
         return encoder_peaks(self.spec, inputs, activation_format(self.states), choices)
 
     def training(self, runtime: Runtime | None = None) -> Training:
-        """Returns the training configuration of the replay, with the kernels of an accelerator.
+        """Returns the training configuration of the replay, with an accelerator's kernels.
 
         runtime: that of the accelerator; None (default) for that of this memory. Raises `InputError` for another phase
         than training.
@@ -162,20 +164,20 @@ class Memory:
         training = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
         return replace(training, choices=choices_on(training.choices, self.runtime if runtime is None else runtime))
 
-    def _training(self, runtime: Runtime) -> Run:
+    def _training_of(self, runtime: Runtime) -> Run:
         training = self.training(runtime)
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
-    def _inference(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
+    def _inference_of(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
         """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [
             replace(inference_pass, choices=choices_on(inference_pass.choices, runtime)) for inference_pass in passes
         ]
-        return lambda layers, workspace: [self._recorded(inference, layers, workspace) for inference in passes]
+        return lambda layers, workspace: [self._recorded_passes(inference, layers, workspace) for inference in passes]
 
-    def _recorded(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
-        """The recorded passes. Ranks of the same model share them where their shortened runs are the same."""
+    def _recorded_passes(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
+        """Returns the recorded passes, which ranks of a model share if their shortened runs are equal."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference, layers, workspace)
         key = shortened_rank(self.spec, layers), inference, workspace
@@ -183,17 +185,21 @@ class Memory:
             self._recordings[key] = record_inference(self.spec, inference, layers, workspace)
         return self._recordings[key]
 
-    def _unreplayed(self) -> list[UnreplayedBytes]:
+    def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
         """Returns bytes outside the replay: weights in a storage format, a paged cache, image and audio encoders."""
         use, settings = self.states, self.settings
         if use.phase == "training":
-            return self._towers()
+            return self._tower_bytes()
         block = cache_block(settings, use)
-        paged = [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
-        stored = [UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._towers()
-        return [*paged, *stored, *self.other_models]
+        paged_cache_bytes = (
+            [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
+        )
+        stored_weight_bytes = (
+            [UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._tower_bytes()
+        )
+        return [*paged_cache_bytes, *stored_weight_bytes, *self.other_models]
 
-    def _towers(self) -> list[UnreplayedBytes]:
+    def _tower_bytes(self) -> list[UnreplayedBytes]:
         """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
         use, count = self.states, self.states.count
         if TOWERS.name not in count.include:
@@ -215,7 +221,7 @@ class Memory:
         ]
 
     def tensors(self, attention: AttentionImplementation) -> Term:
-        """The term of the run's tensors, with the weakest status of its evidence."""
+        """The term of the run's tensors, with the weakest status of the tensors' evidence."""
         return with_evidence(TENSORS, self.evidence(attention))
 
     def evidence(self, attention: AttentionImplementation) -> list[Evidence]:
@@ -235,7 +241,7 @@ class Memory:
             (bool(cache_block(settings, use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
         ]
-        estimated = [
+        estimated_parts = [
             (
                 bool(settings.quantized_experts),
                 "experts in 4 bits, decoded whole in each pass: moe_quant.py of axolotl",
@@ -254,7 +260,7 @@ class Memory:
             *evidence_of_run(self.spec, kernel_choices(settings, self.spec, attention), optimizer, use.count.include),
             *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
             *(Evidence("setting", text, Witness("source", text, "")) for holds, text in from_source if holds),
-            *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated if holds),
+            *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated_parts if holds),
         ]
 
 
@@ -264,7 +270,7 @@ def is_recurrent(spec: ModelSpec) -> bool:
 
 
 def changes_scores(spec: ModelSpec) -> bool:
-    """Whether attention has sinks, a term added to the scores, or a part that selects keys."""
+    """Whether attention has sinks, an added score term, or a part that selects keys."""
     return any(
         step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
         for step in every_step(spec.shared_program.root.items)

@@ -22,7 +22,7 @@ def pinned_bytes(size: int) -> int:
 
 
 def host_terms(spec: ModelSpec, use: MemoryUse, training: Training, recompute_period: int) -> tuple[Term, ...]:
-    """Returns the terms of host memory in training. use: its persistent memory.
+    """Returns the terms of host memory in training. use: the run's persistent memory.
 
     recompute_period: as in `device_memory`.
     """
@@ -38,19 +38,19 @@ def host_terms(spec: ModelSpec, use: MemoryUse, training: Training, recompute_pe
 
 
 def offloaded_bytes(spec: ModelSpec, training: Training, recompute_period: int) -> int:
-    """Returns the pinned bytes of the activations of one micro-batch, which are linear in the equal layers."""
+    """Returns the pinned bytes of one micro-batch's offloaded activations, which are linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
-    short = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
-    base = _offload_bytes(spec, training, short)
+    short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
+    base = _offload_bytes(spec, training, short_run_repeats)
     return base + sum(
         (stacks[i].repeats - SHORT_RUN_REPEATS)
-        * (_offload_bytes(spec, training, {**short, i: SHORT_RUN_REPEATS + 1}) - base)
-        for i in short
+        * (_offload_bytes(spec, training, {**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) - base)
+        for i in short_run_repeats
     )
 
 
 def _offload_bytes(spec: ModelSpec, training: Training, layers: Mapping[int, int]) -> int:
-    """Returns the pinned bytes that a run with this number of layers offloads in its forward pass."""
+    """Returns the pinned bytes that a forward pass with this number of layers offloads."""
     run = TrainingRun(spec, replace(training, microbatches=1), layers)
     run.set_up()
     run.next_batch()

@@ -33,7 +33,7 @@ InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
 
 @dataclass(frozen=True)
 class Inference:
-    """The inference configuration of a replay.
+    """The configuration of an inference replay.
 
     phase: `prefill`, the passes over a prompt; `decode`, one token after `seq` cached ones; or `inference` (default),
         the prefill and then one decoding step. An encoder-only model has a prefill alone, which caches nothing.
@@ -67,7 +67,7 @@ class Inference:
 
 
 class Served(Divided):
-    """Runs a rank's passes as serving frameworks do, where torch has no parallel plan.
+    """Runs a rank's passes as serving frameworks do, for models without a parallel plan in torch.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
     ranks.
@@ -125,8 +125,8 @@ class InferenceRun:
         graph.enabled = False
         inference = self.inference
         run_config = self._run_config("prefill", Pass(inference.seq, 0))
-        divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
-        profile = Served if divided else Eager
+        is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
+        profile = Served if is_divided else Eager
         run = profile(
             graph,
             run_config,
@@ -139,7 +139,7 @@ class InferenceRun:
         return run
 
     def _run_config(self, phase: Phase, inference_pass: Pass) -> RunConfig:
-        """Returns the run config of a pass. A last chunk of one token runs as a decoding step."""
+        """Returns the run config of a pass. A last prompt chunk of one token runs as a decoding step."""
         inference = self.inference
         if inference_pass.past and inference_pass.tokens == 1:
             phase = "decode"
@@ -155,7 +155,7 @@ class InferenceRun:
 
     @property
     def chunk(self) -> int:
-        """Tokens per sequence in each prompt pass; the last pass may have fewer."""
+        """Tokens per sequence in each prompt pass; the last pass may have fewer tokens."""
         return self.inference.seq if self.inference.chunk is None or not self.caches else self.inference.chunk
 
     @property
@@ -164,26 +164,26 @@ class InferenceRun:
         return -(-self.inference.seq // self.chunk)
 
     def prompt_pass(self, number: int) -> Pass:
-        """Returns a pass over one chunk of the prompt. number: index of the chunk, from 0."""
+        """Returns the pass over one chunk of the prompt. number: the index of the chunk, from 0."""
         past = number * self.chunk
         return Pass(min(self.chunk, self.inference.seq - past), past)
 
     def set_up(self) -> None:
-        """Allocates the parameters in the order in which the program uses them; in `decode` also the prompt's cache."""
+        """Allocates the parameters in the program's order of use; for phase `decode` also the prompt's cache."""
         self.meter.place = Place("set-up")
         if self.inference.weights:
-            self._prepare(self.lowering)
+            self._allocate_parameters(self.lowering)
         else:
-            unmetered = self._lowering(Graph(NoMeter()))
-            self._prepare(unmetered)
-            self.lowering.weights = unmetered.weights
+            unmetered_lowering = self._lowering(Graph(NoMeter()))
+            self._allocate_parameters(unmetered_lowering)
+            self.lowering.weights = unmetered_lowering.weights
         if self.caches:
             self.lowering.store = {}
         if self.inference.phase == "decode":
             self.fill_cache(self.chunks)
 
-    def _prepare(self, lowering: Eager) -> None:
-        """Allocates the parameters. Which ones they are depends on no size of the run."""
+    def _allocate_parameters(self, lowering: Eager) -> None:
+        """Allocates the parameters, whose set does not depend on the sizes of the run."""
         inference, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
         key = tuple(self.layers.items()), inference.dtype, inference.choices, inference.mla, inference.include
         lowering.known_parameters = parameters_by_name.get(key)
@@ -192,21 +192,21 @@ class InferenceRun:
         parameters_by_name[key] = lowering.known_parameters
 
     def fill_cache(self, chunks: int) -> None:
-        """Allocates the cache after the first chunks of the prompt, without the other tensors of these passes.
+        """Allocates the cache of the prompt's first chunks, without the other tensors of their passes.
 
         All chunks between the first and the last run as one pass, which leaves the same cache.
 
         chunks: the number of chunks.
         """
-        unmetered = self._lowering(Graph(NoMeter()))
-        unmetered.weights, unmetered.store = self.lowering.weights, {}
-        first, last = self.prompt_pass(0), self.prompt_pass(chunks - 1)
-        between = [Pass(last.past - first.tokens, first.tokens)] if chunks > 2 else []
-        for prompt_pass in (first, *between, *([last] if chunks > 1 else [])):
-            self._run(unmetered, "prefill", prompt_pass)
+        unmetered_lowering = self._lowering(Graph(NoMeter()))
+        unmetered_lowering.weights, unmetered_lowering.store = self.lowering.weights, {}
+        first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunks - 1)
+        middle_passes = [Pass(last_pass.past - first_pass.tokens, first_pass.tokens)] if chunks > 2 else []
+        for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunks > 1 else [])):
+            self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
         with counted_as(self.meter, "cache"):
             self.lowering.store = {}
-            for key, tensors in unmetered.store.items():
+            for key, tensors in unmetered_lowering.store.items():
                 self.meter.parameter_path = key
                 self.lowering.store[key] = tuple(
                     x if self.inference.paged else empty(self.meter, x.shape, x.dtype, x.strides) for x in tensors
@@ -221,14 +221,14 @@ class InferenceRun:
             self.decode()
 
     def prefill(self) -> None:
-        """Runs the prompt. If it has more than `MOST_CHUNKS` chunks, only the first and the last ones run.
+        """Runs the passes over the prompt. Of more than `MOST_CHUNKS` chunks, only the first and last ones run.
 
         A chunk needs more memory than the one before it.
         """
         chunks = self.chunks
-        late = max(1, chunks - MOST_CHUNKS + 1)
-        for i in (0, *range(late, chunks)):
-            if i == late > 1:
+        first_late_chunk = max(1, chunks - MOST_CHUNKS + 1)
+        for i in (0, *range(first_late_chunk, chunks)):
+            if i == first_late_chunk > 1:
                 self.lowering.store = {}
                 self.meter.place = Place("between")
                 self.fill_cache(i)
@@ -239,7 +239,7 @@ class InferenceRun:
         self.run("decode", Pass(1, self.inference.seq))
 
     def run(self, phase: Literal["prefill", "decode"], inference_pass: Pass, name: str = "") -> None:
-        """Runs one pass. Its token ids and logits are freed at the end.
+        """Runs one pass. Its token ids and logits are freed at its end.
 
         name: name of the pass in places; default the phase.
         """
@@ -248,10 +248,10 @@ class InferenceRun:
         if self.workspace and not self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
-        self._run(self.lowering, phase, inference_pass)
+        self._run_lowering(self.lowering, phase, inference_pass)
         self.meter.place = Place("after")
 
-    def _run(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
+    def _run_lowering(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
         inference, inputs, meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
         inputs[TOKENS] = ids = empty(meter, (inference.batch, inference_pass.tokens), INT64)
@@ -261,9 +261,9 @@ class InferenceRun:
             lowering.take_frames(self.program)
             if self.program.frames is None:
                 inputs[SOURCE] = empty(meter, (inference.batch, lowering.run_config.workload.source), INT64)
-        received = lowering.enter(self.program)
+        received_input = lowering.enter(self.program)
         lowering.run(self.program)
-        del received
+        del received_input
         lowering.further = []
         inputs.clear()
 
@@ -304,7 +304,7 @@ def replay_inference(
 
 
 def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
-    """Returns everything that a recorded run of a rank depends on, apart from the run's settings.
+    """Returns everything on which a rank's recorded run depends, apart from the run's settings.
 
     layers: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
     ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.

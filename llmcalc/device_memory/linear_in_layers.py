@@ -1,4 +1,4 @@
-"""Extrapolates the memory of a run with many layers: the bytes at each place are linear in the equal layers.
+"""Extrapolates the memory of a run with many layers: the bytes at each place are linear in the number of equal layers.
 
 A stack repeats a pattern of layer kinds (one kind, or five with a window and one without). A run with 3 repeats and a
 run with 4 repeats give the bytes of any number of repeats: at a given distance from the first or the last layer, every
@@ -19,53 +19,57 @@ LISTED = 1000
 
 
 def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
-    """Returns the result of a run of all layers from runs with few repeats, without the allocator's overhead.
+    """Returns the result for all layers from runs with few repeats, without the allocator's overhead.
 
     The overhead is not linear in the number of layers. Nor is the maximum over several passes of a phase: the runs list
     the passes separately, and the result has the highest one (`highest_pass`).
 
     run: stack → repeats of its pattern, to the result of that run.
     """
-    short = {i: SHORT_RUN_REPEATS for i, loop in enumerate(stacks) if loop.can_extrapolate}
-    base = run(short)
-    result = ReplayResult(base.set_up, base.after, peaks={place: _copy(peak) for place, peak in base.peaks.items()})
+    short_run_repeats = {i: SHORT_RUN_REPEATS for i, loop in enumerate(stacks) if loop.can_extrapolate}
+    base = run(short_run_repeats)
+    result = ReplayResult(
+        base.set_up, base.after, peaks={place: _copy_of_peak(peak) for place, peak in base.peaks.items()}
+    )
     slopes: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
-    runs = {i: run({**short, i: SHORT_RUN_REPEATS + 1}) for i in short}
+    runs = {i: run({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
     for i, longer_run in runs.items():
-        times = stacks[i].repeats - SHORT_RUN_REPEATS
-        result.set_up += times * (longer_run.set_up - base.set_up)
-        result.after += times * (longer_run.after - base.after)
+        added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
+        result.set_up += added_repeats * (longer_run.set_up - base.set_up)
+        result.after += added_repeats * (longer_run.after - base.after)
         for place, peak in result.peaks.items():
-            _extrapolate(peak, base.peaks[place], longer_run.peaks[_place_in_longer_run(place, stacks[i], 1)], times)
+            _extrapolate_peak(
+                peak, base.peaks[place], longer_run.peaks[_place_in_longer_run(place, stacks[i], 1)], added_repeats
+            )
     for i, longer_run in runs.items():
         for place in [place for place in result.peaks if stacks[i].is_second(place)]:
-            second, third = longer_run.peaks[place], longer_run.peaks[stacks[i].in_later_repeat(place, 1)]
-            slopes[place] = third.bytes - second.bytes
-            last_peaks[stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy(
+            second_peak, third_peak = longer_run.peaks[place], longer_run.peaks[stacks[i].in_later_repeat(place, 1)]
+            slopes[place] = third_peak.bytes - second_peak.bytes
+            last_peaks[stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy_of_peak(
                 result.peaks[place]
             )
-            _extrapolate(peak, second, third, stacks[i].repeats - SHORT_RUN_REPEATS)
+            _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
     peaks = {_place_in_model(place, stacks): peak for place, peak in result.peaks.items()}
     return highest_pass(ReplayResult(result.set_up, result.after, peaks=peaks | last_peaks, slopes=slopes))
 
 
 def highest_pass(result: ReplayResult) -> ReplayResult:
-    """Returns the result with only the pass of each phase that has the highest peak, under the phase's name.
+    """Returns the result with only the highest pass of each phase, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
     """
-    highest: dict[str, tuple[int, str]] = {}
+    highest_passes: dict[str, tuple[int, str]] = {}
     for place, peak in result.peaks.items():
         name = place.phase.partition(" ")[0]
-        highest[name] = max(highest.get(name, (0, "")), (peak.bytes, place.phase))
-    phase_by_name = {name: phase for name, (_, phase) in highest.items()}
+        highest_passes[name] = max(highest_passes.get(name, (0, "")), (peak.bytes, place.phase))
+    phase_by_name = {name: phase for name, (_, phase) in highest_passes.items()}
     if all(name == phase for name, phase in phase_by_name.items()):
         return result
 
     def under_phase_name(place: Place) -> Place | None:
-        """Returns the place under the phase's name; None if the highest pass has a peak of the same module."""
+        """Returns the place under the phase's name; None if the highest pass has a peak in the same module."""
         name = place.phase.partition(" ")[0]
         highest_place = place._replace(phase=phase_by_name[name])
         return place._replace(phase=name) if highest_place == place or highest_place not in result.peaks else None
@@ -81,24 +85,24 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
     return replace(result, peaks=peaks, slopes=slopes)
 
 
-def _copy(peak: Peak) -> Peak:
+def _copy_of_peak(peak: Peak) -> Peak:
     copy = Peak()
     copy.bytes, copy.by_kind = peak.bytes, dict(peak.by_kind)
     return copy
 
 
-def _extrapolate(peak: Peak, before: Peak, after: Peak, times: int) -> None:
-    """Returns `first` plus `times` times the difference of two peaks."""
-    peak.bytes += times * (after.bytes - before.bytes)
+def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
+    """Returns `peak` plus `multiple` times the difference between the peaks `peak_after` and `peak_before`."""
+    peak.bytes += multiple * (peak_after.bytes - peak_before.bytes)
     for kind in peak.by_kind:
-        peak.by_kind[kind] += times * (after.by_kind[kind] - before.by_kind[kind])
+        peak.by_kind[kind] += multiple * (peak_after.by_kind[kind] - peak_before.by_kind[kind])
 
 
-def _place_in_longer_run(place: Place, stack: LayerStack, added: int) -> Place:
-    """Returns the place at the same distance from the first or last layer in a run with `added` more repeats."""
+def _place_in_longer_run(place: Place, stack: LayerStack, added_repeats: int) -> Place:
+    """Returns the place at the same distance from the first or last layer, with `added_repeats` more repeats."""
     if not stack.contains(place) or place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period:
         return place
-    return stack.in_later_repeat(place, added)
+    return stack.in_later_repeat(place, added_repeats)
 
 
 def _place_in_model(place: Place, stacks: list[LayerStack]) -> Place:
@@ -118,7 +122,7 @@ def node_path(place: Place, stacks: list[LayerStack]) -> str:
 
 
 def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
-    """Returns phase, module and peak of every place of the model, in the order in which a pass runs them.
+    """Returns phase, module and peak of every place in the model, in the order in which a pass runs them.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 
@@ -137,19 +141,21 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             (place.layer_index, place.path[prefix_length:], bytes, result.slopes.get(place, 0))
             for place, bytes in block
         ]
-        last = block_stack.repeats - SHORT_RUN_REPEATS
-        turns = sorted({*range(0, last, last // LISTED + 1), last}, reverse=phase == "backward")
-        for k in turns:
-            added = k * block_stack.period
+        last_repeat = block_stack.repeats - SHORT_RUN_REPEATS
+        listed_repeats = sorted(
+            {*range(0, last_repeat, last_repeat // LISTED + 1), last_repeat}, reverse=phase == "backward"
+        )
+        for k in listed_repeats:
+            added_layers = k * block_stack.period
             points.extend(
                 [
-                    (phase, f"{prefix}{layer_index + added}{path}", bytes + k * slope)
+                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + k * slope)
                     for layer_index, path, bytes, slope in rows
                 ]
             )
         block.clear()
 
-    repeated = [loop for loop in stacks if loop.can_extrapolate] if result.slopes else []
+    repeated_stacks = [loop for loop in stacks if loop.can_extrapolate] if result.slopes else []
     ends = {
         loop.in_later_repeat(place, loop.repeats - SHORT_RUN_REPEATS)
         for place in result.slopes
@@ -159,7 +165,7 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
     for place, peak in result.peaks.items():
         if place in ends:
             continue
-        loop = next((loop for loop in repeated if loop.is_second(place)), None)
+        loop = next((loop for loop in repeated_stacks if loop.is_second(place)), None)
         if loop is not block_stack or (block and block[0][0].phase != place.phase):
             flush()
             block_stack = loop

@@ -81,62 +81,62 @@ MOST_MICROBATCHES = 2**20
 """The most micro-batches per step. From the second on all are alike, so two are replayed."""
 
 
-def check_number_format(where: str, value: str) -> str:
-    """Returns the full name of a number format. Raises `InputError` for an unknown one."""
+def check_number_format(option_name: str, value: str) -> str:
+    """Returns the full name of a number format. Raises `InputError` for an unknown number format."""
     try:
         return dtype(value)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{option_name}: {error}") from None
 
 
-def check_cache_format(where: str, value: str) -> str:
-    """Returns the name of a cache format unchanged. Raises `InputError` for an unknown one."""
+def check_cache_format(option_name: str, value: str) -> str:
+    """Returns the name of a cache format unchanged. Raises `InputError` for an unknown cache format."""
     from ..costs.cache_formats import cache_format
 
     try:
         cache_format(value)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{option_name}: {error}") from None
     return value
 
 
-def check_optimizer(where: str, value: str) -> str:
-    """Returns the optimizer's name for that name or an alias. Raises `InputError` for an unknown one."""
-    return value if value in NAMES else optimizer(value, where).name
+def check_optimizer(option_name: str, value: str) -> str:
+    """Returns an optimizer's usual name. Raises `InputError` for a name that is neither a name nor an alias."""
+    return value if value in NAMES else optimizer(value, option_name).name
 
 
-def check_recompute(where: str, value: str) -> str:
-    """Returns a value of `recompute` unchanged. Raises `InputError` for an invalid one."""
+def check_recompute(option_name: str, value: str) -> str:
+    """Returns a value of `recompute` unchanged. Raises `InputError` for an invalid value."""
     recompute_of(value)
     return value
 
 
-def check_capacity(where: str, value: str) -> str:
-    """Returns a value of `moe` unchanged. Raises `InputError` for an invalid one."""
+def check_capacity(option_name: str, value: str) -> str:
+    """Returns a value of `moe` unchanged. Raises `InputError` for an invalid value."""
     from ..workload.expert_capacity import capacity_of
 
     capacity_of(value)
     return value
 
 
-def check_probability(where: str, value: float) -> float:
-    """Returns a dropout probability. Raises `InputError` unless it is from 0 to below 1."""
+def check_probability(option_name: str, value: float) -> float:
+    """Returns a dropout probability. Raises `InputError` unless it is at least 0 and below 1."""
     if not 0 <= value < 1:
-        raise InputError(f"{where} {value:g}: not a probability of dropout; expected a number from 0 to below 1")
+        raise InputError(f"{option_name} {value:g}: not a probability of dropout; expected a number from 0 to below 1")
     return value
 
 
-def check_version(where: str, value: str) -> str:
-    """Returns a version such as 2.4.1. Raises `InputError` for other text."""
+def check_version(option_name: str, value: str) -> str:
+    """Returns a version such as 2.4.1. Raises `InputError` for a text of another form."""
     if not _VERSION.fullmatch(value):
-        raise InputError(f"{where} {value}: not a version; expected one such as 2.4.1")
+        raise InputError(f"{option_name} {value}: not a version; expected one such as 2.4.1")
     return value
 
 
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
 
 
-def _schemes() -> Iterable[str]:
+def _scheme_names() -> Iterable[str]:
     from ..costs.quantization import COMMON
 
     return (*COMMON, "none")
@@ -221,7 +221,7 @@ class Settings:
             example="nf4",
             metavar="SCHEME",
             common=True,
-            complete=_schemes,
+            complete=_scheme_names,
         ),
     ] = None
     kv_dtype: Annotated[
@@ -583,7 +583,7 @@ class Settings:
 
     @property
     def serves(self) -> bool:
-        """Whether kernels and cache are by default those of a serving engine."""
+        """Whether kernels and cache are by default a serving engine's."""
         return self.phase == "inference"
 
     def recomputed(self) -> Recompute:
@@ -592,7 +592,7 @@ class Settings:
 
     @property
     def has_kbit_base(self) -> bool:
-        """Whether PEFT's adapters train beside weights in 4 or 8 bits."""
+        """Whether PEFT's adapters are trained beside weights of 4 or 8 bits."""
         return self.base not in (None, "none") and self.lora_library in (None, "peft")
 
     def with_usual_recomputation(self) -> Settings:
@@ -650,7 +650,7 @@ SHORTHANDS: Mapping[str, Declared] = {declaration.name: declaration for declarat
 
 
 def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
-    """Returns the settings with these values, whose names may be `SHORTHANDS`.
+    """Returns the settings with these values, whose names may be the short names in `SHORTHANDS`.
 
     Without a phase it is training if a value is of an option that only training has, else inference.
     Raises `InputError` where two of them say one setting.

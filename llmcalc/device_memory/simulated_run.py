@@ -26,7 +26,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 
 
 def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
-    """Returns the kernels that run. attention: the implementation if none is set; default: the default of the phase."""
+    """Returns the kernels that run. attention: the implementation if none is set; default: the phase's default."""
     serves = settings.serves
     default: AttentionImplementation = "flash" if serves else "sdpa"
     like_classes = settings.phase == "training" and settings.fused_qkv is None
@@ -49,7 +49,7 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
 
 
 def choices_on(choices: Choices, runtime: Runtime) -> Choices:
-    """Returns the kernels as an accelerator with this runtime runs them."""
+    """Returns the kernels that run on an accelerator with this runtime."""
     return replace(choices, capability=runtime.capability, multiprocessors=runtime.multiprocessors)
 
 
@@ -109,8 +109,8 @@ def training_run(
         names = ", ".join(record.implementations)
         raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {record.name} has {names}")
     states = use.optimizer.dtype
-    updated = use.adapter_dtype or ("float32" if use.has_master else use.dtype)
-    usual_formats = ("", record.state_format, updated)
+    update_dtype = use.adapter_dtype or ("float32" if use.has_master else use.dtype)
+    usual_formats = ("", record.state_format, update_dtype)
     adapters = None
     if use.adapters is not None:
         adapters = Adapters(
@@ -155,7 +155,7 @@ def training_run(
 
 
 def cache_block(settings: Settings, use: MemoryUse) -> int:
-    """Returns the tokens per block of a paged cache; 0 for a cache that grows by concatenation, or without one."""
+    """Returns the tokens per block of a paged cache; 0 for a cache that grows by concatenation, or without a cache."""
     if not use.kv_dtype:
         return 0
     if settings.kv_block is not None:
@@ -164,7 +164,7 @@ def cache_block(settings: Settings, use: MemoryUse) -> int:
 
 
 def prompt_chunk(settings: Settings, use: MemoryUse) -> int | None:
-    """Returns the tokens per sequence in a prompt pass; None for whole prompts."""
+    """Returns the tokens per sequence in a prompt pass; None if whole prompts are passed."""
     if settings.chunk is None and settings.serves and use.kv_dtype:
         return int(max(1, SERVED_TOKENS // use.workload.batch))
     return settings.chunk
@@ -201,17 +201,17 @@ def inference_passes(
 
 
 def has_storage_format(use: MemoryUse) -> bool:
-    """Whether weights are stored in a format in which no pass computes."""
+    """Whether weights are stored in a format that no product computes in."""
     return use.quantized is not None or use.dtype not in COMPUTED
 
 
 def activation_format(use: MemoryUse) -> str:
-    """Returns the number format of inference activations: that of the weights, or bf16 for narrow weights."""
+    """Returns the number format of inference activations: the weights' format, or bf16 for narrow weights."""
     return use.dtype if use.dtype in COMPUTED else "bfloat16"
 
 
 def computing_format(name: str, option: str) -> str:
-    """Returns the number format in which a pass computes. Raises `InputError`, which names the option, for others."""
+    """Returns a number format for products. Raises `InputError`, which names the option, for other formats."""
     if name not in COMPUTED:
         formats = ", ".join(map(short_dtype, COMPUTED))
         raise InputError(f"{option} {short_dtype(name)}: no pass computes in it; expected one of {formats}")

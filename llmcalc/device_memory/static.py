@@ -74,15 +74,15 @@ class MemoryUse:
             return self.quantized.total
         if self.adapters is None:
             return bytes_of(self.count.total, self.dtype)
-        narrow, stored = self.adapters.quantized_base(self.count.tree, self.count.include)
-        frozen = bytes_of(self.count.total - narrow, self.dtype) + stored
+        quantized_weights, stored_bytes = self.adapters.quantized_base(self.count.tree, self.count.include)
+        frozen = bytes_of(self.count.total - quantized_weights, self.dtype) + stored_bytes
         return add(
             frozen, add(*(bytes_of(elements_of(tensors), dtype) for tensors, dtype in self._adapters_and_copies))
         )
 
     @property
     def trained(self) -> Number:
-        """The number of trained parameters: all parameters, or those of the adapters; 0 in inference."""
+        """The number of trained parameters: all parameters, or only the adapters'; 0 in inference."""
         if self.phase != "training":
             return 0
         if self.adapters is None:
@@ -113,7 +113,7 @@ class MemoryUse:
 
     @property
     def master_weights(self) -> Number:
-        """Bytes of the fp32 master copy of all parameters; 0 without one."""
+        """Bytes of the fp32 master copy of all parameters; 0 without a master copy."""
         return bytes_of(self.count.total, "float32") if self.has_master else 0
 
     @property
@@ -126,18 +126,18 @@ class MemoryUse:
 
         There are `seq` tokens per sequence, after a decoding step one more.
         """
-        return self._cache(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
+        return self._cache_size(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
 
     def paged(self, block: int, tokens: Number) -> Number:
         """Returns the bytes of a cache of this many tokens per sequence, in whole blocks of `block` tokens."""
-        return self._cache(self.workload.with_(seq=ceil_div(tokens, block) * block))
+        return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block) * block))
 
     @property
     def full_context(self) -> Number:
-        """The model's context length in tokens; None if it states none."""
+        """The model's context length in tokens; None if the spec states no limit."""
         return longest_sequence(self.count.spec)
 
-    def _cache(self, workload: Workload) -> Number:
+    def _cache_size(self, workload: Workload) -> Number:
         if not self.kv_dtype:
             return 0
         return bits_to_bytes(
@@ -146,7 +146,7 @@ class MemoryUse:
 
     @property
     def parts(self) -> dict[str, Number]:
-        """Bytes by kind of memory. The entries are disjoint and add up to `total_bytes`."""
+        """Bytes by kind of memory. The kinds are disjoint and add up to `total_bytes`."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -164,7 +164,7 @@ class MemoryUse:
 
     @property
     def not_counted(self) -> list[str]:
-        """Notes on memory that no entry includes: optional parts of the model, and scales of narrow weights."""
+        """Notes on memory that no kind includes: optional parts of the model, and scales of narrow weights."""
         notes = [
             f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
             for option, size in self.count.left_out.items()
@@ -202,23 +202,23 @@ def memory(
         include = include | {TOWERS.name}
     count = ParameterCount(spec, spec.tree(), include)
     if settings.phase == "training":
-        return _training(spec, count, settings)
-    return _inference(spec, count, settings, published, config)
+        return _training_memory(spec, count, settings)
+    return _inference_memory(spec, count, settings, published, config)
 
 
-def _inference(
+def _inference_memory(
     spec: ModelSpec,
     count: ParameterCount,
     settings: Settings,
     published: str,
     config: Mapping[str, Any] | Checkpoint | None,
 ) -> MemoryUse:
-    weights, stored = dtype(settings.dtype or published), None
-    scheme = _scheme(settings, config)
+    weights, stored_size = dtype(settings.dtype or published), None
+    scheme = _quantization_scheme(settings, config)
     if scheme is not None:
         weights = _unconverted_format(settings, published)
         names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
-        stored = quantized_size(spec, scheme, weights, count.include, names)
+        stored_size = quantized_size(spec, scheme, weights, count.include, names)
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
     if settings.inputs.is_given and isinstance(spec, RankModel):
@@ -227,14 +227,14 @@ def _inference(
     seq += 0 if inputs is None else inputs.added_tokens
     workload = Workload(batch, seq, source=settings.source, phase="prefill")
     if spec.kind == "encoder":
-        return MemoryUse(count, settings.phase, weights, workload, quantized=stored, inputs=inputs)
+        return MemoryUse(count, settings.phase, weights, workload, quantized=stored_size, inputs=inputs)
     activation_format = weights if settings.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
     cache = cache_format(settings.kv_dtype or activation_format).name
-    return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored, inputs=inputs)
+    return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored_size, inputs=inputs)
 
 
-def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
-    """Returns the quantization scheme of `quantize`, else the config's; None if only `dtype` is set."""
+def _quantization_scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
+    """Returns the quantization scheme of `quantize`, else the config's scheme; None if only `dtype` is set."""
     if settings.quantize is not None:
         return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)
     table = config.config if isinstance(config, Checkpoint) else config
@@ -242,7 +242,7 @@ def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -
 
 
 def _unconverted_format(settings: Settings, published: str) -> str:
-    """Returns the format of unconverted tensors: by default the published one, or bf16 if that is below 16 bits."""
+    """Returns the number format of unconverted tensors: the published one, or bf16 if that is below 16 bits."""
     if settings.dtype is None:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(settings.dtype)] < 16:
@@ -253,12 +253,12 @@ def _unconverted_format(settings: Settings, published: str) -> str:
     return dtype(settings.dtype)
 
 
-def _training(spec: ModelSpec, count: ParameterCount, settings: Settings) -> MemoryUse:
+def _training_memory(spec: ModelSpec, count: ParameterCount, settings: Settings) -> MemoryUse:
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_sequence(spec) if settings.seq is None else settings.seq
     weights, has_master = _training_formats(settings)
     record = _checked_optimizer(settings)
-    adapters, adapter_dtype = _adapters(settings, count)
+    adapters, adapter_dtype = _adapters_and_format(settings, count)
     if adapters is not None:
         if settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
@@ -289,10 +289,12 @@ def _training_formats(settings: Settings) -> tuple[str, bool]:
 
 
 def _checked_optimizer(settings: Settings) -> Optimizer:
-    """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not have."""
+    """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
     record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
     if settings.momentum is not None and not record.has_momentum:
-        with_momentum = " or ".join(other.name for other in optimizers() if other.has_momentum)
+        with_momentum = " or ".join(
+            other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
+        )
         raise InputError(f"--momentum: for --optimizer {with_momentum}, not {record.name}")
     if settings.optimizer_dtype is not None and (record.state_format or (record.has_momentum and not momentum)):
         raise InputError(f"--optimizer-dtype: not for --optimizer {record.name}: {record.state_format_note}")
@@ -308,7 +310,7 @@ def _optimizer_state(
     adapters: LowRank | None,
     adapter_dtype: str,
 ) -> OptimizerState:
-    """Returns the optimizer states: of the adapters and the copies of modules, or else of all parameters."""
+    """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
     momentum = bool(settings.momentum)
     if adapters is None:
         states = _float_format(settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights)
@@ -320,12 +322,12 @@ def _optimizer_state(
     return record.state(adapters.adapters(count.tree, count.include), states, momentum).with_more(copies)
 
 
-def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None, str]:
-    """Returns the adapters and their number format; None and an empty name without adapters."""
+def _adapters_and_format(settings: Settings, count: ParameterCount) -> tuple[LowRank | None, str]:
+    """Returns the adapters and their number format; None and an empty text without adapters."""
     if settings.lora_rank is None:
         return None, ""
     targets = DEFAULT_TARGETS if settings.lora_targets is None else settings.lora_targets
-    requested = LowRank(
+    requested_adapters = LowRank(
         settings.lora_rank,
         frozenset(),
         settings.base or "none",
@@ -335,12 +337,12 @@ def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None
         bool(settings.fused_qkv),
         bool(settings.quantized_experts),
     )
-    adapters = low_rank(count.tree, requested, targets, count.include)
+    adapters = low_rank(count.tree, requested_adapters, targets, count.include)
     return adapters, _float_format(settings.lora_dtype, "--lora-dtype", "float32")
 
 
 def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
-    """Returns the name of the training precision that results from the settings."""
+    """Returns the name of the training precision that the settings result in."""
     if settings.precision in NARROW_PRODUCTS and has_master and weights == "bfloat16":
         return str(settings.precision)
     if DTYPE_BITS[weights] >= 32:
@@ -349,7 +351,7 @@ def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
 
 
 def _float_format(name: str | None, option: str, default: str) -> str:
-    """Returns the full name of a floating-point format; raises `InputError` for an integer format."""
+    """Returns the full name of a floating-point format. Raises `InputError` for an integer format."""
     number_format = dtype(name or default)
     if number_format.startswith("int"):
         raise InputError(f"{option} {name}: integers take no gradient; expected a floating-point format such as bf16")

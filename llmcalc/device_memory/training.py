@@ -39,7 +39,7 @@ from .optimizers.step import OptimizedParameter
 
 @dataclass(frozen=True)
 class Training:
-    """The training configuration of a replay.
+    """The configuration of a training replay.
 
     batch: sequences of a micro-batch, default 1.
     seq: tokens of a sequence, default 2048.
@@ -182,18 +182,18 @@ class TrainingRun:
                 self.meter.parameter_path = None
 
     def _updated_tensor(self, weight: Tensor) -> Tensor:
-        """Returns the tensor that the optimizer updates for a weight: its fp32 master copy, or the weight itself."""
+        """Returns the tensor that the optimizer updates for a weight: the fp32 master copy, or the weight itself."""
         trained_copies = self.training.master and weight.dtype is not FLOAT32
         return empty(self.meter, weight.shape, FLOAT32) if trained_copies else weight
 
     @cached_property
     def _layer_matrices(self) -> frozenset[str]:
-        """Returns the paths, without indices, of the weight matrices in layers."""
+        """Returns the paths, without indices, of the weight matrices in transformer layers."""
         tensors = trained_tensors(self.program.node(), self.training.include)
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     def _is_matrix(self, key: Path) -> bool:
-        """Whether the parameter is the weight matrix of a linear layer inside the layers, or of its adapter."""
+        """Whether a parameter is the weight matrix of a linear layer in the layers, or of such a layer's adapter."""
         path = ".".join(part.strip(".") for part in key if type(part) is str and part)
         if self.training.adapters is None:
             return path in self._layer_matrices
@@ -209,7 +209,7 @@ class TrainingRun:
         self.zero_grad()
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step. The tokens of the first are allocated already."""
+        """Runs the micro-batches of a step. The tokens of the first micro-batch are allocated already."""
         self.forward_and_backward()
         if self.training.microbatches > 1:
             self.next_batch()
@@ -222,12 +222,12 @@ class TrainingRun:
             self._batch()
 
     def forward_and_backward(self) -> None:
-        """Runs one micro-batch. A variable refers to its loss until the backward pass has run."""
+        """Runs one micro-batch. A variable refers to the micro-batch's loss until the backward pass has run."""
         loss = self.forward()
         self.backward(loss)
 
     def forward(self) -> Tensor:
-        """Runs the forward pass and returns the loss; without a language-model head, the model's output."""
+        """Runs the forward pass. Returns the loss, or the model's output without a language-model head."""
         self.meter.place = Place("forward")
         self.graph.autocast = BFLOAT16 if self.training.autocast else None
         offload = Offload(self.graph)
@@ -254,20 +254,20 @@ class TrainingRun:
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None] | None:
-        """Returns the function to call with each parameter whose gradient is complete; None for no call."""
+        """Returns the function to call with each parameter whose gradient is complete; None if there is none."""
         return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
         """Runs after a backward pass, before its graph is freed; does nothing on one device."""
 
     def _take_workspace(self, threads: int) -> None:
-        """Allocates the workspace of the first `threads` threads that have none yet."""
+        """Allocates the workspace of the first `threads` threads that do not have one yet."""
         if self.workspace and len(self.workspaces) < threads:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
 
     def _batch(self) -> None:
-        """Allocates the token ids, which are also the labels, and frees those of the previous batch."""
+        """Allocates the token ids, which are also the labels, and frees the previous batch's ids."""
         training, inputs = self.training, self.lowering.inputs
         ids = empty(self.meter, (training.batch, training.seq), INT64)
         inputs[TOKENS] = ids
@@ -281,36 +281,39 @@ class TrainingRun:
 
     def _update_parameter(self, weight: Tensor) -> None:
         """Updates one parameter and frees its gradient (`register_post_accumulate_grad_hook`)."""
-        trained = self._by_parameter.get(id(weight))
-        if trained is None:
+        trained_parameter = self._by_parameter.get(id(weight))
+        if trained_parameter is None:
             return
-        trained.gradient = weight.grad
+        trained_parameter.gradient = weight.grad
         training = self.training
         run_step(
             self.graph,
             training.optimizer,
-            [trained],
+            [trained_parameter],
             training.implementation,
             training.momentum,
             training.state_dtype,
             training.torch,
         )
-        trained.gradient = weight.grad = None
+        trained_parameter.gradient = weight.grad = None
 
     @cached_property
     def _by_parameter(self) -> dict[int, OptimizedParameter]:
-        return {id(weight): trained for weight, trained in zip(self.parameters, self.trained, strict=True)}
+        return {
+            id(weight): trained_parameter
+            for weight, trained_parameter in zip(self.parameters, self.trained, strict=True)
+        }
 
     def update(self) -> None:
         """Runs the optimizer's step; with master weights, on fp32 copies of the gradients."""
         self.meter.place = Place("step")
         copies: list[Tensor] = []
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
-        for trained, gradient in zip(self.trained, gradients, strict=True):
-            trained.gradient, self.meter.parameter_path = gradient, trained.path
+        for trained_parameter, gradient in zip(self.trained, gradients, strict=True):
+            trained_parameter.gradient, self.meter.parameter_path = gradient, trained_parameter.path
             if self.training.master and gradient is not None and gradient.dtype is not FLOAT32:
-                trained.gradient = self.graph.new(gradient.shape, FLOAT32)
-                copies.append(trained.gradient)
+                trained_parameter.gradient = self.graph.new(gradient.shape, FLOAT32)
+                copies.append(trained_parameter.gradient)
         self.meter.parameter_path = None
         del gradients
         with self.graph.no_grad():
@@ -323,8 +326,8 @@ class TrainingRun:
                 self.training.state_dtype,
                 self.training.torch,
             )
-        for trained in self.trained:
-            trained.gradient = None
+        for trained_parameter in self.trained:
+            trained_parameter.gradient = None
 
     def zero_grad(self) -> None:
         """Frees the gradients, or keeps them as zeros."""
@@ -350,7 +353,7 @@ def replay(
 
 
 class Steps(Protocol):
-    """A run of identical training steps."""
+    """The interface of a run of identical training steps."""
 
     def set_up(self) -> None:
         """Allocates the tensors that exist before the first step."""
@@ -360,7 +363,7 @@ class Steps(Protocol):
 
 
 def replay_steps(run: Steps, meter: Meter) -> ReplayResult:
-    """Replays set-up and two steps, and returns the result. meter: the meter of the run."""
+    """Replays set-up and two steps, and returns the result. meter: the run's meter."""
     run.set_up()
     return _replay_two_steps(run, meter)
 
@@ -381,7 +384,7 @@ def _replay_two_steps(run: Steps, meter: Meter) -> ReplayResult:
 
 
 def replay_steps_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
-    """Replays two steps of a run after its set-up, and both on an allocator. meter: the meter of the run."""
+    """Replays a run's set-up and two steps on an allocator. meter: the run's meter."""
     result = _replay_two_steps(run, meter)
     meter.cut()
     result.read(prefix_cache.play_pieces(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
@@ -392,14 +395,14 @@ def record(
     spec: ModelSpec, training: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
     """Records set-up and two steps for `RepeatAnalysis`. layers, workspace: as in `TrainingRun`."""
-    recorded = None
+    recorded_steps = None
     if not (training.keeps_gradients or training.optimizer_in_backward):
-        recorded = _record_passes_once(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
-    return recorded or two_steps(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
+        recorded_steps = _record_passes_once(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
+    return recorded_steps or two_steps(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
 
 
 def _record_passes_once(run: TrainingRun, meter: Recorder) -> RecordedEvents | None:
-    """Records two steps with one run of their micro-batches; None if the steps differ.
+    """Records two steps with a single run of their micro-batches; None if the steps differ.
 
     The first pass allocates the parameters in the order in which it reads them, as the set-up would.
     """
@@ -422,7 +425,7 @@ def repeat_steps(
 ) -> RecordedEvents | None:
     """Returns two steps with the same passes; None if the steps differ. batch: events that allocate the tokens."""
     run.update()
-    first = meter.cut()
+    first_events = meter.cut()
     run.update()
     update = meter.cut()
     run.zero_grad()
@@ -432,7 +435,9 @@ def repeat_steps(
     if not (is_repeatable(batch, passes, zero_grad, next_batch) and is_self_contained(update)):
         return None
     next_batch += rename_events(batch, next_batch)
-    return RecordedEvents(set_up, [batch, passes, first, zero_grad], [next_batch, passes, update, zero_grad], PHASES)
+    return RecordedEvents(
+        set_up, [batch, passes, first_events, zero_grad], [next_batch, passes, update, zero_grad], PHASES
+    )
 
 
 def two_steps(run: TrainingRun, meter: Recorder) -> RecordedEvents:
@@ -440,6 +445,6 @@ def two_steps(run: TrainingRun, meter: Recorder) -> RecordedEvents:
     run.set_up()
     set_up = meter.cut()
     run.step()
-    first = meter.cut()
+    first_events = meter.cut()
     run.step()
-    return RecordedEvents(set_up, [first], [meter.cut()], PHASES)
+    return RecordedEvents(set_up, [first_events], [meter.cut()], PHASES)

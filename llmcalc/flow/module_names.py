@@ -1,4 +1,4 @@
-"""The names that published models give the modules of a spec's tree.
+"""The names that published models give to the modules of a spec's tree.
 
 `USUAL` has the names of most classes of `transformers`; a family's record has those of its own classes. `EARLIER` has
 names in checkpoints that an earlier version or another library wrote. Names are known without building a class; the
@@ -66,7 +66,7 @@ WRAPPED = ("", "model.", "model.language_model.", "language_model.model.")
 
 
 class ModuleNames:
-    """The names that published models may give each module of a spec's tree.
+    """The names that published models may give to each module of a spec's tree.
 
     A call with the path of a node returns its names, most usual first; numbers of layers are those of the path, and of
     several experts the first stands for all.
@@ -80,7 +80,7 @@ class ModuleNames:
         earlier: Mapping[str, str] | None = None,
         prefixes: Sequence[str] = WRAPPED,
     ) -> None:
-        """Builds the names of a spec's tree. kind: the kind of the spec.
+        """Builds the names for the modules of a spec's tree. kind: the kind of the spec.
 
         names: the modules of its family's record.
         earlier: the names of earlier checkpoints in that record.
@@ -90,20 +90,20 @@ class ModuleNames:
         self._own, self._names = names, {**USUAL, **names}
         self._outside: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_Layers]] = {}
-        text_prefixes = [f"{name}." for name in _alternatives(names.get("", "")) if name]
+        text_prefixes = [f"{name}." for name in _split_alternatives(names.get("", "")) if name]
         roots = tuple(dict.fromkeys((*prefixes, *(f"{prefix}{name}" for prefix in prefixes for name in text_prefixes))))
         sides = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
         other_children = [child for child in tree.children if child.name not in sides and child.optional != "towers"]
         if sides:
-            self._stack("", other_children, roots)
+            self._stack_names("", other_children, roots)
             for name, stack in sides.items():
-                self._stack(f"{name}.", stack.children, self._side(name, roots))
+                self._stack_names(f"{name}.", stack.children, self._side_names(name, roots))
         else:
             one_sided = kind == "encoder" or any(key.startswith("decoder.") for key in names)
-            self._stack("", other_children, self._side(kind, roots) if one_sided else roots)
+            self._stack_names("", other_children, self._side_names(kind, roots) if one_sided else roots)
 
     def __call__(self, path: str) -> tuple[str, ...]:
-        names = self._published(path)
+        names = self._published_names(path)
         return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier else names
 
     def _earlier_name(self, name: str) -> str:
@@ -111,81 +111,81 @@ class ModuleNames:
             name = pattern.sub(replacement, name)
         return name
 
-    def _published(self, path: str) -> tuple[str, ...]:
+    def _published_names(self, path: str) -> tuple[str, ...]:
         match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
         pattern = _without_numbers(path if match is None else match[3])
         if match is None:
             names, numbers = self._outside.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
             return tuple(_fill_stars(name, numbers) for name in names) or (path,)
-        layers, layer_nodes = self._layer(match[1], int(match[2]))
+        layers, layer_nodes = self._layer_names(match[1], int(match[2]))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
         names = tuple(_fill_stars(name, numbers) for name in layer_nodes.get(pattern, ()))
-        joined = (_in_layer(layer, name) for layer in layers for name in names)
-        return tuple(name for name in joined if name) or (path,)
+        joined_names = (_in_layer(layer, name) for layer in layers for name in names)
+        return tuple(name for name in joined_names if name) or (path,)
 
-    def _layer(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-        """Returns the published names of a layer, and path → names of its parts, by the last kind that has it."""
+    def _layer_names(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
+        """Returns the published names of a layer, and path → names of its parts, by the last kind with the layer."""
         for layers in reversed(self._layers.get(stack, [])):
             if index in layers.indices:
                 return layers.names(index), layers.parts
         return (), {}
 
-    def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
-        sides = [f"{root}{side}." for side in _alternatives(self._names.get(name, name)) for root in roots]
+    def _side_names(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+        sides = [f"{root}{side}." for side in _split_alternatives(self._names.get(name, name)) for root in roots]
         return (*roots, *sides)
 
-    def _stack(self, side: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
+    def _stack_names(self, side: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
         layers = [child for child in children if child.name == "layers"]
         predictors = [child for child in children if child.name == "mtp"]
         for child in children:
             if child.name not in ("layers", "mtp"):
-                nodes = self._nodes(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
+                nodes = self._node_names(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
                 self._outside |= {f"{side}{path}": _with_earlier_names(path, names) for path, names in nodes}
         indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         numbers = {index: position for position, index in enumerate(indices)}
-        lists = _alternatives(self._own.get(f"{side}layers", self._names["layers"]))
+        lists = _split_alternatives(self._own.get(f"{side}layers", self._names["layers"]))
         for layer in (*layers, *predictors):
             part_names: dict[str, tuple[str, ...]] = {}
-            for part in _parts(layer):
+            for part in _layer_parts(layer):
                 keys = (f"{side}{part.name}", part.name)
                 part_names |= {
                     path: _with_earlier_names(path, names)
-                    for path, names in self._nodes(part, part.name, ("",), ("",), keys)
+                    for path, names in self._node_names(part, part.name, ("",), ("",), keys)
                 }
             sides = tuple(side for name in lists for side in name.split(" & "))
             self._layers.setdefault(f"{side}{layer.name}", []).append(
                 _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, sides, roots, part_names)
             )
 
-    def _nodes(
-        self, node: Node, path: str, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
+    def _node_names(
+        self, node: Node, path: str, parents: tuple[str, ...], outer_parents: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields the path and the published names of a node and of every node below it.
 
         parents: the prefixes of its parent's modules.
-        outer: the prefixes of its layer, or of the stack outside of layers.
+        outer_parents: the prefixes of its layer, or of the stack outside of layers.
         keys: its path in the layer, and every suffix of that path.
         """
         child_keys = {child.name: (*(f"{key}.{child.name}" for key in keys), child.name) for child in node.children}
-        outer_words = {word for keys in child_keys.values() for word in self._words(keys) if word.startswith(".")}
+        outer_words = {word for keys in child_keys.values() for word in self._table_words(keys) if word.startswith(".")}
         parts = outer_words if node.children else None
         entry = self._table_entry(keys)
         if entry == "":
             names: tuple[str, ...] = ()
             child_prefixes = parents
         else:
-            options = _options(entry or node.name, parts)
+            options = _parsed_options(entry or node.name, parts)
             separate_parts = (
                 [[node.name]] if "/" in (entry or "") else []
             )  # checkpoints with the parts of a fused layer apart
             names = tuple(
                 dict.fromkeys(
-                    name for option in options + separate_parts for name in _paths_below(option, parents, outer)
+                    name for option in options + separate_parts for name in _paths_below(option, parents, outer_parents)
                 )
             )
             holders = [_without_parts(option, outer_words) for option in options]
             child_prefixes = tuple(
-                dict.fromkeys(f"{name}." for option in holders for name in _paths_below(option, parents, outer))
+                dict.fromkeys(f"{name}." for option in holders for name in _paths_below(option, parents, outer_parents))
             )
             if node.indices is not None:
                 names, child_prefixes = (
@@ -195,15 +195,17 @@ class ModuleNames:
         path = path if node.indices is None else f"{path}.*"
         yield path, names
         for child in node.children:
-            yield from self._nodes(child, f"{path}.{child.name}", child_prefixes, outer, child_keys[child.name])
+            yield from self._node_names(
+                child, f"{path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name]
+            )
 
     def _table_entry(self, keys: tuple[str, ...]) -> str | None:
-        """Returns the table entry for a node: the family's first, by its longest path; None if no table has one."""
+        """Returns the table entry of a node: the family's first, by its longest path; None without an entry."""
         return next((names[key] for names in (self._own, self._names) for key in keys if key in names), None)
 
-    def _words(self, keys: tuple[str, ...]) -> Iterator[str]:
+    def _table_words(self, keys: tuple[str, ...]) -> Iterator[str]:
         entry = self._table_entry(keys)
-        return (word for option in _options(entry or "", None) for word in option)
+        return (word for option in _parsed_options(entry or "", None) for word in option)
 
 
 class _Layers(NamedTuple):
@@ -230,7 +232,7 @@ class _Layers(NamedTuple):
 
 
 def _in_layer(layer: str, name: str) -> str:
-    """Returns the name of a module of a layer; empty if it is of another of the lists that hold the layer's modules."""
+    """Returns the name of a module of a layer; empty if the module belongs to another list of layers."""
     if name.startswith("&"):
         module_list, _, name = name[1:].partition(".")
         if module_list not in layer.split("."):
@@ -244,15 +246,17 @@ def _layer_name(lists: str, number: int, layers: int) -> str:
     number: its number among the layers with parameters of their own.
     layers: how many these are.
     """
-    parts = lists.split(" + ")
-    length = max(1, layers // len(parts))
+    list_names = lists.split(" + ")
+    length = max(1, layers // len(list_names))
     name, number = (
-        (parts[0], number) if len(parts) == 1 else (parts[min(number // length, len(parts) - 1)], number % length)
+        (list_names[0], number)
+        if len(list_names) == 1
+        else (list_names[min(number // length, len(list_names) - 1)], number % length)
     )
     return name.replace("*", str(number)) if "*" in name else f"{name}.{number}"
 
 
-def _parts(layer: Node) -> Iterator[Node]:
+def _layer_parts(layer: Node) -> Iterator[Node]:
     """Yields the parts of a layer; a prediction module's block counts as a layer, so its parts have the same names.
 
     DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
@@ -263,7 +267,7 @@ def _parts(layer: Node) -> Iterator[Node]:
 
 @frozen(slots=True)
 class Checkpoint:
-    """A published checkpoint: its config, and the names that its classes give the modules of its model.
+    """A published checkpoint: its config, and the names of the modules in its classes.
 
     config: its parsed `config.json`.
     modules: nodes of the tree whose modules have other names than `USUAL` has, as a family's record has them.
@@ -281,47 +285,47 @@ class Checkpoint:
         return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
 
 
-def _options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
-    """Parses a table entry into its alternatives; each is a list of joined modules, without the subtracted ones.
+def _parsed_options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
+    """Parses a table entry into its alternatives; each alternative is a list of joined modules.
 
     parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
     alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     options = [
         [word for word in option.partition("/")[0].replace(" - ", " + -").split(" + ") if not word.startswith("-")]
-        for option in _alternatives(text)
+        for option in _split_alternatives(text)
     ]
     if parts is None:
         return options
     first_names = [name.removeprefix(".") for name in parts]
-    joined = [
+    alternatives = [
         option
         for option in options
         if len(option) > 1 and any(f"{name}.".startswith(f"{word}.") for name in first_names for word in option)
     ]
-    return joined or [option for option in options if len(option) == 1] or options
+    return alternatives or [option for option in options if len(option) == 1] or options
 
 
 def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns the modules of an alternative that can have parts: of joined modules, those that are not a part."""
+    """Returns the modules of an alternative that can have parts, without joined modules that are parts themselves."""
     if len(option) == 1:
         return option
     return [word for word in option if f".{word.removeprefix('.')}" not in part_names] or option
 
 
-def _paths_below(words: list[str], parents: tuple[str, ...], outer: tuple[str, ...]) -> Iterator[str]:
-    """Yields the paths of modules below their parents; a name with a leading dot is below `outer` instead."""
+def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tuple[str, ...]) -> Iterator[str]:
+    """Yields the paths of modules below their parents. A name with a leading dot is below `outer_parents`."""
     for word in words:
-        for prefix in outer if word.startswith(".") else parents:
+        for prefix in outer_parents if word.startswith(".") else parents:
             yield prefix + word.removeprefix(".")
 
 
-def _alternatives(text: str) -> list[str]:
+def _split_alternatives(text: str) -> list[str]:
     return text.split(" | ")
 
 
 def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds the names in earlier checkpoints and those of single experts to the names of the node at `path`.
+    """Adds the names in earlier checkpoints, and the names of single experts, to the names of the node at `path`.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
@@ -344,6 +348,6 @@ def _without_numbers(path: str) -> str:
 
 
 def _fill_stars(name: str, numbers: Sequence[str]) -> str:
-    """Replaces the stars of a name by these numbers, in order; further stars become 0."""
+    """Replaces the stars of a name by these numbers, in order; any more stars become 0."""
     remaining = iter(numbers)
     return re.sub(r"\*", lambda _: next(remaining, "0"), name)

@@ -56,7 +56,7 @@ class Step:
 
 
 class Scope:
-    """A module: its steps, inner scopes and alternatives, in order of execution.
+    """A module of a program: its steps, inner scopes and alternatives, in order of execution.
 
     about: fields of its node.
     takes, gives: for a scope with a repeat, the input of its first run and the output of its last; each run's output is
@@ -101,8 +101,8 @@ class Scope:
         self.after: Value | None = None
 
     def node(self) -> Node:
-        """Returns the node of this scope, with the nodes of everything in it."""
-        op, forms, children = _nodes(self.items)
+        """Returns the node of this scope, including the nodes of all scopes in it."""
+        op, forms, children = _nodes_of_items(self.items)
         return Node(self.name, op, tuple(children), forms=forms, **self.about)
 
     def scopes(self) -> Iterator[Scope]:
@@ -132,7 +132,7 @@ class Scope:
 
 
 class Alternatives:
-    """Several ways to compute one value: name of the form → branch. The first is the default.
+    """Several ways to compute one value: name of the form → branch. The first branch is the default.
 
     All branches have the same nodes with the same parameters.
     """
@@ -146,8 +146,8 @@ class Alternatives:
 Item: TypeAlias = Step | Scope | Alternatives
 
 
-def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the op of a scope, its forms, and its child nodes."""
+def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
+    """Returns the op of a scope, the ops of its other forms, and its child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
@@ -169,31 +169,33 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
 
 
 def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the nodes of the first form, each with the differing ops of other forms."""
-    (_, first), *others = alternatives.branches.items()
-    other_nodes = [(name, _nodes(branch.items)) for name, branch in others]
-    op, forms, children = _nodes(first.items)
+    """Returns the nodes of the first form, each with the ops of other forms that differ."""
+    (_, first_branch), *other_branches = alternatives.branches.items()
+    other_nodes = [(name, _nodes_of_items(branch.items)) for name, branch in other_branches]
+    op, forms, children = _nodes_of_items(first_branch.items)
     forms |= {
-        name: other_op for name, (other_op, _, _) in other_nodes if other_op is not None and not _equal(other_op, op)
+        name: other_op
+        for name, (other_op, _, _) in other_nodes
+        if other_op is not None and not _are_equal_ops(other_op, op)
     }
     merged_children = []
     for child in children:
         counterparts = {name: next(n for n in nodes if n.name == child.name) for name, (_, _, nodes) in other_nodes}
         different_ops = {
-            name: n.op for name, n in counterparts.items() if n.op is not None and not _equal(n.op, child.op)
+            name: n.op for name, n in counterparts.items() if n.op is not None and not _are_equal_ops(n.op, child.op)
         }
         merged_children.append(
-            Node(**{**_fields(child), "forms": {**child.forms, **different_ops}}) if different_ops else child
+            Node(**{**_fields_of_node(child), "forms": {**child.forms, **different_ops}}) if different_ops else child
         )
     return op, forms, merged_children
 
 
-def _equal(left: Op, right: Op | None) -> bool:
+def _are_equal_ops(left: Op, right: Op | None) -> bool:
     """Whether two ops are known to be equal, for integer, array or symbolic sizes."""
     return type(left) is type(right) and all(
         same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__
     )
 
 
-def _fields(node: Node) -> dict[str, Any]:
+def _fields_of_node(node: Node) -> dict[str, Any]:
     return {name: getattr(node, name) for name in Node.__dataclass_fields__}

@@ -15,7 +15,7 @@ from .value import Value, Weight
 
 
 class Recordable(Protocol):
-    """A part that can be recorded: its kind of component, the source of its formula, and its flow."""
+    """The interface of a part that can be recorded: its kind of component, the source of its formula, and its flow."""
 
     kind: ClassVar[str]
 
@@ -134,7 +134,7 @@ class Recorder:
         return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
-        """Records several ways to compute one value: name of the form → function. The first is the default.
+        """Records several ways to compute one value: name of the form → function. The first form is the default.
 
         Returns the value of the first form; each branch's scope has its own.
         """
@@ -164,7 +164,7 @@ class Recorder:
         return fields
 
     def rank_part(self, argument: Any) -> Any:
-        """Returns an axis, a shape or a weight unchanged; a `RankFlow` returns the part of one rank."""
+        """Returns an axis, a shape or a weight unchanged; a `RankFlow` returns one rank's part."""
         return argument
 
     def n(self, shape: Shape) -> Number:

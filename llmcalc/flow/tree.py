@@ -1,4 +1,4 @@
-"""The tree of named nodes that every count, table and check is computed from.
+"""The tree of named nodes from which every count, table and check is computed.
 
 A node's path equals the path of a module in the PyTorch reference, so that the two can be compared node by node.
 Identical layers are one node with a `repeat`; totals are recomputed by walking the tree and never stored.
@@ -91,12 +91,12 @@ class Node:
         return any(child.kind == "layer" for child in self.children)
 
     def only(self, effect: str) -> Node:
-        """Returns a copy with only the nodes that may have an effect; its totals of the effect are the same."""
+        """Returns a copy with only the nodes that may have an effect; the effect's totals are the same."""
         copies = (child.only(effect) for child in self.children)
-        children = tuple(copy for copy in copies if copy.children or copy._has(effect))
+        children = tuple(copy for copy in copies if copy.children or copy._may_have(effect))
         return replace(self, children=children)
 
-    def _has(self, effect: str) -> bool:
+    def _may_have(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
     def has_form(self, name: str) -> bool:
@@ -104,7 +104,7 @@ class Node:
         return name in self.forms or any(child.has_form(name) for child in self.children)
 
     def place(self, run_config: RunConfig | None = None) -> Place:
-        """The place of this node as the root of a tree."""
+        """Returns the place of this node as the root of a tree."""
         return Place(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
 
     def walk(self, run_config: RunConfig | None = None) -> Iterator[Place]:
@@ -112,19 +112,19 @@ class Node:
         return self.place(run_config).walk()
 
     def total(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of this node as a root, with all nodes in it, for all of its repeats."""
+        """Returns the cost of this node as a root, including all nodes in it, for all of its repeats."""
         return self.place(run_config).total(cost, include)
 
     def cost_per_repeat(
         self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
     ) -> Number:
-        """Returns the cost of one repeat of this node as a root, with all nodes in it."""
+        """Returns the cost of one repeat of this node as a root, including all nodes in it."""
         return self.place(run_config).cost_per_repeat(cost, include)
 
 
 @frozen
 class Place:
-    """A node with its position in the model: the repeats and roles of its ancestors, and the run.
+    """A node with its position in the model (repeats and roles of its ancestors) and the run.
 
     node: the node.
     above: its parent's place; None for the root.
@@ -145,7 +145,7 @@ class Place:
 
     @cached_property
     def path(self) -> str:
-        """The segments of its ancestors and its own segment, joined by dots; empty for the root."""
+        """The path: the segments of the ancestors and the node, joined by dots; empty for the root."""
         if self.above is None:
             return ""
         return f"{self.above.path}.{self.node.segment}" if self.above.path else self.node.segment
@@ -178,29 +178,29 @@ class Place:
         return _primitive_use(self.node, self.roles, self.run_config)
 
     def own_cost(self, cost: Cost) -> Number:
-        """Returns the cost of one repeat of this node, without its child nodes."""
+        """Returns the cost of one repeat of the node, without its child nodes."""
         use = self.use
         return 0 if use is None else cost(use)
 
     def cost_per_repeat(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of one repeat of this node, with all nodes in it.
+        """Returns the cost of one repeat of the node, including all nodes in it.
 
         include: the optional parts below it that are counted.
         """
         return _cost_per_repeat(self.node, self.roles, self.run_config, cost, include)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of all repeats of this node in one copy of its parent."""
+        """Returns the cost of all repeats of the node in one copy of its parent."""
         return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
     def in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of all copies of this node in the model."""
+        """Returns the cost of all copies of the node in the model."""
         return times(self.cost_per_repeat(cost, include), self.times)
 
 
 @frozen(slots=True)
 class Use:
-    """A primitive with its roles and its run. An effect that it does not declare, or that its roles exclude, is 0."""
+    """A primitive with its roles and its run. An effect that it lacks, or that its roles exclude, is 0."""
 
     op: Op
     roles: frozenset[Role]
@@ -210,43 +210,43 @@ class Use:
         """Whether the primitive has this effect in these roles."""
         return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
-    def _effect(self, effect: str, *arguments: Any) -> Number:
+    def _effect_or_zero(self, effect: str, *arguments: Any) -> Number:
         return getattr(self.op, effect)(*arguments) if self.has(effect) else 0
 
     def params(self) -> Number:
-        return self._effect("params")
+        return self._effect_or_zero("params")
 
     def active_params(self) -> Number:
-        return self._effect("active_params")
+        return self._effect_or_zero("active_params")
 
     def tensors(self) -> tuple[Any, ...]:
-        return self._effect("tensors") or ()
+        return self._effect_or_zero("tensors") or ()
 
     def buffers(self) -> Number:
-        return self._effect("buffers")
+        return self._effect_or_zero("buffers")
 
     def forward_flops(self) -> Number:
-        return self._flops("forward_flops")
+        return self._flops_of_effect("forward_flops")
 
     def backward_flops(self) -> Number:
-        return self._flops("backward_flops")
+        return self._flops_of_effect("backward_flops")
 
-    def _flops(self, effect: str) -> Number:
-        flops = self._effect(effect, self.run_config)
+    def _flops_of_effect(self, effect: str) -> Number:
+        flops = self._effect_or_zero(effect, self.run_config)
         return flops if self.run_config is None else self.run_config.rank_share(flops)
 
     def cache_bits(self, kv_bits: Number) -> Number:
-        return self._effect("cache_bits", self.run_config, kv_bits)
+        return self._effect_or_zero("cache_bits", self.run_config, kv_bits)
 
     def spared_at_most(self) -> Number:
-        return self._effect("spared_at_most")
+        return self._effect_or_zero("spared_at_most")
 
     def spared_evenly(self) -> Number:
-        return self._effect("spared_evenly")
+        return self._effect_or_zero("spared_evenly")
 
 
 def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:
-    """Returns the node's own primitive in these roles, in the form that runs; None for a group."""
+    """Returns the node's own primitive in these roles, in the form that runs; None for a group of nodes."""
     op = node.op
     if op is None:
         return None
@@ -277,7 +277,7 @@ Cost: TypeAlias = Callable[[Use], Number]
 def by_kind(
     root: Node, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
-    """Returns the cost of every primitive, summed per component. The values add up to the total."""
+    """Returns the cost of every primitive, summed per component. The components add up to the total."""
     sums: dict[str, Number] = {}
     for place in root.walk(run_config):
         if place.optional and place.optional not in include:

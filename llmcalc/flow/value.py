@@ -1,4 +1,4 @@
-"""Values with rows and named axes, and weights. Each weight is counted once, however often it is used."""
+"""Values with rows and named axes, and weights. A weight counts once, however often steps use it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Value:
 
     @property
     def storage(self) -> Value:
-        """The value that owns the storage."""
+        """The value that owns this value's storage."""
         return self if self.of is None else self.of.storage
 
 

@@ -44,7 +44,7 @@ class AttentionCore(Op):
         return self.selected is not None
 
     def pairs(self, run: RunConfig) -> Number:
-        """Returns the (query, key) pairs per head and sequence, under the run's counting convention."""
+        """Returns the number of (query, key) pairs per head and sequence, under the run's counting convention."""
         new, past = run.new(self.rows), run.past(self.rows)
         if self.keys is not None:
             return new * run.available(self.keys)
@@ -69,7 +69,7 @@ class AttentionCore(Op):
         return 2 * run.batch * self.heads * self.pairs(run) * (self.qk_dim + self.v_dim)
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Returns the FLOPs of dQ, dK, dP and dV, twice the forward. Flash recomputes the scores once (Dao 2023,
+        """Returns the FLOPs of dQ, dK, dP and dV: twice the forward FLOPs. Flash recomputes the scores once (Dao 2023,
         §3.1)."""
         scores = 3 if run.attention in ("flash", "sdpa") else 2
         return 2 * run.batch * self.heads * self.pairs(run) * (scores * self.qk_dim + 2 * self.v_dim)
@@ -77,7 +77,7 @@ class AttentionCore(Op):
 
 @frozen(slots=True)
 class OverlappingChunks(AttentionCore):
-    """A centred window as Longformer's classes compute it, in chunks that overlap (Beltagy et al. 2020, appendix A).
+    """A centred attention window, computed as in Longformer's classes in overlapping chunks (Beltagy et al. 2020).
 
     With w tokens on each side, scores are products within chunks of 2·w tokens, one every w tokens, and each chunk of w
     tokens sums the values of 3·w. The number of tokens is padded to a multiple of 2·w.
@@ -97,7 +97,7 @@ class OverlappingChunks(AttentionCore):
 
 @frozen(slots=True)
 class KVCache(Op):
-    """The cache of attention: `width` elements per token, for the last `limit` tokens or for all.
+    """The KV cache of attention: `width` elements per token, for the last `limit` tokens or for all tokens.
 
     kind: the kind that `llmcalc kv` lists it under.
     rows: the rows that are cached; the encoder's are computed once.
@@ -126,7 +126,7 @@ class KVCache(Op):
 
 
 def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
-    """Returns the allowed pairs of the first n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
+    """Returns the number of allowed pairs of n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
         m = minimum(n, window)
         return triangle(m) + (n - m) * window
@@ -137,7 +137,7 @@ def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
 
 
 def _pairs_in_squares(run: RunConfig, side: Number) -> Number:
-    """Returns the pairs of patches in the same square of an image. Squares at its edges are smaller."""
+    """Returns the number of patch pairs in the same square of an image. Squares at its edges are smaller."""
     image = run.workload
     if not isinstance(image, EncoderPass):
         raise TypeError("squares of patches: an image is read by an encoder's pass")
@@ -150,7 +150,7 @@ def _pairs_in_squares(run: RunConfig, side: Number) -> Number:
 
 
 def _centred_pairs(n: Number, window: Number) -> Number:
-    """Returns the allowed pairs of n tokens, each with a window centred on it; n² without a window."""
+    """Returns the number of allowed pairs of n tokens, each with a window centred on it; n² without a window."""
     if window is None:
         return n * n
     before, after = floor_div(window - 1, 2), floor_div(window, 2)

@@ -73,7 +73,7 @@ class Op:
         raise TypeError(f"{type(self).__name__} declares no FLOPs")
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Returns twice the forward: the backward pass of y = x·Wᵀ has two products, dx = dy·W and dW = dyᵀ·x."""
+        """Returns twice the forward FLOPs: the backward pass of y = x·Wᵀ has two products, dx = dy·W and dW = dyᵀ·x."""
         return 2 * self.forward_flops(run)
 
 

@@ -58,7 +58,7 @@ class Linear(Op):
         return 2 * run.rows(self.rows) * self.n_in * self.n_out
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Returns the FLOPs of dW over all rows, and of dx over the rows that are computed from parameters."""
+        """Returns the FLOPs of dW over all rows, and of dx over the rows that depend on parameters."""
         rows = run.rows(self.rows)
         gradient_rows = 0 if self.constant else rows - run.constant(self.rows)
         return 2 * add(rows, gradient_rows) * self.n_in * self.n_out
@@ -66,7 +66,7 @@ class Linear(Op):
 
 @frozen(slots=True)
 class ExpertLinear(Op):
-    """`num_experts` linear layers, of which each token uses `top_k`.  W: [num_experts, n_out, n_in]."""
+    """The linear layers of `num_experts` experts, of which each token uses `top_k`.  W: [num_experts, n_out, n_in]."""
 
     effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 
@@ -78,7 +78,7 @@ class ExpertLinear(Op):
     rows: Rows = TOKENS
 
     def expert_params(self) -> Number:
-        """Returns the parameters of one expert's linear layer."""
+        """Returns the number of parameters of one expert's linear layer."""
         return add(self.n_in * self.n_out, self.n_out if self.bias else 0)
 
     def params(self) -> Number:

@@ -15,7 +15,7 @@ from .linear import ExpertLinear, Linear
 
 @frozen(slots=True)
 class EntryLinear(Linear):
-    """A linear layer whose outputs form entries of `rate` tokens. A pass without a whole entry gives no gradient."""
+    """A linear layer whose outputs form entries of `rate` tokens. A pass without a complete entry has no gradient."""
 
     rate: Number = 1
 
@@ -40,18 +40,18 @@ class IdentityExperts(Op):
     maps: tuple[ExpertLinear, ...]
 
     def _expert_params(self) -> Number:
-        """Returns the parameters of one expert that computes; an identity expert has none."""
+        """Returns the number of parameters of an expert with weights, which an identity expert replaces."""
         size: Number = 0
         for linear in self.maps:
             size = add(size, linear.expert_params())
         return size
 
     def spared_at_most(self) -> Number:
-        """Returns the parameters that a token skips if it selects as many identity experts as possible."""
+        """Returns the most parameters that a token can skip by selecting identity experts."""
         return minimum(self.maps[0].top_k, self.count) * self._expert_params()
 
     def spared_evenly(self) -> Number:
-        """Returns the parameters that a token skips on average if all experts, identity or real, are equally likely.
+        """Returns the parameters that a token skips on average if all experts are selected equally often.
 
         With E real and Z identity experts and top-t: t·Z/(E + Z) of its t experts; rounded up.
         """

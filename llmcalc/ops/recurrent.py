@@ -1,4 +1,4 @@
-"""Recurrent states, whose size does not grow with the tokens, and the matrix multiplications of chunked recurrences."""
+"""Recurrent states, whose size does not grow with the tokens, and the matrix products of chunked recurrences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import CACHE, FLOPS, PARAMS, Op, ParamTensor
 
 @frozen(slots=True)
 class State(Op):
-    """A recurrent state: `size` elements per sequence, whatever the number of tokens.
+    """A recurrent state: `size` elements per sequence, independent of the number of tokens.
 
     kind: the kind that `llmcalc kv` lists it under.
     bits: bits per element if the state has its own dtype; None for the cache's.
@@ -31,7 +31,7 @@ class State(Op):
 
 @frozen(slots=True)
 class SelectiveScan(Op):
-    """Mamba's recurrence for `inner` channels with `state` elements each: h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x.
+    """Mamba's recurrence for `inner` channels of `state` elements each: h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x.
 
     Its parameters are A [inner, state] and D [inner]; its only matrix multiplication is h·C.
     """
@@ -115,13 +115,13 @@ class DeltaRule(Op):
     by_channel: bool = False
     rows: Rows = TOKENS
 
-    def _chunks(self, run: RunConfig) -> Number:
+    def _chunk_count(self, run: RunConfig) -> Number:
         return run.batch * self.heads * ceil_div(run.new(self.rows), self.chunk)
 
     def forward_flops(self, run: RunConfig) -> Number:
         c, k, v = self.chunk, self.key_dim, self.value_dim
         square = k + 2 * v if self.by_channel else 2 * k + v
-        return self._chunks(run) * (2 * c * c * square + 3 * 2 * c * k * v)
+        return self._chunk_count(run) * (2 * c * c * square + 3 * 2 * c * k * v)
 
     def backward_flops(self, run: RunConfig) -> Number:
         """Returns twice the forward FLOPs, with two corrections.
@@ -130,7 +130,7 @@ class DeltaRule(Op):
         - Each solved triangular system adds one product, for the gradient of its matrix.
         """
         c, k, v = self.chunk, self.key_dim, self.value_dim
-        solve_flops = 0 if self.by_channel else self._chunks(run) * 2 * c * c * (k + v)
+        solve_flops = 0 if self.by_channel else self._chunk_count(run) * 2 * c * c * (k + v)
         return add(2 * self.forward_flops(run), solve_flops) - run.batch * self.heads * 4 * 2 * c * k * v
 
 
@@ -171,7 +171,7 @@ class LightningCore(DecayScan):
         return 4 * run.batch * self.heads * (times(d, pairs) + seq * d * d)
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Returns twice the forward FLOPs, less three products that the backward pass does not need.
+        """Returns twice the forward FLOPs, minus three products that the backward pass does not need.
 
         They are those of the first state, which is not computed, and of the last state, which is not used.
         """
@@ -202,7 +202,7 @@ class MatrixMemory(Op):
         return run.batch * self.heads * (token_flops + chunk_flops)
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Returns twice the forward FLOPs, less the products with an empty or unused memory.
+        """Returns twice the forward FLOPs, minus the products with an empty or unused memory.
 
         The first chunk's memory is empty; the last chunk's memory is unused if no token follows the chunk.
         """

@@ -1,4 +1,4 @@
-"""Linear layers that a rank runs on some rows only: on its own tokens, or on those sent to it."""
+"""Linear layers that a rank runs on some rows only: on its own tokens, or on tokens sent to it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ExpertShare(ExpertLinear):
 
 @frozen(slots=True)
 class IdentityShare(IdentityExperts):
-    """The identity experts of a rank, beside divided real experts. maps: the linear layers of all real experts.
+    """The identity experts of a rank, beside divided experts with weights. maps: the linear layers of all experts.
 
     ranks: over how many ranks the real experts are divided, each of them whole or in parts.
     """
@@ -68,7 +68,7 @@ class IdentityShare(IdentityExperts):
 
 
 def _per_rank(number: Number, ranks: Number) -> Number:
-    """Divides a number by the number of ranks: a whole number if it is a multiple, else an exact fraction."""
+    """Divides a number by the number of ranks: an integer if it is a multiple, else an exact fraction."""
     if isinstance(number, int) and number % ranks:
         return Fraction(number, ranks)
     return exact_div(number, ranks)

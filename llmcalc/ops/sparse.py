@@ -1,4 +1,4 @@
-"""Attention to selected keys, to blocks or to compressed entries, and its caches."""
+"""Attention to selected keys, to blocks or to compressed entries, and the caches of such attention."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BlockCore(AttentionCore):
         return True
 
     def _visible_pairs(self, n: Number) -> Number:
-        """Returns the (query, key) pairs of the first n tokens.
+        """Returns the number of (query, key) pairs of the first n tokens.
 
         These are all pairs while the tokens fill at most `blocks` blocks; then `blocks` − 1 full blocks and the token's
         own block up to the token.
@@ -93,7 +93,7 @@ class EntryScores(AttentionCore):
         return self.chosen is not None
 
     def _visible_pairs(self, n: Number) -> Number:
-        """Returns the (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen) over p = 1 … n."""
+        """Returns the (query, entry) pairs of the first n tokens: their number Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
         if self.chosen is not None:
             m = minimum(n, self.rate * self.chosen)
             return self._unlimited_pairs(m) + (n - m) * self.chosen
@@ -130,7 +130,7 @@ class DistanceScores(Op):
 
 @frozen(slots=True)
 class EntryCache(Op):
-    """A cache with one entry per `rate` tokens, and `rest` elements per token not yet in an entry (DeepSeek-V4)."""
+    """A cache with one entry per `rate` tokens, and `rest` elements per token that no entry has yet (DeepSeek-V4)."""
 
     effects = CACHE
 

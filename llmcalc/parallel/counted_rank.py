@@ -1,4 +1,4 @@
-"""Options that count one rank of a layout instead of the full model.
+"""The options that count one rank of a layout instead of the full model.
 
 The modules that compute layouts are loaded when the first rank is requested.
 """
@@ -38,11 +38,11 @@ class RankRequest:
 
     @property
     def has_options(self) -> bool:
-        """Whether any option was given."""
+        """Whether any option of a layout or a rank was given."""
         return bool(self.sizes) or self.rank is not None
 
     def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], quantity: str) -> RankShare | None:
-        """The requested rank's share of a model; None without options.
+        """Returns the requested rank's share of a model; None without options.
 
         cost: the cost whose maximum selects the rank if no rank number was given.
         quantity: that cost in words.

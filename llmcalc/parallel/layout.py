@@ -1,4 +1,4 @@
-"""Layouts of a run on several devices: the sizes of parallel groups, and each rank's index in every group.
+"""Layouts over several devices: the sizes of parallel groups, and each rank's index in every group.
 
 Tensor parallelism (Shoeybi 2019, arXiv:1909.08053) divides heads, feed-forward widths and the vocabulary; sequence
 parallelism (Korthikanti 2022, arXiv:2205.05198) what lies between, by tokens; context parallelism (Liu 2023,
@@ -126,7 +126,7 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """Number of ranks that share one expert."""
+        """Number of ranks that divide each expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
@@ -201,7 +201,7 @@ class Stage(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """The layers of all stages of one rank of a pipeline.
+    """The layers of one pipeline rank, chunk by chunk.
 
     rank: the rank of the pipeline.
     layers: indices of the layers in the model.
@@ -215,7 +215,7 @@ class Chunks(NamedTuple):
 
 
 def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
-    """Returns the layers of one pipeline rank. With DualPipe a rank has two stages, one from each end.
+    """Returns the layers of one pipeline rank. A DualPipe rank has two stages, one from each end.
 
     layers: number of layers of the model.
     Raises `InputError` for a number of layers that the stages do not add up to.
@@ -227,7 +227,7 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
 
 
 def stages(layout: Layout, layers: int) -> Iterator[Stage]:
-    """Yields the stages of a pipeline, in the order in which a micro-batch passes them.
+    """Yields a pipeline's stages, in the order in which a micro-batch passes them.
 
     layers: number of layers of the model.
     Chunk c of rank r is stage c · pp + r (Narayanan 2021, §2.2.2); under DualPipe rank r has the stages r and

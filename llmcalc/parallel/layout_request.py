@@ -17,7 +17,7 @@ MAX_DEVICES = 2**20
 
 
 def parse_stage_layers(origin: str, value: tuple[Any, ...]) -> tuple[int, ...]:
-    """Parses the number of layers of each stage."""
+    """Parses the number of layers per stage."""
     try:
         return tuple(int(layers) for layers in value)
     except (TypeError, ValueError):
@@ -153,7 +153,7 @@ class LayoutRequest:
 
     @property
     def is_undivided(self) -> bool:
-        """Whether the number of devices was given without any option that divides the model."""
+        """Whether only the number of devices was given, without an option that divides the model."""
         names = {field.name for field in fields(self)} - {"devices", "framework", "framework_version"}
         return self.devices is not None and all(getattr(self, name) is None for name in names)
 
@@ -163,7 +163,7 @@ class LayoutRequest:
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
 
     def layout(self, keeps_gathered: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:
-        """Returns the layout of these options. Raises `InputError` for contradictory options.
+        """Returns the layout of these options. Raises `InputError` for options that contradict each other.
 
         keeps_gathered: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
         """
@@ -198,7 +198,7 @@ class LayoutRequest:
         return layout
 
     def check(self, layout: Layout) -> None:
-        """Raises `InputError` for an option of ZeRO 3 in a layout of another stage."""
+        """Raises `InputError` for an option of ZeRO 3 in a layout with another ZeRO stage."""
         for option, is_set in (("--prefetch", bool(self.prefetch)), ("--no-reshard", self.reshard is False)):
             if is_set and layout.zero != 3:
                 raise InputError(
@@ -206,7 +206,7 @@ class LayoutRequest:
                 )
 
     def groups(self, dp: int, cp: int, zero: int) -> int:
-        """The number of groups that `--zero-group` makes of data-parallel and context-parallel ranks.
+        """Returns the number of ZeRO groups that `--zero-group` makes of data- and context-parallel ranks.
 
         Raises `InputError` without a ZeRO stage, beside `--hsdp-replicas`, and for a size that does not divide them.
         """
@@ -225,7 +225,7 @@ class LayoutRequest:
         return groups
 
     def zero_stage(self) -> int:
-        """The ZeRO stage. Raises `InputError` for an unknown stage, and for one that --fsdp contradicts."""
+        """Returns the ZeRO stage. Raises `InputError` for an unknown stage, and for a stage that --fsdp contradicts."""
         if self.fsdp is not None and self.zero not in (None, 3):
             raise InputError(f"--zero {self.zero}: --fsdp divides the weights too; expected no --zero, or 3")
         if self.zero is not None and self.zero not in (0, 1, 2, 3):
@@ -233,7 +233,7 @@ class LayoutRequest:
         return 3 if self.fsdp is not None else self.zero or 0
 
     def _replicas(self, replica_devices: int) -> int:
-        """Returns the number of data-parallel replicas (dp). replica_devices: devices of one replica."""
+        """Returns the number of data-parallel replicas (dp). replica_devices: devices per replica."""
         dp = self.dp
         if self.fsdp is not None:
             fsdp_ranks = self.fsdp * (self.hsdp_replicas or 1)
@@ -243,9 +243,9 @@ class LayoutRequest:
         if self.devices is None:
             return dp or 1
         if self.devices % replica_devices or (dp is not None and self.devices != replica_devices * dp):
-            expected = f"a multiple of {replica_devices}" if dp is None else str(replica_devices * dp)
+            expected_devices = f"a multiple of {replica_devices}" if dp is None else str(replica_devices * dp)
             raise ImpossibleLayout(
-                f"--devices {self.devices}: tp · cp · pp · dp is another number; expected {expected}"
+                f"--devices {self.devices}: tp · cp · pp · dp is another number; expected {expected_devices}"
             )
         return self.devices // replica_devices
 

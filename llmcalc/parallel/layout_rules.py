@@ -1,4 +1,4 @@
-"""Rules by which a search enumerates layouts for a framework."""
+"""A framework's rules, by which a search enumerates its layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .layout import Zero
 
 @dataclass(frozen=True)
 class LayoutRules:
-    """Rules by which a search enumerates layouts for a framework.
+    """A framework's rules, by which a search enumerates its layouts.
 
     name: the framework's name in errors.
     zero: default ZeRO stage of a layout with replicas.
@@ -31,5 +31,5 @@ class LayoutRules:
     keeps_gathered_in_pipelines: bool = False
 
     def keeps_gathered(self, pp: int, zero: int) -> bool:
-        """Whether gathered weights are kept after the forward pass by default."""
+        """Whether gathered weights stay on the device after the forward pass by default."""
         return self.keeps_gathered_in_pipelines and pp > 1 and zero == 3

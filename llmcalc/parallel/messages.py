@@ -1,4 +1,4 @@
-"""Messages of one rank in a training step: their number and bytes, by group and kind.
+"""Messages of one rank in a training step: their number and their bytes, by group and kind.
 
 tensor, experts, sequence: where placements change (`placements.py`), once per micro-batch and chunk of layers.
 data: all-reduce or reduce-scatter of gradients over the ranks with the same weights, and all-gather of weights
@@ -55,13 +55,13 @@ class Message(NamedTuple):
 
     @property
     def wire_bytes(self) -> Number:
-        """Bytes that this rank sends for one message."""
+        """Bytes that this rank sends for one of the messages."""
         return Collective("", self.kind, self.group, self.ranks, False, self.bytes).wire_bytes
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stage of this rank with its program.
+    """A pipeline stage of this rank, with its program.
 
     stage: the stage; None without a pipeline.
     program: the program of its layers.
@@ -93,15 +93,15 @@ class GradientRules(NamedTuple):
     own_checkpointing: bool = False
 
     def width(self, width: int) -> int:
-        """Bytes per element of reduced gradients. width: bytes per element of the weights."""
+        """Returns the bytes per element of reduced gradients. width: bytes per element of the weights."""
         return FLOAT32 if self.in_float32 else width
 
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a ZeRO stage that the framework does not support."""
         if layout.zero not in self.zero_stages:
-            expected = " or ".join(f"--zero {stage}" if stage else "none" for stage in self.zero_stages)
+            expected_stages = " or ".join(f"--zero {stage}" if stage else "none" for stage in self.zero_stages)
             raise InputError(
-                f"--zero {layout.zero}: is not modelled of --framework {self.framework}; expected {expected}"
+                f"--zero {layout.zero}: is not modelled of --framework {self.framework}; expected {expected_stages}"
             )
 
 
@@ -117,7 +117,7 @@ def rank_messages(
     include: frozenset[str] = frozenset(),
     recompute: Recompute = NONE,
 ) -> list[Message]:
-    """The messages of a rank in a training step.
+    """Returns the messages of a rank in a training step.
 
     workload: one micro-batch, of whole sequences.
     gradients: the framework's rules.
@@ -131,12 +131,12 @@ def rank_messages(
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
     run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
     reentrant = gradients.own_checkpointing and recompute.layers
-    recomputed = replace(recompute, reentrant=True) if reentrant else recompute
-    chunks = list(_chunks(spec, layout, micro_batches, rank, by_index=recompute.every > 1))
+    recompute_rule = replace(recompute, reentrant=True) if reentrant else recompute
+    chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, by_index=recompute.every > 1))
     messages: list[Message] = []
     for chunk in chunks:
-        rules = width, include, gradients.own_checkpointing, recomputed
-        for collective in _collectives(chunk.program, run_config, *rules):
+        rules = width, include, gradients.own_checkpointing, recompute_rule
+        for collective in _program_collectives(chunk.program, run_config, *rules):
             group, ranks, kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
             messages.append(Message(group, ranks, kind, bytes, collective.times * chunk.batches))
         messages += _loss_messages(layout, chunk, run_config)
@@ -148,7 +148,7 @@ def rank_messages(
 
 
 @lru_cache(maxsize=MAX_PROGRAMS)
-def _collectives(
+def _program_collectives(
     program: RankFlow,
     run_config: RunConfig,
     width: int,
@@ -156,23 +156,23 @@ def _collectives(
     own_checkpointing: bool,
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
-    """The collectives of a program's passes, found once for layouts that differ in replicas or stages alone."""
+    """Returns the collectives of a program's passes, shared by layouts that differ only in replicas or stages."""
     placements = Placements(program.rank_axes.layout, run_config, width, include, own_checkpointing, recompute)
     return tuple(placements.run(program))
 
 
 def _merge_equal(messages: Iterable[Message]) -> list[Message]:
-    """Merges identical messages, without empty messages and groups of one rank."""
+    """Merges identical messages, and drops empty messages and groups of one rank."""
     counts: dict[Message, Number] = {}
     for message in messages:
         if message.ranks > 1 and message.bytes and message.count:
-            uncounted = message._replace(count=0)
-            counts[uncounted] = counts.get(uncounted, 0) + message.count
+            message_without_count = message._replace(count=0)
+            counts[message_without_count] = counts.get(message_without_count, 0) + message.count
     return [message._replace(count=count) for message, count in counts.items()]
 
 
-def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, by_index: bool) -> Iterator[Chunk]:
-    """Yields the stages of a rank. Under DualPipe it has two stages, each for half of the micro-batches.
+def _chunks_of_rank(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, by_index: bool) -> Iterator[Chunk]:
+    """Yields the stages of a rank. A DualPipe rank has two stages, each for half of the micro-batches.
 
     by_index: whether messages depend on the indices of layers.
     """
@@ -195,14 +195,14 @@ def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, by_i
 
 
 def _loss_messages(layout: Layout, chunk: Chunk, run_config: RunConfig) -> Iterator[Message]:
-    """The all-reduces of the loss over a divided vocabulary."""
+    """Returns the all-reduces of the loss over a divided vocabulary."""
     logits = chunk.program.result
     if logits is not None and (chunk.stage is None or chunk.stage.last) and is_divided(logits.axes):
         yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * chunk.batches)
 
 
 def _pipeline_messages(layout: Layout, chunk: Chunk, run_config: RunConfig, width: int) -> Iterator[Message]:
-    """The sent outputs of all stages but the last, and the sent input gradients of all stages but the first."""
+    """Returns the outputs that stages send forward, and the input gradients that stages send back."""
     token_ranks = layout.tp if layout.sequence_parallel else 1
     values: tuple[Value | None, ...] = ()
     if chunk.stage is not None:
@@ -232,8 +232,8 @@ def _tensor_group_gradients(
         pairs = zip(weight_shards(chunk.program, include), weight_shards(undivided_program, include), strict=True)
         partial_sums = [
             shard
-            for shard, undivided in pairs
-            if shard.tensor.shape == undivided.tensor.shape
+            for shard, undivided_shard in pairs
+            if shard.tensor.shape == undivided_shard.tensor.shape
             and not shard.expert
             and (layout.sequence_parallel or shard.of_heads)
         ]
@@ -249,7 +249,7 @@ def _tensor_group_gradients(
 def _data_messages(
     layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
 ) -> Iterator[Message]:
-    """Messages of gradients and weights over the ranks with the same weights; experts have groups of their own."""
+    """Returns messages of gradients and weights among ranks with the same weights; experts have separate groups."""
     for chunk in chunks:
         shards = weight_shards(chunk.program, include)
         for expert in (False, True):
@@ -277,17 +277,17 @@ class ReplicaGroup(NamedTuple):
     replicas: int
 
     def message(self, kind: CollectiveKind, bytes: Number, count: Number) -> Message:
-        """Messages among the ranks that shard the weights."""
+        """Returns messages among the ranks that shard the weights."""
         return Message("expert dp" if self.expert else "dp", self.shards, kind, bytes, count)
 
     def replica_all_reduce(self, bytes: Number, count: Number) -> Message:
-        """All-reduces of this rank's shard over all replicas."""
+        """Returns all-reduces of this rank's shard over all replicas."""
         return Message("expert replicas" if self.expert else "replicas", self.replicas, "all_reduce", bytes, count)
 
 
 @dataclass(frozen=True)
 class ReplicatedWeights:
-    """The weights of a stage that the same ranks hold. width: bytes per element."""
+    """The weights of a stage that a group of ranks replicates. width: bytes per element."""
 
     layout: Layout
     chunk: Chunk
@@ -307,9 +307,9 @@ GroupMessages: TypeAlias = Callable[[ReplicatedWeights], Iterator[Message]]
 def _embedding_messages(
     spec: ModelSpec, layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
 ) -> Iterator[Message]:
-    """Yields all-reduces of the embedding's gradient over first and last stage, if both have it."""
-    tied = spec.tie_word_embeddings and spec.head.type == "lm"
-    if layout.pp == 1 or not (tied or (spec.mtp is not None and MTP.name in include)):
+    """Yields all-reduces of the embedding's gradient between first and last stage, if both have the embedding."""
+    is_tied = spec.tie_word_embeddings and spec.head.type == "lm"
+    if layout.pp == 1 or not (is_tied or (spec.mtp is not None and MTP.name in include)):
         return
     for chunk in chunks:
         if chunk.stage is not None and (chunk.stage.first or chunk.stage.last) and chunk.program.tables:

@@ -1,4 +1,4 @@
-"""Finds the possible layouts that are nearest to an impossible one."""
+"""Finds the possible layouts that are nearest to an impossible layout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GIVEN, UNEVEN = 2.0, 0.5
 def suggest_nearest_layouts(
     spec: ModelSpec, request: LayoutRequest, seq: int | None = None, maximum: int = 3
 ) -> Iterator[None]:
-    """Adds the nearest possible layouts to the error of an impossible one.
+    """Adds the nearest possible layouts to the error about an impossible layout.
 
     seq: tokens of a sequence; None (default) if unknown.
     most: largest number of layouts in the error.
@@ -50,13 +50,13 @@ def suggest_nearest_layouts(
 
 
 def nearest_layouts_text(spec: ModelSpec, request: LayoutRequest, seq: int | None = None, maximum: int = 3) -> str:
-    """Returns a text such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if there is no such layout."""
-    suggestions = [_options(layout) for layout in islice(nearest_layouts(spec, request, seq), maximum)]
+    """Returns a text such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible."""
+    suggestions = [_options_text(layout) for layout in islice(nearest_layouts(spec, request, seq), maximum)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
 
 
-def _options(layout: Layout) -> str:
-    """Returns the options of a layout, without a schedule implied by --vpp."""
+def _options_text(layout: Layout) -> str:
+    """Returns the options of a layout, without a schedule that --vpp implies."""
     return layout.options().replace(" --schedule interleaved", "") or "one device"
 
 
@@ -69,14 +69,14 @@ def nearest_layouts(spec: ModelSpec, request: LayoutRequest, seq: int | None = N
     """
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     yielded_layouts: set[Layout] = set()
-    candidates = _candidates(spec, request, layers)
+    candidates = _near_layouts(spec, request, layers)
     for _, layout in sorted(candidates, key=lambda candidate: (candidate[0], candidate[1].options())):
-        if layout not in yielded_layouts and _divides(layout, seq) and _is_possible(spec, layout, layers):
+        if layout not in yielded_layouts and _divides_sequence(layout, seq) and _is_possible(spec, layout, layers):
             yield layout
         yielded_layouts.add(layout)
 
 
-def _candidates(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
+def _near_layouts(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
     """Yields layouts with sizes near the requested ones, each with its distance."""
     experts = routed_experts(spec)
     axes = model_axes(spec)
@@ -108,26 +108,26 @@ def _candidates(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterato
         if sizes["pp"] * sizes["vpp"] > layers or (sizes["vpp"] > 1 and sizes["pp"] == 1):
             continue
         for etp in {request.etp or sizes["tp"], 1} if sizes["ep"] > 1 or request.etp else {None}:
-            for dp in _replicas(request, target["dp"], sizes, etp or sizes["tp"]):
+            for dp in _replica_counts(request, target["dp"], sizes, etp or sizes["tp"]):
                 candidate = sizes | {"dp": dp, "etp": etp}
-                layout = _layout(request, layers, target, candidate)
+                layout = _layout_of_sizes(request, layers, target, candidate)
                 if layout is not None:
-                    yield _distance(request, target, candidate, layout), layout
+                    yield _layout_distance(request, target, candidate, layout), layout
 
 
 def _nearest_sizes(size: int, possible: Iterable[int], *extra_sizes: int) -> list[int]:
-    """Returns the `FEW` possible sizes nearest to a size, and some additional ones."""
+    """Returns the `FEW` possible sizes nearest to a size, and `extra_sizes`."""
     return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *extra_sizes})
 
 
 def _tensor_sizes(axes: set[Axis], size: int) -> Iterable[int]:
     """Returns tensor-parallel sizes near `size` that may divide the axes."""
     lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - {"kv_heads"}]
-    common = gcd(*(length for length in lengths if isinstance(length, int)))
-    return divisors(common, FAR * size) if common else range(max(1, size - FEW), size + FEW + 1)
+    common_divisor = gcd(*(length for length in lengths if isinstance(length, int)))
+    return divisors(common_divisor, FAR * size) if common_divisor else range(max(1, size - FEW), size + FEW + 1)
 
 
-def _replicas(request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) -> set[int]:
+def _replica_counts(request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) -> set[int]:
     """Returns numbers of replicas to try.
 
     With a number of devices: as many replicas as fit. Otherwise: `dp`, and its neighbours that experts divide.
@@ -140,8 +140,10 @@ def _replicas(request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) 
     return {dp, -(-dp // least_replicas) * least_replicas, max(1, dp // least_replicas) * least_replicas}
 
 
-def _layout(request: LayoutRequest, layers: int, target: dict[str, int], sizes: dict[str, Any]) -> Layout | None:
-    """Returns the layout with these sizes and the given options; None if it is impossible."""
+def _layout_of_sizes(
+    request: LayoutRequest, layers: int, target: dict[str, int], sizes: dict[str, Any]
+) -> Layout | None:
+    """Returns the layout with these sizes and the requested options; None if it is impossible."""
     pp, vpp = sizes["pp"], sizes["vpp"]
     stage_count = pp * vpp
     pp_layout = request.pp_layout
@@ -160,14 +162,14 @@ def _layout(request: LayoutRequest, layers: int, target: dict[str, int], sizes: 
             **sizes | {"etp": etp},
             **options,
             pp_layout=pp_layout,
-            schedule=_schedule(request, pp, vpp),
+            schedule=_schedule_of_sizes(request, pp, vpp),
             zero=3 if request.fsdp is not None else request.zero or 0,  # type: ignore[arg-type]
         )
     except InputError:
         return None
 
 
-def _schedule(request: LayoutRequest, pp: int, vpp: int) -> Schedule:
+def _schedule_of_sizes(request: LayoutRequest, pp: int, vpp: int) -> Schedule:
     """Returns the requested schedule if these sizes allow it, else the interleaved schedule or 1F1B."""
     if vpp > 1:
         return "interleaved"
@@ -177,7 +179,7 @@ def _schedule(request: LayoutRequest, pp: int, vpp: int) -> Schedule:
     return schedule
 
 
-def _distance(request: LayoutRequest, target: dict[str, int], sizes: dict[str, Any], layout: Layout) -> float:
+def _layout_distance(request: LayoutRequest, target: dict[str, int], sizes: dict[str, Any], layout: Layout) -> float:
     """Returns the distance of a layout from the requested one: a weighted sum over its sizes."""
     distance = UNEVEN if layout.pp_layout is not None and layout.pp_layout != request.pp_layout else 0.0
     for name in ("tp", "pp", "dp", "ep", "vpp"):
@@ -193,7 +195,7 @@ def _distance(request: LayoutRequest, target: dict[str, int], sizes: dict[str, A
     return distance
 
 
-def _divides(layout: Layout, seq: int | None) -> bool:
+def _divides_sequence(layout: Layout, seq: int | None) -> bool:
     """Whether the ranks divide a sequence of `seq` tokens evenly."""
     ranks = layout.cp * (layout.tp if layout.sequence_parallel else 1)
     return seq is None or (seq % ranks == 0 and seq % tokens_multiple(layout.cp) == 0)

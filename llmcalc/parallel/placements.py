@@ -85,7 +85,7 @@ class Collective(NamedTuple):
 
     @property
     def wire_bytes(self) -> Number:
-        """Bytes that a rank sends per operation in a ring: (n − 1)/n of the tensor, twice that for an all-reduce."""
+        """Bytes that a rank sends per operation in a ring: (n − 1)/n of the tensor, twice as many for an all-reduce."""
         if self.kind == "send":
             return self.bytes
         ring_bytes = self.bytes * (self.ranks - 1) // self.ranks
@@ -190,10 +190,10 @@ class Placements:
             )
         last_message = len(self.messages) if recompute.reentrant else self.last_saved
         indices, repeat = layer.about["indices"], layer.about["repeat"]
-        recomputed = repeat if indices is None else sum(i % recompute.every == 0 for i in indices)
+        recomputed_count = repeat if indices is None else sum(i % recompute.every == 0 for i in indices)
         for message in self.messages[start:last_message]:
             if not message.backward:
-                repetitions = exact_div(times(message.times, recomputed), repeat)
+                repetitions = exact_div(times(message.times, recomputed_count), repeat)
                 self.messages.append(message._replace(backward=True, times=repetitions))
 
     def _add_message(
@@ -221,7 +221,7 @@ class Placements:
         self.messages.append(Collective(self.where, kind, group, ranks, backward, bytes, count))
 
     def _make_whole(self, value: Value, group: Group = "tp") -> None:
-        """Gathers a sharded input on every rank, once for all of its readers."""
+        """Gathers a sharded input on every rank, once for all steps that read it."""
         if self.placement(value) == "partial":
             self._reduce_partial_sum(value)
         region = id(value.storage), value.of is not None, self.has_gradient
@@ -249,7 +249,7 @@ class Placements:
             self._add_message("all_reduce", value, group)
 
     def _run_step(self, step: Step) -> None:
-        """Places the outputs of a step, and adds its messages."""
+        """Places the outputs of a step, and adds the step's messages."""
         if step.verb in ("hold", "keep", "cache", "mask", "enter", "leave") or not step.outs:
             return
         out, weight = step.outs[0], step.weight

@@ -1,4 +1,4 @@
-"""A model with the sizes of one rank: whatever is counted from a model can be counted from a rank.
+"""A model with the sizes of one rank: whatever can be counted for a model can be counted for the rank.
 
 Its tree is that of the rank's program. For two kinds of products the ranks divide the tokens, which sizes alone do not
 show: products of experts, whose rows come from all ranks of a group; and products that sequence parallelism leaves
@@ -29,7 +29,7 @@ from .rank_program import RankAxes, RankFlow, flat_axes, shared_rank_program
 
 
 class RankModel(ModelSpec):
-    """A model whose program is that of one rank. Its fields are those of the full model."""
+    """A model whose program is one rank's program. Its fields are the full model's fields."""
 
     _layout: Layout = PrivateAttr(default=ONE_DEVICE)
     _rank: int = PrivateAttr(default=0)
@@ -66,8 +66,8 @@ class RankModel(ModelSpec):
         if flow is not None:
             return super().program(flow)
         if self._symbolic_layout is None:
-            return shared_rank_program(self._divided_model or self, self._layout, self._rank, self._stage)
-        rank_flow = RankFlow(RankAxes(self._symbolic_layout, self._layout.coordinates(self._rank)), self._stage)
+            return shared_rank_program(self._divided_model or self, self._layout, self._rank, self._stage_of_rank)
+        rank_flow = RankFlow(RankAxes(self._symbolic_layout, self._layout.coordinates(self._rank)), self._stage_of_rank)
         super().program(rank_flow)
         rank_flow.cut()
         return rank_flow
@@ -78,13 +78,13 @@ class RankModel(ModelSpec):
         return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
 
     @property
-    def _stage(self) -> Chunks | None:
+    def _stage_of_rank(self) -> Chunks | None:
         return None if self._layout.pp == 1 else self.chunks
 
     @property
     def undivided_tree(self) -> Node:
         """The tree of the rank's layers with undivided sizes; it has the same nodes as the rank's tree."""
-        return shared_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage).node()
+        return shared_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage_of_rank).node()
 
     @cached_property
     def recorded(self) -> Node:
@@ -115,7 +115,7 @@ class RankModel(ModelSpec):
         return parameters_by_component
 
     def _is_copied(self, place: Place, size: Number, undivided_size: Number) -> bool:
-        """Whether the tensor-parallel ranks have the same tensor. size, whole: elements on this rank, and undivided."""
+        """Whether the tensor-parallel ranks have equal tensors. size, undivided_size: elements here, and undivided."""
         op, tp = place.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return bool(op.ranks * op.parts < tp)
@@ -127,7 +127,7 @@ class RankModel(ModelSpec):
 
 
 class RankShare(NamedTuple):
-    """A rank's model, and the reason for choosing this rank.
+    """A rank's model, and the reason why this rank is counted.
 
     reason: the reason in words; empty if the user named the rank.
     """
@@ -144,7 +144,7 @@ class RankShare(NamedTuple):
         return self.model.rank
 
     def run_config(self, run: RunConfig) -> RunConfig:
-        """The run with this rank's part of each sequence.
+        """Returns the run with this rank's part of each sequence.
 
         Raises `InputError` for a length that the ranks do not divide, and for phases without context parallelism.
         """
@@ -175,14 +175,14 @@ def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
 
 
 def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], Number]) -> RankModel:
-    """Returns the model of the rank with the highest cost; the first of equal ones.
+    """Returns the model of the rank with the highest cost; among equals the first rank.
 
     Compared are the first ranks of all stages: no other rank of a stage has a higher cost.
     """
     candidates: dict[tuple[Any, ...], RankModel] = {}
     for stage in range(layout.pp):
         model = rank_model(spec, layout, layout.rank(pp=stage))
-        layer_counts = tuple(sum(i in model.chunks.layers for i in indices) for indices in _layers(spec))
+        layer_counts = tuple(sum(i in model.chunks.layers for i in indices) for indices in _layer_indices(spec))
         candidates.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
     return max(candidates.values(), key=lambda model: (cost(model), -model.rank))
 
@@ -192,7 +192,7 @@ def model_axes(spec: ModelSpec) -> set[Axis]:
     return {axis for step in spec.shared_program.root.steps() for value in step.outs for axis in flat_axes(value.axes)}
 
 
-def _layers(spec: ModelSpec) -> Iterator[Any]:
+def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
     """Yields the indices of the layers of each kind."""
     for _, stack in spec.stacks():
         for _, _, count, indices in stack.groups():
@@ -200,7 +200,7 @@ def _layers(spec: ModelSpec) -> Iterator[Any]:
 
 
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
-    """Returns the rank's tree, with ops on its part of the tokens. whole: the undivided tree."""
+    """Returns the rank's tree, whose ops process its part of the tokens. undivided_node: of the undivided tree."""
     pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
@@ -215,11 +215,11 @@ def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
     if isinstance(op, ExpertLinear) and isinstance(undivided_op, ExpertLinear) and same(op.top_k, undivided_op.top_k):
         if layout.ep == layout.expert_tp == layout.tp == 1:
             return op
-        return ExpertShare(**_fields(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
+        return ExpertShare(**_fields_of_op(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
     if isinstance(op, IdentityExperts) and isinstance(undivided_op, IdentityExperts):
         return IdentityShare(undivided_op.count, undivided_op.maps, layout.ep * layout.expert_tp)
     if layout.sequence_parallel and layout.tp > 1 and _is_undivided(op, undivided_op):
-        return LinearShare(**_fields(op), ranks=layout.tp)
+        return LinearShare(**_fields_of_op(op), ranks=layout.tp)
     return op
 
 
@@ -233,5 +233,5 @@ def _is_undivided(op: Op, undivided_op: Op) -> bool:
     )
 
 
-def _fields(op: Op) -> dict[str, Any]:
+def _fields_of_op(op: Op) -> dict[str, Any]:
     return {field.name: getattr(op, field.name) for field in fields(op)}

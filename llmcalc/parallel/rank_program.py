@@ -54,7 +54,7 @@ NEAR_ROWS = frozenset({"vocab"})
 
 @frozen(slots=True)
 class Shard(Axis):
-    """One rank's part of an axis. full_size: length before sharding. degree: number of ranks that divide it."""
+    """One rank's part of an axis. full_size: the length before sharding. degree: the number of ranks that divide it."""
 
     full_size: Number = None
     degree: int = 1
@@ -125,9 +125,11 @@ class RankAxes:
             return Shard(axis.name, 1, size, degree)
         if size % degree:
             option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
-            expected = ", ".join(map(str, divisors(size, 4 * degree)))
+            expected_degrees = ", ".join(map(str, divisors(size, 4 * degree)))
             name = FIELDS.get(axis.name, axis.name)
-            raise ImpossibleLayout(f"{option} {degree}: does not divide {name} {size}; expected one of {expected}")
+            raise ImpossibleLayout(
+                f"{option} {degree}: does not divide {name} {size}; expected one of {expected_degrees}"
+            )
         return Shard(axis.name, size // degree, size, degree)
 
 
@@ -135,7 +137,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _with_rank_axes(verb: Verb) -> Verb:
-    """Returns the verb with the rank's part of every axis among its arguments."""
+    """Returns the verb, called with the rank's part of every axis among its arguments."""
 
     @wraps(verb)
     def rank_verb(self: RankFlow, *args: Any, **options: Any) -> Any:
@@ -179,7 +181,7 @@ class RankFlow(Flow):
         return all(axis.size * axis.degree == axis.full_size for axis in rows)
 
     def rank_part(self, argument: Any) -> Any:
-        """Returns the rank's part of an axis, shape or weight; other arguments unchanged."""
+        """Returns the rank's part of an axis, a shape or a weight; other arguments are returned unchanged."""
         if isinstance(argument, Axis):
             return self.rank_axes.axis(argument)
         if isinstance(argument, Beside):
@@ -211,10 +213,10 @@ class RankFlow(Flow):
         **options: Any,
     ) -> None:
         if self.rank_axes.divides and verb not in NO_OPERATIONS:
-            self._check(verb, name, ins, outs)
+            self._check_step(verb, name, ins, outs)
         super().record(verb, name, ins, outs, op, weight, about, **options)
 
-    def _check(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
+    def _check_step(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
         """Raises `InputError` for a step that is not modelled for a single rank."""
         degrees: dict[str, int] = {}
         for value in (*ins, *outs):
@@ -229,7 +231,7 @@ class RankFlow(Flow):
             raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
     def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
-        """Creates the error for a step that is not modelled. reason: the verb phrase that follows its path."""
+        """Creates the error for a step that is not modelled. reason: the verb phrase that follows the step's path."""
         step_path = ".".join(path_part for path_part in (*self.path, name or verb) if path_part)
         return InputError(
             f"--tp {self.rank_axes.layout.tp}: {step_path} {reason}, which is not modelled; expected --tp 1"
@@ -275,7 +277,7 @@ class RankFlow(Flow):
         return rows_of_table, weight
 
     def _stage_copy(self, weight: Weight) -> Weight:
-        """Returns this stage's copy of a table of the first stage; other weights unchanged."""
+        """Returns this stage's copy of a table in the first stage; other weights are returned unchanged."""
         self.rank_part(weight)
         if self.stage is None or self.stage.first or id(weight) not in self.tables:
             return weight
@@ -310,7 +312,7 @@ class RankFlow(Flow):
         return self.exit
 
     def cut(self) -> None:
-        """Removes the program items of other stages.
+        """Removes the items of other stages from the program.
 
         The first stage has the embedding and the encoders of images and audio. The last stage has the items after the
         layers. Raises `InputError` if the stage reads a value that only another stage computes.
@@ -331,16 +333,16 @@ class RankFlow(Flow):
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
             self.result = self.exit
-        computed = {id(scope.after) for scope in self.root.scopes() if scope.after is not None} | {id(self.entry)}
+        computed_ids = {id(scope.after) for scope in self.root.scopes() if scope.after is not None} | {id(self.entry)}
         for step in self.root.steps(idle=False):
             for value in step.ins:
-                if id(value.storage) not in computed and not value.storage.fixed and step.verb not in NO_OPERATIONS:
+                if id(value.storage) not in computed_ids and not value.storage.fixed and step.verb not in NO_OPERATIONS:
                     pp, name = self.rank_axes.layout.pp, step.name or step.verb
                     raise InputError(
                         f"--pp {pp}: {name} in layers after the first stage reads what only the first stage computes, "
                         "which is not modelled; expected --pp 1"
                     )
-            computed |= {id(value.storage) for value in step.outs}
+            computed_ids |= {id(value.storage) for value in step.outs}
 
 
 WITH_AXES = (
@@ -382,10 +384,10 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
     """
-    return _record(spec, RankAxes(layout, layout.coordinates(rank)), stage)
+    return _record_program(spec, RankAxes(layout, layout.coordinates(rank)), stage)
 
 
-def _record(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) -> RankFlow:
+def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) -> RankFlow:
     if stage is not None and not (stage.first and stage.last) and (reason := no_pipeline_reason(spec)):
         raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
     flow = RankFlow(rank_axes, stage)
@@ -404,13 +406,13 @@ MAX_SHARED_PROGRAMS = 512
 def shared_rank_program(
     spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None
 ) -> RankFlow:
-    """The program of one rank, recorded once for all layouts that divide the model's sizes alike.
+    """Returns the program of one rank, recorded once for all layouts that divide the model's sizes equally.
 
     It is for callers that only read it. Its layout has the groups that divide sizes; replicas are left out.
     Arguments and errors are those of `rank_program`.
     """
     experts, coordinates = layout.ep * layout.expert_tp, layout.coordinates(rank)
-    divided = Layout(
+    layout_of_sizes = Layout(
         tp=layout.tp,
         pp=layout.pp,
         cp=layout.cp,
@@ -420,13 +422,13 @@ def shared_rank_program(
         sequence_parallel=layout.sequence_parallel,
         cp_comm=layout.cp_comm,
     )
-    rank_axes = RankAxes(divided, Coordinates(coordinates.tp, 0, 0, 0, coordinates.etp, coordinates.ep, 0))
-    stages_apart = replace(divided, pp=1)  # the number of stages is in errors alone
+    rank_axes = RankAxes(layout_of_sizes, Coordinates(coordinates.tp, 0, 0, 0, coordinates.etp, coordinates.ep, 0))
+    stages_apart = replace(layout_of_sizes, pp=1)  # the number of stages is in errors alone
     key = id(spec), stages_apart, rank_axes.coordinates, stage and (stage.layers, stage.first, stage.last)
     if key not in _shared_programs:
         if len(_shared_programs) >= MAX_SHARED_PROGRAMS:
             _shared_programs.clear()
-        _shared_programs[key] = spec, _record(spec, rank_axes, stage)
+        _shared_programs[key] = spec, _record_program(spec, rank_axes, stage)
     return _shared_programs[key][1]
 
 
@@ -435,7 +437,7 @@ _stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
 
 
 def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
-    """Returns a stage with the same kinds of layers, the same for all such stages of a model.
+    """Returns a stage with the same kinds of layers, which is the same for all such stages of a model.
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """
@@ -455,7 +457,9 @@ def no_pipeline_reason(spec: ModelSpec) -> str:
         return "a pipeline of an encoder-decoder is not modelled"
     if spec.main.shared_layers:
         return "a pipeline of layers that share parameters is not modelled"
-    borrowed = next(filter(None, (layer.borrows() for layer in spec.main.kinds().values())), "")
-    if borrowed:
-        return f"a pipeline of layers with {borrowed}, which need what is computed outside of them, is not modelled"
+    borrowed_field = next(filter(None, (layer.borrows() for layer in spec.main.kinds().values())), "")
+    if borrowed_field:
+        return (
+            f"a pipeline of layers with {borrowed_field}, which need what is computed outside of them, is not modelled"
+        )
     return ""

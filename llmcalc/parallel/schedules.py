@@ -31,7 +31,7 @@ Kind: TypeAlias = Literal["F", "B", "I", "W"]
 
 
 class Action(NamedTuple):
-    """A pass of one micro-batch through one of a rank's chunks.
+    """One pass of a micro-batch through one of a rank's chunks.
 
     kind: the kind of pass.
     chunk: the index of the chunk on its rank.
@@ -52,7 +52,7 @@ Order: TypeAlias = tuple[Action, ...]
 
 
 class InFlight(NamedTuple):
-    """The micro-batches in flight on a rank, per chunk.
+    """The numbers of micro-batches in flight on a rank, per chunk.
 
     awaiting_backward: per chunk, the micro-batches whose backward pass has not run.
     weights: per chunk, the micro-batches of which only the backward pass of the weights is left.
@@ -63,7 +63,7 @@ class InFlight(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Number of micro-batches in flight, over all chunks."""
+        """The number of micro-batches in flight, over all chunks."""
         return sum(self.awaiting_backward) + sum(self.weights)
 
 
@@ -87,7 +87,7 @@ class Pipeline:
 
     @property
     def stages(self) -> int:
-        """Number of stages that a micro-batch passes."""
+        """The number of stages that a micro-batch passes."""
         return self.ranks if self.two_way else self.ranks * self.chunks
 
     def stage(self, rank: int, chunk: int) -> int:
@@ -97,17 +97,17 @@ class Pipeline:
         return chunk * self.ranks + rank
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
-        """Returns the rank that runs a stage of a micro-batch."""
+        """Returns the rank that runs a stage for a micro-batch."""
         if self.two_way:
             return stage if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage
         return stage % self.ranks
 
     def copies(self) -> Fraction:
-        """Number of copies of the model over all ranks: two in DualPipe, where two ranks have each stage."""
+        """The number of copies of the model over all ranks: two in DualPipe, where two ranks have each stage."""
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
-        """Yields every action of a rank with the micro-batches in flight while it runs, its own included."""
+        """Yields every action of a rank with the micro-batches in flight while it runs, including its own."""
         awaiting_backward, weights = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
             kind, chunk = action[:2]
@@ -123,7 +123,7 @@ class Pipeline:
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
     ) -> tuple[int, InFlight]:
-        """Returns the largest weighted number of micro-batches in flight on a rank, and those micro-batches.
+        """Returns the largest weighted number of micro-batches in flight on a rank, and these micro-batches.
 
         whole: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
         weights: per chunk, the weight when only the backward pass of the weights is left; `whole` by default.
@@ -154,7 +154,7 @@ _STEPS = {"F": 1, "B": -1, "I": 0, "W": -1}
 
 
 def effective_schedule(layout: Layout) -> Schedule:
-    """Returns the schedule of a layout: 1F1B with several chunks per rank is the interleaved schedule."""
+    """Returns the schedule of a layout: 1F1B with several chunks per rank is called the interleaved schedule."""
     return "interleaved" if layout.schedule == "1f1b" and layout.vpp > 1 else layout.schedule
 
 
@@ -169,18 +169,20 @@ def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pi
     p, v, m = layout.pp, layout.vpp, micro_batches
     schedule = effective_schedule(layout)
     if p == 1:
-        return Pipeline(1, 1, m, (tuple(_alternating(_passes("F", m), _passes("B", m), 0)),))
+        return Pipeline(1, 1, m, (tuple(_alternating_passes(_passes_in_order("F", m), _passes_in_order("B", m), 0)),))
     if schedule == "dualpipe":
-        return Pipeline(p, 2, m, tuple(_dualpipe(p, m, rank) for rank in range(p)), two_way=True)
+        return Pipeline(p, 2, m, tuple(_dualpipe_actions(p, m, rank) for rank in range(p)), two_way=True)
     if schedule == "zb-h1":
         return Pipeline(p, 1, m, tuple(_zb_h1(p, m, rank) for rank in range(p)))
     if schedule == "1f1b":
-        forwards, backwards = _passes("F", m), _passes("B", m)
-        return Pipeline(p, 1, m, tuple(tuple(_alternating(forwards, backwards, p - 1 - rank)) for rank in range(p)))
+        forwards, backwards = _passes_in_order("F", m), _passes_in_order("B", m)
+        return Pipeline(
+            p, 1, m, tuple(tuple(_alternating_passes(forwards, backwards, p - 1 - rank)) for rank in range(p))
+        )
     group = p if group is None else group
-    forwards, backwards = _interleaved("F", v, m, group), _interleaved("B", v, m, group)
+    forwards, backwards = _interleaved_passes("F", v, m, group), _interleaved_passes("B", v, m, group)
     warmups = ((v - 1) * group + 2 * (p - 1 - rank) for rank in range(p))
-    return Pipeline(p, v, m, tuple(tuple(_alternating(forwards, backwards, warmup)) for warmup in warmups))
+    return Pipeline(p, v, m, tuple(tuple(_alternating_passes(forwards, backwards, warmup)) for warmup in warmups))
 
 
 def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
@@ -195,7 +197,7 @@ def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
 
 
 def torch_group(ranks: int, micro_batches: int) -> int:
-    """Returns the group size with which `pipeline` gives the order of torch's ScheduleInterleaved1F1B.
+    """Returns the group size with which `pipeline` reproduces the order of torch's ScheduleInterleaved1F1B.
 
     torch makes as many groups as fit and asks that they are equal, so it also takes 10 micro-batches on 4 ranks.
     """
@@ -205,12 +207,12 @@ def torch_group(ranks: int, micro_batches: int) -> int:
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def _passes(kind: Kind, micro_batches: int) -> list[Action]:
+def _passes_in_order(kind: Kind, micro_batches: int) -> list[Action]:
     """Returns the passes of every micro-batch through one chunk."""
     return [Action(kind, 0, i) for i in range(micro_batches)]
 
 
-def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
+def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
     """Returns warm-up forward passes, then alternating forward and backward passes, then the last backward passes."""
     steady = max(0, len(forwards) - warmup)
     return chain(
@@ -220,7 +222,7 @@ def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -
     )
 
 
-def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
+def _interleaved_passes(kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
     chunk_order = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
     return [
@@ -232,7 +234,7 @@ def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> lis
 
 
 def _check_interleaved(ranks: int, micro_batches: int, group: int) -> None:
-    """Raises `InputError` where Megatron-LM does: a group smaller than the pipeline would leave ranks waiting."""
+    """Raises `InputError` for a group smaller than the pipeline, which would leave ranks waiting (as Megatron-LM)."""
     if group < ranks:
         raise InputError(
             f"--microbatch-group-size-per-virtual-pipeline-stage: {group}; expected at least as many as --pp {ranks}"
@@ -251,7 +253,7 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns 1F1B with weight-gradient passes delayed by as many micro-batches as there are earlier ranks."""
     p, m = ranks, micro_batches
     warmup = min(p - 1 - rank, m)
-    forwards, inputs, weights = (_passes(kind, m) for kind in ("F", "I", "W"))
+    forwards, inputs, weights = (_passes_in_order(kind, m) for kind in ("F", "I", "W"))
     order = forwards[:warmup]
     for i in range(m):
         order += forwards[warmup + i : warmup + i + 1]
@@ -262,7 +264,7 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
 
 
 def _check_dualpipe(ranks: int, micro_batches: int) -> None:
-    """Raises `InputError` where `DualPipe.step` does."""
+    """Raises `InputError` for numbers that `DualPipe.step` does not support."""
     if micro_batches < 2 * ranks or micro_batches % 2:
         raise InputError(
             f"--num-microbatches: {micro_batches}; --schedule dualpipe takes an even number of at least twice --pp; "
@@ -270,25 +272,25 @@ def _check_dualpipe(ranks: int, micro_batches: int) -> None:
         )
 
 
-def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
-    """Returns the eight steps of `DualPipe.step`. In direction 0 the rank is nearer to the entrance."""
+def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
+    """Returns the actions of `DualPipe.step`'s eight phases. In direction 0 the rank is nearer to the entrance."""
     half_ranks, distance_to_end, half_microbatches = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
     distance_to_middle, is_middle = half_ranks - 1 - distance_to_end, distance_to_end == half_ranks - 1
     order: list[Action] = []
     counts: Counter[tuple[Kind, int]] = Counter()
-    delayed: list[Action] = []  # backward passes of weights, first in first out
+    delayed_actions: list[Action] = []  # backward passes of weights, first in first out
 
-    def run(kind: Kind, direction: int, overlapped: bool = False) -> None:
+    def run(kind: Kind, direction: int, is_overlapped: bool = False) -> None:
         chunk = direction ^ (rank >= half_ranks)
-        passed: Kind = "F" if kind == "F" else "B"
-        i = counts[passed, chunk]
-        counts[passed, chunk] += 1
-        order.append(Action(kind, chunk, i + chunk * half_microbatches, overlapped))
+        pass_kind: Kind = "F" if kind == "F" else "B"
+        i = counts[pass_kind, chunk]
+        counts[pass_kind, chunk] += 1
+        order.append(Action(kind, chunk, i + chunk * half_microbatches, is_overlapped))
         if kind == "I":
-            delayed.append(Action("W", chunk, i + chunk * half_microbatches))
+            delayed_actions.append(Action("W", chunk, i + chunk * half_microbatches))
 
     def pair(forward: int, backward: int) -> None:
-        run("F", forward, overlapped=True)
+        run("F", forward, is_overlapped=True)
         run("B", backward)
 
     for _ in range(2 * distance_to_middle):  # step 1
@@ -298,7 +300,7 @@ def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
         run("F", 1)
     for _ in range(distance_to_middle):  # step 3
         run("I", 1)
-        order.append(delayed.pop(0))
+        order.append(delayed_actions.pop(0))
         run("F", 1)
     for i in range(half_microbatches - ranks + distance_to_end + 1):  # step 4, the main one
         if i == 0 and is_middle:  # "we don't overlap these two chunks to further reduce bubble size"
@@ -314,16 +316,16 @@ def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
     for i in range(2 * split):
         run("I" if i >= split else "B", 1 - i % 2)
     for _ in range(distance_to_middle):  # step 7
-        order.append(delayed.pop(0))
+        order.append(delayed_actions.pop(0))
         run("I", 0)
-    return tuple(order + delayed)  # step 8
+    return tuple(order + delayed_actions)  # step 8
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
 class Costs(NamedTuple):
-    """Durations of the passes through one chunk, in any unit; equal for all chunks.
+    """The durations of the passes through one chunk, in any unit; equal for all chunks.
 
     forward, backward_inputs, backward_weights: 1 by default, so a whole backward pass takes 2.
     send: duration of a message between ranks, 0 by default.
@@ -395,7 +397,7 @@ class Timetable:
 
     @property
     def sends(self) -> int:
-        """Number of messages between ranks: outputs, and gradients of outputs."""
+        """The number of messages between ranks: outputs, and gradients of outputs."""
         return sum(self.outputs_sent) + sum(self.gradients_sent)
 
 
@@ -419,7 +421,7 @@ StagePass: TypeAlias = tuple[Kind, int]
 
 
 class _Run:
-    """The state of a step during the simulation.
+    """The state of a step's simulation.
 
     micro_batches: micro-batches of the step.
     last_stage: the index of the last stage's first pass.

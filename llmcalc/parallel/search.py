@@ -1,4 +1,4 @@
-"""Searches all layouts of a number of devices, and collects the reasons why others are impossible."""
+"""Searches the layouts of a number of devices, and collects the reasons why others are impossible."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Search:
     errors: dict[str, InputError] = field(default_factory=dict)
 
     def refuse(self, error: InputError) -> None:
-        """Counts a refused layout under the error's text before the semicolon."""
+        """Counts a refused layout under its reason: the error's text before the semicolon."""
         reason = str(error).partition(";")[0]
         self.refused[reason] += 1
         self.errors[reason] = error
@@ -90,9 +90,11 @@ def search(
     experts, no_pipeline = routed_experts(spec), no_pipeline_reason(spec)
     steps = spec.shared_program.root.steps()
     axes = list(dict.fromkeys(axis for step in steps for value in step.outs for axis in flat_axes(value.axes)))
-    tensors = _sizes(request.tp, devices, node)
-    sequences = _sizes(request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)
-    for tp, cp, pp in product(tensors, sequences, _sizes(request.pp, devices, layers)):
+    tensors = _sizes_to_try(request.tp, devices, node)
+    sequences = _sizes_to_try(
+        request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
+    )
+    for tp, cp, pp in product(tensors, sequences, _sizes_to_try(request.pp, devices, layers)):
         if devices % (tp * cp * pp):
             continue
         if seq % tokens_multiple(cp):
@@ -107,26 +109,26 @@ def search(
                 result.refused[no_pipeline] += 1
                 continue
             try:
-                layout = _layout(rules, sizes, bool(experts), layers, request)
+                layout = _layout_of_sizes(rules, sizes, bool(experts), layers, request)
             except InputError as error:
                 result.refuse(error)
                 continue
-            _try(result, axes, layers, layout, global_batch, micro_batch, rules)
+            _try_layout(result, axes, layers, layout, global_batch, micro_batch, rules)
     return result
 
 
-def _sizes(fixed: int | None, multiple: int, maximum: int | None = None) -> list[int]:
+def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = None) -> list[int]:
     """Returns the group sizes to try: the fixed size, or the divisors of `multiple` up to a maximum."""
-    return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed is None else [fixed]
+    return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed_size is None else [fixed_size]
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns the number that must divide the sequence length: each context-parallel rank has two parts."""
+    """Returns the number of which sequence lengths are multiples: each context-parallel rank has two parts."""
     return 2 * cp if cp > 1 else 1
 
 
 def _check_request(rules: LayoutRules, request: LayoutRequest) -> None:
-    """Raises `InputError` for options that no layout of a search can have.
+    """Raises `InputError` for options that no layout of a search can satisfy.
 
     These are --pp-layout, groups that the framework's rules exclude, and chunks that contradict other options.
     """
@@ -140,19 +142,21 @@ def _check_request(rules: LayoutRules, request: LayoutRequest) -> None:
             f"--schedule {request.schedule}: no replay runs it with --framework {rules.name}; "
             f"expected {' or '.join(REPLAYED_SCHEDULES)}"
         )
-    interleaved = request.schedule == "interleaved"
-    if interleaved and "vpp" in rules.untried:
+    is_interleaved = request.schedule == "interleaved"
+    if is_interleaved and "vpp" in rules.untried:
         raise InputError(f"--schedule interleaved: is not tried for --framework {rules.name}; expected 1f1b")
-    if request.pp == 1 and (interleaved or (request.vpp or 1) > 1):
-        option = "--schedule interleaved" if interleaved else f"--vpp {request.vpp}"
+    if request.pp == 1 and (is_interleaved or (request.vpp or 1) > 1):
+        option = "--schedule interleaved" if is_interleaved else f"--vpp {request.vpp}"
         raise InputError(f"{option}: chunks of a rank need a pipeline; expected --pp of at least 2")
-    if request.schedule is not None and request.vpp is not None and interleaved != (request.vpp > 1):
-        expected = "--vpp of at least 2" if interleaved else "--vpp 1"
-        raise InputError(f"--schedule {request.schedule}: has another number of chunks a rank; expected {expected}")
+    if request.schedule is not None and request.vpp is not None and is_interleaved != (request.vpp > 1):
+        expected_option = "--vpp of at least 2" if is_interleaved else "--vpp 1"
+        raise InputError(
+            f"--schedule {request.schedule}: has another number of chunks a rank; expected {expected_option}"
+        )
 
 
 def _matches_request(request: LayoutRequest, sizes: dict[str, int]) -> bool:
-    """Whether these sizes of groups agree with the given options."""
+    """Whether these group sizes agree with the requested options."""
     if request.fsdp is not None and sizes["dp"] != request.fsdp * (request.hsdp_replicas or 1):
         return False
     if request.schedule is not None and (request.schedule == "interleaved") != (sizes["vpp"] > 1):
@@ -174,10 +178,10 @@ FIXED_OPTIONS = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshar
 """Options other than sizes of groups; a given one applies to every layout."""
 
 
-def _layout(
+def _layout_of_sizes(
     rules: LayoutRules, sizes: dict[str, int], has_experts: bool, layers: int, request: LayoutRequest
 ) -> Layout | None:
-    """Returns the layout of these group sizes; None if a stage would have no layer."""
+    """Returns the layout of these group sizes; None if a stage would have no layers."""
     stage_count = sizes["pp"] * sizes["vpp"]
     if stage_count > layers:
         return None
@@ -207,7 +211,7 @@ def _layout(
     return layout
 
 
-def _try(
+def _try_layout(
     result: Search,
     axes: Iterable[Axis],
     layers: int,
@@ -216,7 +220,7 @@ def _try(
     micro_batch: int,
     rules: LayoutRules,
 ) -> None:
-    """Adds a layout to the possible or the refused ones."""
+    """Adds a layout to the possible or to the refused layouts."""
     if layout is None:
         result.refused[LAYERS] += 1
         return
@@ -231,7 +235,7 @@ def _try(
 
 
 def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:
-    """Returns the layers of `count` stages, as even as possible; middle stages get the remaining layers."""
+    """Returns the number of layers per stage, as even as possible; middle stages get the remaining layers."""
     per_stage, remainder = divmod(layers, count)
     start = (count - remainder) // 2
     return tuple(per_stage + (start <= i < start + remainder) for i in range(count))

@@ -1,4 +1,4 @@
-"""Plot of the time of a run by parts and by nodes of the model, coloured by the bound of each."""
+"""The plot of a run's time by parts and by nodes of the model, coloured by the bound of each."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def breakdown(title: str, subtitle: str, run: TimedRun, depth: int = 3) -> Figur
     """
     from matplotlib import rc_context
 
-    bars = _bars(run, depth)
-    parts = [(PART_NAMES[name], seconds) for name, seconds in _parts(run)]
-    figure = new_figure(9, 2.2 + 0.3 * (len(parts) + 1 + len(bars)))
+    bars = _node_bars(run, depth)
+    time_parts = [(PART_NAMES[name], seconds) for name, seconds in _part_seconds(run)]
+    figure = new_figure(9, 2.2 + 0.3 * (len(time_parts) + 1 + len(bars)))
     with rc_context(STYLE):
-        heights = (len(parts) + 1.6, len(bars) + 0.6)
+        heights = (len(time_parts) + 1.6, len(bars) + 0.6)
         parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
-        draw_parts(parts_axes, run, parts)
+        draw_parts(parts_axes, run, time_parts)
         draw_nodes(node_axes, run, bars)
         figure.suptitle(label(title), x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
         parts_axes.set_title(label(subtitle), color=INK, fontsize=9)
     return figure
 
 
-def _parts(run: TimedRun) -> list[tuple[str, float]]:
-    """The parts that add up to the estimate; waits between layers are of the work."""
+def _part_seconds(run: TimedRun) -> list[tuple[str, float]]:
+    """Returns the parts that add up to the estimate; waits between layers belong to the work."""
     return [(name, seconds) for name, seconds in run.parts.items() if seconds and name != "layer waits"]
 
 
-def _bars(run: TimedRun, depth: int) -> list[tuple[str, Node]]:
+def _node_bars(run: TimedRun, depth: int) -> list[tuple[str, Node]]:
     """Returns the nodes with their names, longest first; nodes after the first `MOST_NODES` are summed."""
     nodes = run.nodes(depth)
     paths = [node.path for node in nodes]
@@ -70,23 +70,23 @@ def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
     ax.set_xlabel(unit)
 
 
-def draw_parts(ax: Axes, run: TimedRun, parts: list[tuple[str, float]]) -> None:
-    """Draws the estimate by bounds with a whisker from its low to its high end, and below it one part after another."""
+def draw_parts(ax: Axes, run: TimedRun, time_parts: list[tuple[str, float]]) -> None:
+    """Draws the estimate by bounds with a whisker for its range, and below it its parts one after another."""
     unit = unit_of(run.seconds)
     factor, start = FACTORS[unit], 0.0
     for bound, seconds in run.bounds.items():
         ax.barh(0, seconds / factor, left=start / factor, color=BOUNDS[bound], height=HEIGHT)
         start += seconds
-    low, high = float(run.range.low) / factor, float(run.range.high) / factor
-    ax.plot([low, high], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
-    ax.text(high, 0, f"  {range_of(run.range, ' to ')} {unit}", va="center", color=INK)
+    low_end, high_end = float(run.range.low) / factor, float(run.range.high) / factor
+    ax.plot([low_end, high_end], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
+    ax.text(high_end, 0, f"  {range_of(run.range, ' to ')} {unit}", va="center", color=INK)
     start = 0.0
-    for row, (_, seconds) in enumerate(parts, 1):
+    for row, (_, seconds) in enumerate(time_parts, 1):
         ax.barh(row, seconds / factor, left=start / factor, color=FAINT, height=HEIGHT)
         start += seconds
         ax.text(start / factor, row, f"  {_share_text(seconds, run)}", va="center", color=INK)
-    _time_axis(ax, ["estimate, with its range", *(name for name, _ in parts)], unit)
-    ax.set_xlim(0, 1.28 * high)
+    _time_axis(ax, ["estimate, with its range", *(name for name, _ in time_parts)], unit)
+    ax.set_xlim(0, 1.28 * high_end)
 
 
 def draw_nodes(ax: Axes, run: TimedRun, bars: list[tuple[str, Node]]) -> None:
@@ -101,15 +101,15 @@ def draw_nodes(ax: Axes, run: TimedRun, bars: list[tuple[str, Node]]) -> None:
         ax.text(start / factor, row, f"  {_share_text(node.seconds, run)}", va="center", color=INK)
     _time_axis(ax, [name for name, _ in bars], unit)
     ax.set_xlim(0, 1.28 * bars[0][1].seconds / factor)
-    _legend(ax, run)
+    _draw_legend(ax, run)
 
 
 def _share_text(seconds: float, run: TimedRun) -> str:
-    """Writes `4.1 ms, 25 %`."""
+    """Writes a time with its share of the run: `4.1 ms, 25 %`."""
     return f"{duration(seconds, digits=3)}, {units.percent(seconds / run.seconds, 0)}"
 
 
-def _legend(ax: Axes, run: TimedRun) -> None:
+def _draw_legend(ax: Axes, run: TimedRun) -> None:
     from matplotlib.patches import Patch
 
     bounds = [bound for bound, seconds in run.bounds.items() if seconds]

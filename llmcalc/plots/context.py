@@ -12,7 +12,7 @@ from ..costs.flops import flops, run_config_of
 from ..reports.palette import FAINT, INK
 from ..sources.preset import Preset
 from .figure import STYLE, new_figure
-from .labels import label, spread_labels, tick
+from .labels import label, spread_labels, tick_text
 from .series import curve_style
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = N
         return [float(shortest_cache.after(tokens).bytes) for tokens in CONTEXTS]
 
     title = f"KV cache of one sequence, {units.short_dtype(dtype)}"
-    return _curves(models, of, title, lambda value: units.memory(round(value)), 2, ax)
+    return _plot_curves(models, of, title, lambda value: units.memory(round(value)), 2, ax)
 
 
-def work(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
+def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
     """Plots the forward FLOPs of one token against its context length, on log axes."""
 
     def of(preset: Preset) -> list[float]:
@@ -53,10 +53,10 @@ def work(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
             values.append(flops(preset.model, run_config).per_token)
         return values
 
-    return _curves(models, of, "FLOPs of one more token", units.flops, 10, ax)
+    return _plot_curves(models, of, "FLOPs of one more token", units.flops, 10, ax)
 
 
-def _curves(
+def _plot_curves(
     models: Sequence[Preset],
     values_of: Callable[[Preset], list[float]],
     title: str,
@@ -64,18 +64,18 @@ def _curves(
     base: int,
     ax: Axes | None,
 ) -> Figure:
-    """Draws a curve per model. write: a value with its unit. base: of the vertical axis."""
+    """Draws a curve per model. write: writes a value with its unit. base: logarithm's base of the vertical axis."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
         height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
         figure = new_figure(8, height) if ax is None else ax.figure
         curves = [(preset, values_of(preset)) for preset in models]
-        _draw(figure.subplots() if ax is None else ax, curves, title, write, base)
+        _draw_curves(figure.subplots() if ax is None else ax, curves, title, write, base)
     return figure  # type: ignore[return-value]
 
 
-def _draw(
+def _draw_curves(
     ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, write: Callable[[Any], str], base: int
 ) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -85,19 +85,19 @@ def _draw(
     ax.margins(x=0)
     for i, (preset, values) in enumerate(curves):
         style = curve_style(i)
-        longest = longest_sequence(preset.model) or CONTEXTS[-1]
+        longest_context = longest_sequence(preset.model) or CONTEXTS[-1]
         plotted_values = [
-            value if tokens <= longest else float("nan") for tokens, value in zip(CONTEXTS, values, strict=True)
+            value if tokens <= longest_context else float("nan") for tokens, value in zip(CONTEXTS, values, strict=True)
         ]
         # Past the context that the model was made for:
         ax.plot(CONTEXTS, values, color=style.colour, linewidth=1.2, linestyle=":")
         ax.plot(CONTEXTS, plotted_values, color=style.colour, linewidth=2, linestyle=style.line)
     ax.set_xticks([tokens for tokens in CONTEXTS if tokens & (tokens - 1) == 0][::2])
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens(value)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens_text(value)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_locator(LogLocator(base, numticks=9))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value, write)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, write)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     ax.set_xlabel("tokens of the context; dotted past what the model was made for")
     ax.set_title(title, color=INK, fontweight="bold")
@@ -105,7 +105,7 @@ def _draw(
 
 
 def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
-    """Names each curve at its end, right of the axes, with a line to the end where the name had to move."""
+    """Names each curve at its end, right of the axes, with a line to the end if the name had to move."""
     ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
     to_axes = ax.transData + ax.transAxes.inverted()
     points = [tuple(to_axes.transform(end)) for end in ends]
@@ -135,6 +135,6 @@ PART_OF_HEIGHT = 0.78
 """Height of the axes as a part of the figure's."""
 
 
-def _tokens(value: float) -> str:
-    """Writes a number of tokens as `8K` or `1M`."""
+def _tokens_text(value: float) -> str:
+    """Writes a number of tokens in short form: `8K` or `1M`."""
     return f"{value / 2**20:g}M" if value >= 2**20 else f"{value / 2**10:g}K"

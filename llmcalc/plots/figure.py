@@ -46,7 +46,7 @@ def new_figure(width: float, height: float, **kwargs: Any) -> Figure:
 
 @cache
 def _notebook_figure() -> type[Figure]:
-    """Returns a class of figures that a notebook displays, without pyplot and its backends."""
+    """Returns a class of figures that a notebook displays, without importing pyplot and its backends."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
@@ -71,7 +71,7 @@ def panels(axes: Any, count: int) -> list[Axes]:
 
 
 def format_of(path: Path, option: str = "--output") -> str:
-    """Returns the format of a file's suffix. Raises `InputError` for an unknown suffix. option: that names the file."""
+    """Returns the format of a file's suffix. Raises `InputError` for an unknown suffix. option: the file's option."""
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
         known_suffixes = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)

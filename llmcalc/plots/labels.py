@@ -31,7 +31,7 @@ FAR_PLACES: tuple[tuple[float, float, Any], ...] = (
 
 
 def label(name: str) -> str:
-    r"""Escapes a name for matplotlib: on one line, with `\$` for `$`, since `$…$` is a formula.
+    r"""Escapes a name for matplotlib, on one line: `\$` instead of `$`, because `$…$` is a formula.
 
     A name that begins with `_` gets a space before it: matplotlib leaves it out of legends otherwise.
     """
@@ -47,14 +47,14 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 """Places around a point at growing distances, for names that must be written."""
 
 
-def tick(value: float, write: Callable[[Any], str]) -> str:
+def tick_text(value: float, write: Callable[[Any], str]) -> str:
     """Writes a value of an axis in the unit of its magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
     number, _, unit = write(value).partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}".strip()
 
 
 def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Returns heights of labels as near to these as they can be (least squares), at least `distance` apart.
+    """Returns label heights as near to `heights` as possible (least squares), at least `distance` apart.
 
     low, high: where the lowest and the highest stand at most, as far as all fit between them.
     """
@@ -63,14 +63,14 @@ def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, h
     for rank, i in enumerate(order):
         mean, size = heights[i] - rank * distance, 1
         while blocks and blocks[-1][0] >= mean:
-            below, count = blocks.pop()
-            mean, size = (mean * size + below * count) / (size + count), size + count
+            label_below, count = blocks.pop()
+            mean, size = (mean * size + label_below * count) / (size + count), size + count
         blocks.append((mean, size))
     means = [mean for mean, size in blocks for _ in range(size)]
-    highest = max(high - (len(order) - 1) * distance, low)
+    highest_start = max(high - (len(order) - 1) * distance, low)
     spread = [0.0] * len(order)
     for rank, (i, mean) in enumerate(zip(order, means, strict=True)):
-        spread[i] = min(max(mean, low), highest) + rank * distance
+        spread[i] = min(max(mean, low), highest_start) + rank * distance
     return spread
 
 
@@ -119,8 +119,8 @@ def place_names(
             color=INK,
         )
         own_point = ax.transData.transform(point)
-        for right, up, alignment in places:
-            text.set_position((right, up))
+        for shift_right, shift_up, alignment in places:
+            text.set_position((shift_right, shift_up))
             text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()
             box = Box(extent.x0 - 1, extent.y0 - 1, extent.x1 + 1, extent.y1 + 1)
@@ -136,7 +136,7 @@ def place_names(
                 if (x, y) != tuple(own_point)
             )
             if is_inside and not covers and not any(box.overlaps(text_box) for text_box in placed_boxes):
-                if (right, up, alignment) not in PLACES:
+                if (shift_right, shift_up, alignment) not in PLACES:
                     line = {
                         "arrowstyle": "-",
                         "color": INK,
@@ -145,7 +145,9 @@ def place_names(
                         "shrinkA": 0,
                         "shrinkB": 2,
                     }
-                    ax.annotate("", point, xytext=(right, up), textcoords="offset points", arrowprops=line, zorder=1)
+                    ax.annotate(
+                        "", point, xytext=(shift_right, shift_up), textcoords="offset points", arrowprops=line, zorder=1
+                    )
                 placed_boxes.append(box)
                 annotations.append(text)
                 break

@@ -22,11 +22,11 @@ TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad
 """Background of a text that may overlap a line."""
 
 
-def memory(title: str, memory_estimate: Memory, fits: Sequence[Fit] = ()) -> Figure:
+def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] = ()) -> Figure:
     """Draws two panels: what the device needs and the peak of every phase as stacked bars, and memory over time,
     module by module. The first bar is the number in the title.
 
-    fits: accelerators whose capacity is marked; default none.
+    accelerator_fits: accelerators whose capacity is marked; default none.
     """
     from matplotlib import rc_context
 
@@ -35,8 +35,8 @@ def memory(title: str, memory_estimate: Memory, fits: Sequence[Fit] = ()) -> Fig
     with rc_context(STYLE):
         heights = (1.15 + 0.45 * len(device.moments), 2.4)
         bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights)
-        bars(bar_axes, device, fits)
-        draw_timeline(timeline_axes, device, fits)
+        draw_bars(bar_axes, device, accelerator_fits)
+        draw_timeline(timeline_axes, device, accelerator_fits)
         figure.suptitle(
             f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}",
             x=0.01,
@@ -52,7 +52,7 @@ BESIDE = "free blocks, CUDA context"
 """What the allocator and the runtime take beside tensors at the peak."""
 
 
-def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
+def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
     """Draws a stacked bar for the device and one per phase, in the order of the run, and a line per capacity.
 
     The device's bar has the tensors of the peak, and what the allocator and the runtime take beside them.
@@ -63,16 +63,16 @@ def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
         *((PHASE_NAMES[phase], dict(moment)) for phase, moment in device.moments.items()),
     ]
     for kind in (*KINDS, BESIDE):
-        sizes = [parts.get(kind, 0) / scale.factor for _, parts in rows]
+        sizes = [bar_parts.get(kind, 0) / scale.factor for _, bar_parts in rows]
         starts = [
-            sum(parts.get(lower, 0) for lower in [*KINDS][: [*KINDS, BESIDE].index(kind)]) / scale.factor
-            for _, parts in rows
+            sum(bar_parts.get(lower, 0) for lower in [*KINDS][: [*KINDS, BESIDE].index(kind)]) / scale.factor
+            for _, bar_parts in rows
         ]
         if any(sizes):
             colour = KINDS.get(kind, FAINT)
             ax.barh(range(len(rows)), sizes, left=starts, color=colour, label=KIND_NAMES.get(kind, kind), height=0.62)
-    for row, (_, parts) in enumerate(rows):
-        size = sum(parts.values()) / scale.factor
+    for row, (_, bar_parts) in enumerate(rows):
+        size = sum(bar_parts.values()) / scale.factor
         weight = "bold" if row == 0 else "normal"
         ax.text(size, row, f" {size:,.2f}", va="center", ha="left", color=INK, fontweight=weight)
     ax.set_yticks(range(len(rows)), [name for name, _ in rows])
@@ -80,11 +80,11 @@ def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
     ax.xaxis.set_major_formatter("{x:,g}")
     ax.set_xlabel(f"{scale.name}; of each phase the tensors at its highest point, by kind")
     ax.margins(x=0.12)
-    _capacities(ax, fits, device, scale.factor, upright=True)
+    _draw_capacities(ax, accelerator_fits, device, scale.factor, upright=True)
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
 
 
-def draw_timeline(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
+def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
     """Draws the peak during each module, in the order of the run."""
     scale = units.memory_scale(device.device_bytes)
     timeline_points = [timeline_point for timeline_point in device.timeline if timeline_point.node]
@@ -116,15 +116,17 @@ def draw_timeline(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> N
     ax.yaxis.set_major_formatter("{x:,g}")
     ax.set_ylim(0, max(values) * 1.15)
     ax.set_xlabel("modules in the order in which they run")
-    _capacities(ax, fits, device, scale.factor, upright=False)
+    _draw_capacities(ax, accelerator_fits, device, scale.factor, upright=False)
 
 
-def _capacities(ax: Axes, fits: Sequence[Fit], device: DeviceMemory, factor: float, upright: bool) -> None:
+def _draw_capacities(
+    ax: Axes, accelerator_fits: Sequence[Fit], device: DeviceMemory, factor: float, upright: bool
+) -> None:
     """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak.
 
     factor: bytes of the axis' unit.
     """
-    for fit in fits:
+    for fit in accelerator_fits:
         capacity = fit.capacity / factor
         if fit.capacity > 2.5 * device.peak_bytes:
             continue

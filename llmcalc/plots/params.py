@@ -39,22 +39,22 @@ def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None)
 
     with rc_context(STYLE):
         figure = new_figure(9, 1.5 + 0.42 * len(counts)) if ax is None else ax.figure
-        _bars(figure.subplots() if ax is None else ax, counts)
+        _draw_bars(figure.subplots() if ax is None else ax, counts)
     return figure  # type: ignore[return-value]
 
 
-def _bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
-    labelled: set[str] = set()
+def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
+    labelled_kinds: set[str] = set()
     for row, (_, count) in enumerate(counts):
-        parts = {kind: int(size) for kind, size in count.by_component.items()}
-        named_parts = [(kind, parts.get(kind, 0)) for kind in COMPONENTS]
+        component_sizes = {kind: int(size) for kind, size in count.by_component.items()}
+        named_parts = [(kind, component_sizes.get(kind, 0)) for kind in COMPONENTS]
         bar_start = 0.0
         for kind, size in (*named_parts, ("other", int(count.total) - sum(size for _, size in named_parts))):
             share = size / int(count.total)
             if not share:
                 continue
-            legend = None if kind in labelled else NAMES.get(kind, kind)
-            labelled.add(kind)
+            legend = None if kind in labelled_kinds else NAMES.get(kind, kind)
+            labelled_kinds.add(kind)
             colour = COMPONENTS.get(kind, OTHER)
             ax.barh(
                 row, share, left=bar_start, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=legend

@@ -1,4 +1,4 @@
-"""`llmcalc plot`: every picture, from models that have been read and settings that have been checked.
+"""Every picture of `llmcalc plot`, from models that have been read and settings that have been checked.
 
 Each function raises `MissingExtra` without matplotlib, before anything is computed, and returns a figure.
 """
@@ -56,9 +56,9 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
 def flops_picture(models: Sequence[Preset]) -> Figure:
     """Draws the FLOPs of one more token against its context length."""
     needs_matplotlib()
-    from .context import work
+    from .context import plot_flops
 
-    return work(models)
+    return plot_flops(models)
 
 
 def shape_picture(
@@ -80,7 +80,7 @@ def shape_picture(
 
 
 def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = ()) -> Figure:
-    """Draws h/L and d_ff/h of presets, by size and year. labels: names or aliases of the presets that are named.
+    """Draws h/L and d_ff/h of presets, by size and year. labels: names or aliases of the presets to label.
 
     Raises `InputError` for a label that is no preset, or none of those drawn.
     """
@@ -90,13 +90,13 @@ def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = (
     from .shapes import aspect
 
     names = [_preset_of_label(name) for name in labels]
-    selected = select_presets(selection)
+    selected_presets = select_presets(selection)
     for name in names:
-        if name not in {preset.name for preset, _ in selected}:
+        if name not in {preset.name for preset, _ in selected_presets}:
             raise InputError(f"--label {name}: is not among the models drawn; expected one that the filters take")
     models = [
         (preset, quantities(preset.model, usual_sequence(preset.model), "bfloat16", count))
-        for preset, count in selected
+        for preset, count in selected_presets
     ]
     return aspect(models, labels=names)
 
@@ -118,8 +118,8 @@ def memory_picture(question: RunQuestion) -> Figure:
 
     with name_in_errors(question.preset):
         memory = question.on_one_device()
-        fits = [memory.device.fit_on(hardware) for hardware in question.accelerators]
-        return picture(question.preset.display, memory, fits)
+        accelerator_fits = [memory.device.fit_on(hardware) for hardware in question.accelerators]
+        return picture(question.preset.display, memory, accelerator_fits)
 
 
 def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
@@ -128,16 +128,16 @@ def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
 
     max_microbatches = MOST_PASSES // (layout.pp * layout.vpp)
     if num_microbatches > max_microbatches:
-        expected = f"at most {max_microbatches}" if max_microbatches else "fewer stages"
+        expected_limit = f"at most {max_microbatches}" if max_microbatches else "fewer stages"
         raise InputError(
             f"--num-microbatches: {num_microbatches} on {layout.pp * layout.vpp} stages are more than can be drawn; "
-            f"expected {expected}"
+            f"expected {expected_limit}"
         )
     return timetable(pipeline(layout, num_microbatches))
 
 
 def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
-    """Draws a timetable."""
+    """Draws the timetable of a pipeline schedule."""
     needs_matplotlib()
     from .schedule import schedule as picture
 
@@ -153,8 +153,8 @@ def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
     from .breakdown import breakdown
 
     answer = ask()
-    parts = answer.report().tables[0]
-    return breakdown(parts.heading, parts.aside, answer.result, depth)
+    parts_table = answer.report().tables[0]
+    return breakdown(parts_table.heading, parts_table.aside, answer.result, depth)
 
 
 def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
@@ -169,7 +169,7 @@ def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Ph
 
 
 def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
-    """Returns the passes of a roofline: those of inference are a prompt and, of a model that decodes, a token.
+    """Returns the passes of a roofline plot: in inference a prompt and, for a model that decodes, a token.
 
     kind: of the model. Raises `InputError` for a phase that is no single pass of inference.
     """

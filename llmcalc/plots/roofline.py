@@ -1,4 +1,4 @@
-"""Plot of a roofline (Williams, Waterman and Patterson 2009): FLOP/s of a model's products against their intensity."""
+"""The roofline plot (Williams, Waterman and Patterson 2009): FLOP/s of a model's products against their intensity."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
                 linewidths=0,
                 label=_pass_text(timed_run, words, sum(kernel.seconds for kernel in kernels.values())),
             )
-        roofs = _roof(ax, run, [kernel.intensity for kernels in points for kernel in kernels.values()])
+        roofs = _draw_roof(ax, run, [kernel.intensity for kernels in points for kernel in kernels.values()])
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.xaxis.set_major_formatter("{x:g}")
@@ -77,12 +77,12 @@ def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
 
 
 def _pass_text(run: TimedRun, words: str, seconds: float) -> str:
-    """Writes the legend of a pass, with the time that its points have of it."""
-    fits = "" if run.resident_bytes <= run.hardware.capacity_bytes else ", whose memory they do not fit"
-    return f"{label(words)}{fits}; points: {units.percent(seconds / run.seconds, 0)} of its time"
+    """Writes the legend of a pass, with the share of its time that the points have."""
+    memory_hint = "" if run.resident_bytes <= run.hardware.capacity_bytes else ", whose memory they do not fit"
+    return f"{label(words)}{memory_hint}; points: {units.percent(seconds / run.seconds, 0)} of its time"
 
 
-def _roof(ax: Axes, run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
+def _draw_roof(ax: Axes, run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
     """Draws the roof of the datasheet's bandwidth and peak, and dashed the rates that large kernels reach.
 
     Returns points along both, in data coordinates.
@@ -129,14 +129,14 @@ def _name_points(
     points.sort(key=lambda point: -point[0])
     names: dict[tuple[float, float], list[str]] = {}
     for _, point, path in points:
-        neighbour = next((other for other in names if _distance(point, other) < NEAR), point)
+        neighbour = next((other_point for other_point in names if _log_distance(point, other_point) < NEAR), point)
         names.setdefault(neighbour, []).append(".".join(path.split(".")[-2:]))
     words = [
-        first if not other_points else f"{first} and {len(other_points)} more"
-        for first, *other_points in names.values()
+        first_point if not other_points else f"{first_point} and {len(other_points)} more"
+        for first_point, *other_points in names.values()
     ]
     place_names(ax, list(names), words, roofs, (*PLACES, *FAR_PLACES))
 
 
-def _distance(point: tuple[float, float], other: tuple[float, float]) -> float:
-    return max(abs(math.log10(value / other_value)) for value, other_value in zip(point, other, strict=True))
+def _log_distance(point: tuple[float, float], other_point: tuple[float, float]) -> float:
+    return max(abs(math.log10(value / other_value)) for value, other_value in zip(point, other_point, strict=True))

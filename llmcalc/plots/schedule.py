@@ -1,4 +1,4 @@
-"""Plot of a pipeline schedule: one row per rank, time to the right, and the micro-batches in flight."""
+"""The plot of a pipeline schedule: one row per rank, time to the right, and the micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
     from matplotlib import rc_context
 
-    shortest = min(timetable.costs.duration(kind) for kind in kinds_of(timetable))
-    width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest))
+    shortest_pass = min(timetable.costs.duration(kind) for kind in kinds_of(timetable))
+    width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass))
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
     with rc_context({**STYLE, "hatch.linewidth": 0.7}):
         timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
-        passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
-        in_flight(in_flight_axes, timetable)
+        draw_passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
+        draw_in_flight(in_flight_axes, timetable)
         title_text = f"{title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
         figure.suptitle(title_text, x=0.01, ha="left", color=palette.INK, fontsize=12, fontweight="bold")
     return figure
 
 
-def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
+def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     """Draws each rank's passes with the numbers of their micro-batches; later chunks are paler.
 
     Overlapped passes are drawn one above the other. inches: width of a unit of time.
@@ -59,8 +59,8 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     bars: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
     for rank, spans in enumerate(timetable.spans):
         is_lower_half = False
-        for (kind, chunk, micro_batch, overlapped), start, end in spans:
-            tall = HEIGHT / 2 if overlapped or is_lower_half else HEIGHT
+        for (kind, chunk, micro_batch, is_overlapped), start, end in spans:
+            tall = HEIGHT / 2 if is_overlapped or is_lower_half else HEIGHT
             lower_edge = float(rank) if is_lower_half else rank - HEIGHT / 2
             bars.setdefault((kind, chunk, lower_edge, tall), []).append((start, end - start))
             label_text = str(micro_batch)
@@ -68,7 +68,7 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
                 x, y, size = (start + end) / 2, lower_edge + tall / 2, 8 if tall == HEIGHT else 7
                 text_background = TEXT_BACKGROUND if palette.HATCHES[kind] else None
                 ax.text(x, y, label_text, ha="center", va="center", size=size, color=palette.INK, bbox=text_background)
-            is_lower_half = overlapped
+            is_lower_half = is_overlapped
     paler = 0.6 / max(1, timetable.pipeline.chunks - 1)
     for (kind, chunk, lower_edge, tall), time_ranges in bars.items():
         colour = tuple(channel + (1 - channel) * paler * chunk for channel in to_rgb(palette.PASSES[kind]))
@@ -86,10 +86,10 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
     pale = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
     ax.set_xlabel(f"time, with {costs_text(timetable)}{numbers_text}{pale}")
-    _legend(ax, timetable)
+    _draw_legend(ax, timetable)
 
 
-def _legend(ax: Axes, timetable: Timetable) -> None:
+def _draw_legend(ax: Axes, timetable: Timetable) -> None:
     """Draws the legend of colours above the passes."""
     from matplotlib.patches import Patch
 
@@ -105,8 +105,8 @@ def _legend(ax: Axes, timetable: Timetable) -> None:
     ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=9)
 
 
-def in_flight(ax: Axes, timetable: Timetable) -> None:
-    """Draws the largest number of micro-batches in flight per rank; those that only wait for W have its colour."""
+def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
+    """Draws the largest number of micro-batches in flight per rank; those waiting only for W have W's colour."""
     counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
     awaiting_backward = [sum(count.awaiting_backward) for count in counts]
     weights = [sum(count.weights) for count in counts]

@@ -14,15 +14,15 @@ SHADES = (1.0, 0.62, 0.35)
 
 
 class CurveStyle(NamedTuple):
-    """colour: as `#rrggbb`. line: matplotlib's line style."""
+    """The style of a curve. colour: as `#rrggbb`. line: matplotlib's line style."""
 
     colour: str
     line: Any
 
 
 def curve_style(i: int) -> CurveStyle:
-    """Returns the style of a picture's curve, counted from 0. After 24 curves they begin anew."""
-    turn = i // len(SERIES) % len(LINES)
+    """Returns the style of curve number `i`, counted from 0; the styles repeat after 24 curves."""
+    round_index = i // len(SERIES) % len(LINES)
     colour = SERIES[i % len(SERIES)]
-    channels = [round(int(colour[at : at + 2], 16) * SHADES[turn]) for at in (1, 3, 5)]
-    return CurveStyle("#" + "".join(f"{channel:02x}" for channel in channels), LINES[turn])
+    channels = [round(int(colour[position : position + 2], 16) * SHADES[round_index]) for position in (1, 3, 5)]
+    return CurveStyle("#" + "".join(f"{channel:02x}" for channel in channels), LINES[round_index])

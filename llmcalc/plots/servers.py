@@ -1,4 +1,4 @@
-"""Plots of servers under load: TPOT against the users, and the Pareto front of TPOT and tokens/s of a device."""
+"""The plots of servers under load: TPOT against users, and the Pareto front of TPOT and tokens/s per device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def servers(title: str, subtitle: str, answer: Servers, limits: Limits) -> Figure:
-    """Draws two panels: the Pareto front of all servers, and the TPOT of the chosen one by its users.
+    """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT against its users.
 
     limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
     """
@@ -41,26 +41,26 @@ def shown_index(answer: Servers) -> int:
 
 
 def front_points(answer: Servers) -> list[tuple[int, Point]]:
-    """The Pareto front: each point with the index of its server."""
+    """Returns the Pareto front: each point with the index of its server."""
     curves = [{point.concurrency: point for point in curve} for curve in answer.curves]
     return [(index, curves[index][concurrency]) for index, concurrency in answer.front]
 
 
 def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
     """Draws every server's curve, those on the front in colour, the front, and the chosen server's load."""
-    front = front_points(answer)
-    on_front = list(dict.fromkeys(index for index, _ in front))
+    front_servers = front_points(answer)
+    on_front = list(dict.fromkeys(index for index, _ in front_servers))
     colours = dict(zip(on_front, SERIES, strict=False))
     for index, curve in enumerate(answer.curves):
-        x, y = _milliseconds(curve), [point.per_device for point in curve]
+        x, y = _tpot_milliseconds(curve), [point.per_device for point in curve]
         if index in colours:
             name = label(layout_text(answer.servers[index]))
             ax.plot(x, y, color=colours[index], linewidth=1.4, marker="o", markersize=3, label=name, zorder=3)
         else:
             ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
-    points = [point for _, point in front]
+    points = [point for _, point in front_servers]
     ax.plot(
-        _milliseconds(points),
+        _tpot_milliseconds(points),
         [point.per_device for point in points],
         color=INK,
         linewidth=5,
@@ -82,29 +82,31 @@ def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
     ax.legend(frameon=False, fontsize=8.5, loc="lower right")
 
 
-def _milliseconds(points: Sequence[Point]) -> list[float]:
+def _tpot_milliseconds(points: Sequence[Point]) -> list[float]:
     return [1e3 * float(point.tpot.estimate) for point in points]
 
 
 def _mark_chosen(ax: Axes, point: Point) -> None:
-    """Draws a star at the chosen load, and a whisker along the range of its TPOT."""
-    low, estimate, high = (1e3 * float(end) for end in (point.tpot.low, point.tpot.estimate, point.tpot.high))
-    ax.plot([low, high], [point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4)
+    """Draws a star at the chosen load, and a whisker for the range of its TPOT."""
+    low_ms, estimate, high_ms = (1e3 * float(end) for end in (point.tpot.low, point.tpot.estimate, point.tpot.high))
+    ax.plot([low_ms, high_ms], [point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4)
     users = f"chosen: {point.concurrency:,} users, with its range"
     ax.plot([estimate], [point.per_device], color=INK, marker="*", markersize=12, linestyle="", label=users, zorder=5)
 
 
 def draw_load(ax: Axes, answer: Servers, limits: Limits) -> None:
-    """Draws the TPOT of one server by its users, with the range as a band."""
+    """Draws the TPOT of one server against its users, with the range as a band."""
     index = shown_index(answer)
     curve = answer.curves[index]
     users = [point.concurrency for point in curve]
-    low, high = ([1e3 * float(getattr(point.tpot, end)) for point in curve] for end in ("low", "high"))
-    ax.fill_between(users, low, high, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
-    ax.plot(users, _milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate")
+    low_curve, high_curve = ([1e3 * float(getattr(point.tpot, end)) for point in curve] for end in ("low", "high"))
+    ax.fill_between(users, low_curve, high_curve, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
+    ax.plot(
+        users, _tpot_milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate"
+    )
     if answer.chosen is not None:
         point = answer.chosen.point
-        ax.plot([point.concurrency], _milliseconds([point]), color=INK, marker="*", markersize=12, linestyle="")
+        ax.plot([point.concurrency], _tpot_milliseconds([point]), color=INK, marker="*", markersize=12, linestyle="")
     if limits.tpot is not None:
         ax.axhline(1e3 * limits.tpot, color=INK, linestyle="--", linewidth=1, label="limit of TPOT")
     ax.set_xscale("log", base=2)
@@ -118,7 +120,7 @@ def draw_load(ax: Axes, answer: Servers, limits: Limits) -> None:
 
 
 def _plain_numbers(ax: Axes) -> None:
-    """Writes whole numbers at the ticks of log axes, at 1, 2 and 5 of a decade where there are few decades."""
+    """Writes whole numbers at the ticks of logarithmic axes; at 1, 2 and 5 of each decade if there are few decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     formatter = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")

@@ -1,4 +1,4 @@
-"""Depth against width: shapes of one budget, and the proportions of published models."""
+"""The plots of depth against width: shapes of equal cost, and the proportions of published models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import Study
 from .figure import STYLE, new_figure, panels
-from .labels import PLACES, RINGS, label, place_names, tick
+from .labels import PLACES, RINGS, label, place_names, tick_text
 from .series import CurveStyle, curve_style
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
         figure = new_figure(10, 4.4) if ax is None else None
         cache_axes, flops_axes = panels(figure.subplots(1, 2) if figure is not None else ax, 2)
         for i, (name, study) in enumerate(studies):
-            _curves(cache_axes, flops_axes, name, study, curve_style(i))
+            _draw_curves(cache_axes, flops_axes, name, study, curve_style(i))
         cache_axes.set_yscale("log", base=2)
         for ax_of_panel, title in (
             (cache_axes, "KV cache per token"),
@@ -43,7 +43,7 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
         ):
             _ratio_axis(ax_of_panel, upright=True)
             ax_of_panel.set_title(title, color=INK)
-        cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(round(value), units.memory)))
+        cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(round(value), units.memory)))
         cache_axes.legend(frameon=False, fontsize=9)
         budgets = " and ".join(sorted({study.budget.kind for _, study in studies}))
         if figure is not None:
@@ -51,7 +51,7 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
     return cache_axes.figure  # type: ignore[return-value]
 
 
-def _curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, style: CurveStyle) -> None:
+def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, style: CurveStyle) -> None:
     """Draws the shapes of one study in both panels, from the deepest to the widest."""
     rows = sorted(study.shapes, key=lambda shape: shape.stack.aspect_ratio)
     ratios = [row.stack.aspect_ratio for row in rows]
@@ -75,7 +75,7 @@ def _curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, style: 
 
 
 def _ratio_axis(ax: Axes, upright: bool) -> None:
-    """Formats a log axis of h/L, with the band of large dense decoders."""
+    """Formats a logarithmic axis of h/L, with the band of large dense decoders."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     band = DENSE_BAND
@@ -113,7 +113,7 @@ def aspect(
         figure = new_figure(12, 8.4) if ax is None else None
         axes = panels(figure.subplots(2, 2) if figure is not None else ax, 4)
         plotted_models = [
-            (ax_of_panel, _scatter(ax_of_panel, models, title, x_quantity))
+            (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_quantity))
             for ax_of_panel, (title, x_quantity) in zip(
                 axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True
             )
@@ -124,8 +124,10 @@ def aspect(
             axes[0].legend(frameon=False, fontsize=9)
             axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
         for ax_of_panel, points in plotted_models:
-            alone = list({(point.x, point.y): point for point in reversed(points)}.values())[::-1]  # one name a place
-            chosen = [point for point in points if point.preset in labels] if labels else alone[:MOST_NAMES]
+            distinct_points = list({(point.x, point.y): point for point in reversed(points)}.values())[
+                ::-1
+            ]  # one name a place
+            chosen = [point for point in points if point.preset in labels] if labels else distinct_points[:MOST_NAMES]
             place_names(
                 ax_of_panel,
                 [(point.x, point.y) for point in chosen],
@@ -154,7 +156,7 @@ DOT = 16
 
 
 class Point(NamedTuple):
-    """x, y: in data coordinates. name: as the picture writes it. preset: its name on the command line."""
+    """A point of a scatter plot. x, y: its data coordinates. name: its label. preset: its name on the command line."""
 
     x: float
     y: float
@@ -162,14 +164,14 @@ class Point(NamedTuple):
     preset: str
 
 
-def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_quantity: str) -> list[Point]:
+def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_quantity: str) -> list[Point]:
     """Draws a point per model. Returns all points, those farthest from the median first."""
     from matplotlib.ticker import FuncFormatter
 
     points_by_kind: dict[bool, list[Point]] = {False: [], True: []}
     for preset, q in models:
         value = q.shape.aspect_ratio if title == ASPECT else q.shape.feed_forward_ratio
-        x_value = float(q.parameters) if x_quantity == "parameters" else _year(preset.released)
+        x_value = float(q.parameters) if x_quantity == "parameters" else _year_as_number(preset.released)
         if value and x_value:
             points_by_kind[q.shape.mixture_of_experts].append(Point(x_value, value, preset.display, preset.name))
     for mixture, colour, kind in (
@@ -196,10 +198,10 @@ def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, 
     return sorted(points, key=lambda point: -abs(point.y / median - median / point.y))
 
 
-def _year(released: str) -> float:
+def _year_as_number(release_date: str) -> float:
     """Converts `2024-07` to 2024.5; returns 0 for an unknown date."""
-    parts = [int(number) for number in released.split("-") if number]
-    if not parts:
+    date_parts = [int(number) for number in release_date.split("-") if number]
+    if not date_parts:
         return 0.0
-    month = parts[1] if len(parts) > 1 else 7
-    return parts[0] + (month - 1) / 12
+    month = date_parts[1] if len(date_parts) > 1 else 7
+    return date_parts[0] + (month - 1) / 12

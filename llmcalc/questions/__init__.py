@@ -1,4 +1,4 @@
-"""The question of every command, shared by the command line, Python and the page.
+"""Parses and answers the question of each command, for the command line, the Python API and the web page.
 
 A function takes models that have been read and settings that have been checked. It returns an answer, which builds the
 command's report. Modules are imported when a question needs them.

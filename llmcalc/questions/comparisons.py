@@ -1,4 +1,4 @@
-"""Several models side by side, and other shapes of one budget."""
+"""The questions of `compare` (several models side by side) and of `shape` (other shapes of equal cost)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_compared(targets: bool, all_presets: bool, selection: Selection) -> No
 
 
 def ask_compare(
-    compared: Sequence[tuple[Preset, ParameterCount | None]],
+    compared_models: Sequence[tuple[Preset, ParameterCount | None]],
     seq: int | None = None,
     kv_dtype: str = "bfloat16",
     sort: str | None = None,
@@ -41,7 +41,7 @@ def ask_compare(
 ) -> ReportedAnswer:
     """Compares models side by side.
 
-    compared: the models, each with its parameters if they are counted already.
+    compared_models: the models, each with its parameters if they are counted already.
     seq: tokens per sequence; default the shortest usual sequence of the models.
     kv_dtype: format of the KV cache.
     sort: the quantity to order by, smallest first; default the given order.
@@ -52,23 +52,25 @@ def ask_compare(
     from ..reports.compare import Load, report
     from ..studies.compare import quantities, sort_order
 
-    tokens = min(usual_sequence(preset.model) for preset, _ in compared) if seq is None else seq  # the same for all
+    tokens = (
+        min(usual_sequence(preset.model) for preset, _ in compared_models) if seq is None else seq
+    )  # the same for all
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
     load = None if hardware is None else Load(hardware.title, users or 1)
     models = []
-    for preset, count in compared:
+    for preset, count in compared_models:
         with name_in_errors(preset):
             model = quantities(preset.model, tokens, kv_dtype, count)
             if hardware is not None:
-                model = replace(model, decoding=_decoding(preset, hardware, users or 1, tokens, kv_dtype))
+                model = replace(model, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype))
             models.append(model)
-    pairs = [(compared[i][0], models[i]) for i in sort_order(models, sort)]
+    pairs = [(compared_models[i][0], models[i]) for i in sort_order(models, sort)]
     return ReportedAnswer(tuple(pairs), lambda: report(pairs, layout, load=load))
 
 
-def _decoding(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
-    """The time of a token of every user; None for an encoder, and where weights and cache do not fit the accelerator.
+def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
+    """Returns seconds per token of every user; None for an encoder, or if weights and cache do not fit.
 
     tokens: of each sequence in the cache.
     """
@@ -85,7 +87,7 @@ def _decoding(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dt
 
 @dataclass(frozen=True)
 class ShapeQuestion:
-    """The question of `llmcalc shape`. The fields are its options; None for an option that is not given."""
+    """The question of `llmcalc shape`. A field is an option; None for an option that is not given."""
 
     params: str | int | None = None
     flops: str | float | None = None
@@ -109,7 +111,7 @@ class ShapeQuestion:
         literature: bool = False,
         flat: bool = False,
     ) -> ReportedAnswer:
-        """Finds shapes of the budget with the ratios of a model.
+        """Finds shapes of the budget's cost with the ratios of a model.
 
         target: the model; None for the standard model of the budget.
         read_model: function that reads it.
@@ -121,7 +123,11 @@ class ShapeQuestion:
         from ..studies.shape import budget_for, family, proportion, standard, study
 
         self._refuse_contradictions(overrides, target is None)
-        budgets = _count(self.params, "--params"), _count(self.flops, "--flops"), _count(self.tokens, "--tokens")
+        budgets = (
+            _parse_count(self.params, "--params"),
+            _parse_count(self.flops, "--flops"),
+            _parse_count(self.tokens, "--tokens"),
+        )
         preset = read_model(standard(*budgets) if target is None else target)
         target_model = None if target is None else preset.model
         seq = usual_sequence(preset.model) if self.seq is None else self.seq
@@ -131,7 +137,7 @@ class ShapeQuestion:
                 self.head_dim,
                 proportion(self.kv_ratio, "--kv-ratio"),
                 proportion(self.ffn_ratio, "--ffn-ratio"),
-                _count(self.vocab, "--vocab"),
+                _parse_count(self.vocab, "--vocab"),
                 self.tie,
             )
             budget = budget_for(target_model, *budgets, seq)
@@ -159,5 +165,5 @@ class ShapeQuestion:
                 )
 
 
-def _count(value: str | float | None, option: str) -> int | None:
+def _parse_count(value: str | float | None, option: str) -> int | None:
     return None if value is None else parse_count(str(value), option)

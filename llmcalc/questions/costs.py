@@ -1,4 +1,4 @@
-"""The question of `llmcalc cost`: days, hours of devices, energy and money of a training run, or of many requests."""
+"""The question of `llmcalc cost`: days, device-hours, energy and money of a training run or of many requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USUAL_STEP_TOKENS = 2**22
 
 @dataclass(frozen=True)
 class CostOptions:
-    """Options of cost, as they were typed; None for an option that was not given.
+    """The options of `llmcalc cost` as they were typed; None for an option that was not given.
 
     tokens: tokens that are trained on. step: a measured duration of a step.
     requests, input, output, concurrency, engine: of requests in place of tokens.
@@ -60,11 +60,11 @@ def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
     from ..reports.cost import report
 
     if (options.tokens is None) == (options.requests is None):
-        expected = (
+        expected_options = (
             "one of the two" if options.tokens is not None else "--tokens 15T to train, or --requests 1M to serve"
         )
         raise InputError(
-            f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected}"
+            f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected_options}"
         )
     hardware = question.hardware
     if hardware is None:
@@ -72,13 +72,13 @@ def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
     power = hardware.tdp_watts if options.power is None else positive("--power", options.power, "700")
     price = None if options.price is None else positive("--price", options.price, "2.5")
     if options.tokens is not None:
-        answer = _training(question, options, power, price)
+        answer = _training_cost(question, options, power, price)
     else:
-        answer = _serving(question, options, power, price)
+        answer = _serving_cost(question, options, power, price)
     return ReportedAnswer(answer, lambda: report(question.preset, hardware, answer))
 
 
-def _training(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
+def _training_cost(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
     for name in ("input", "output", "concurrency", "engine"):
         if getattr(options, name) is not None:
             raise InputError(f"{option(name)}: is of --requests; expected --requests in place of --tokens, or neither")
@@ -90,21 +90,23 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
     if devices is None:
         raise InputError("--devices: missing; expected the number of accelerators that train")
     assert options.tokens is not None
-    question, assumed = _with_usual_step(question, options)
+    question, assumed_options = _with_usual_step(question, options)
     assert question.settings.seq is not None
     batch = options.global_batch or _usual_batch(question.settings.seq, devices)
-    assumed += [] if options.global_batch is not None else [f"--global-batch {batch}"]
+    assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
     step_tokens = batch * question.settings.seq
     steps = -(-options.tokens // step_tokens)
     if options.step is not None:
         step = Amount.exactly(parse_duration("--step", options.step))
         cost = Cost(step.times(steps), devices, power, price)
-        return RunCost(cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed))
-    planned = _plan(question, options, batch)
-    fastest = planned.plan.feasible[0]
-    seconds = planned.range(fastest)
+        return RunCost(
+            cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed_options)
+        )
+    layout_plan = _plan_by_time(question, options, batch)
+    fastest_layout = layout_plan.plan.feasible[0]
+    seconds = layout_plan.range(fastest_layout)
     assert seconds is not None
-    assert planned.times is not None
+    assert layout_plan.times is not None
     step = seconds.amount
     cost = Cost(step.times(steps), devices, power, price)
     return RunCost(
@@ -115,39 +117,39 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
         step,
         step_tokens,
         range=seconds,
-        stack_title=planned.times.stack.title,
-        plan=planned,
-        assumed=tuple(assumed),
+        stack_title=layout_plan.times.stack.title,
+        plan=layout_plan,
+        assumed=tuple(assumed_options),
     )
 
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
-    """Returns the question as training, with the usual length if none is given; and a note of the assumption."""
-    settings, assumed = question.settings.with_(phase="training"), []
+    """Returns the question with training of the usual sequence length if none is given, and a note that says so."""
+    settings, assumed_options = question.settings.with_(phase="training"), []
     if settings.seq is None:
         spec = question.preset.model
-        longest = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING_SEQ
-        settings = settings.with_(seq=min(USUAL_TRAINING_SEQ, longest))
-        assumed.append(f"--seq {settings.seq}")
-    return replace(question, settings=settings), assumed
+        longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING_SEQ
+        settings = settings.with_(seq=min(USUAL_TRAINING_SEQ, longest_sequence_length))
+        assumed_options.append(f"--seq {settings.seq}")
+    return replace(question, settings=settings), assumed_options
 
 
 def _usual_batch(seq: int, devices: int) -> int:
-    """Sequences of a step: about 4M tokens, in equal parts for all devices, or for the most replicas of equal size."""
+    """Returns the sequences per step of a usual batch: about 4M tokens, divided equally over the replicas."""
     target_sequences = max(1, USUAL_STEP_TOKENS // seq)
     if devices <= target_sequences:
         return round(target_sequences / devices) * devices
     return next(number for number in range(target_sequences, 0, -1) if devices % number == 0)
 
 
-def _plan(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
-    """The plan by time. Raises `InputError` where no layout fits."""
+def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
+    """Returns the plan of layouts, sorted by time. Raises `InputError` if no layout fits."""
     from ..studies.plan import plan_of
 
     assert question.hardware is not None
     memory, layout = planned_run(question)
-    times = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
-    planned = plan_of(
+    time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
+    layout_plan = plan_of(
         memory,
         question.hardware,
         layout,
@@ -155,24 +157,24 @@ def _plan(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan
         1,
         by="time",
         nearest="never",
-        time_settings=lambda record: time_settings(question, record, times),
+        time_settings=lambda record: time_settings(question, record, time_options),
     )
-    if not planned.plan.feasible or planned.plan.feasible[0].seconds is None:
+    if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
         raise InputError(
-            f"--devices {layout.devices}: no layout of {planned.plan.tried:,} fits the memory of "
+            f"--devices {layout.devices}: no layout of {layout_plan.plan.tried:,} fits the memory of "
             f"{question.hardware.title}; expected more devices, --recompute full, or --step with a measured step"
         )
-    return planned
+    return layout_plan
 
 
 def _refuse_others(options: Any, names: tuple[str, ...]) -> None:
-    """Raises `InputError` for an option that a server under load does not have."""
+    """Raises `InputError` for an option that does not apply to a server under load."""
     for name in declared(type(options)):
         if name not in names and getattr(options, name) is not None:
             raise InputError(f"{option(name)}: does not change servers of --requests; remove it")
 
 
-def _serving(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
+def _serving_cost(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
     for name in ("step", "global_batch", "overlap"):
         if getattr(options, name) is not None:
             raise InputError(f"{option(name)}: is of training; expected --tokens in place of --requests")

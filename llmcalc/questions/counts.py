@@ -1,4 +1,4 @@
-"""Questions about counts: parameters, FLOPs, cache and their formulas, of a whole model or of one rank."""
+"""The questions about counts: parameters, FLOPs, cache and their formulas, of a model or of one rank."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class ParamsQuestion:
             else self.rank.share(preset.model, lambda model: params(model, self.include).total, "holds")
         )
         count = params(preset.model if share is None else share.model, self.include)
-        return Params.of_result(count, preset=preset, share=share, draft=_draft(preset, self.draft))
+        return Params.of_result(count, preset=preset, share=share, draft=_draft_of_target(preset, self.draft))
 
 
-def _draft(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:
-    """Returns the draft beside its target; None without one. pass_fields: as in `draft_of`."""
+def _draft_of_target(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:
+    """Returns the draft model beside its target; None without a draft. pass_fields: as in `draft_of`."""
     if draft is None:
         return None
     from ..studies.draft import draft_of
@@ -77,8 +77,8 @@ def _draft(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | 
     return draft_of(target, draft, **pass_fields)
 
 
-def _encoded(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs | None:
-    """Returns the images and audio of each sequence as the model reads them; None without any."""
+def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs | None:
+    """Returns the images and audio per sequence as the model reads them; None without images or audio."""
     if not inputs.is_given:
         return None
     from ..costs.encoders import encoded_inputs
@@ -94,7 +94,7 @@ def _check_inputs(inputs: Inputs, rank: RankRequest | None) -> None:
 
 
 def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> None:
-    """Raises `InputError` for a draft beside one rank of a layout."""
+    """Raises `InputError` for a draft model together with one rank of a layout."""
     if draft is not None and rank is not None and rank.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
 
@@ -110,14 +110,14 @@ def params_of_file(
     """
     if measure:
         if changed:
-            raise _refused("--measure: builds the class as the config says")
+            raise _refused_options("--measure: builds the class as the config says")
         if rank is not None and rank.has_options:
             raise InputError("--measure: counts a whole class; expected no layout")
-        return _measured(target)
+        return _measure_params(target)
     if not is_checkpoint(Path(target)):
         return None
     if changed:
-        raise _refused(f"{target}: a checkpoint's header is counted as it is")
+        raise _refused_options(f"{target}: a checkpoint's header is counted as it is")
     if rank is not None and rank.has_options:
         raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
     from ..reports.checkpoint import StoredParams
@@ -126,12 +126,12 @@ def params_of_file(
     return StoredParams(Path(target).name, read_checkpoint(Path(target)))
 
 
-def _refused(reason: str) -> InputError:
+def _refused_options(reason: str) -> InputError:
     options = ["--set", "--head", *(part.option for part in OPTIONAL_PARTS.values())]
     return InputError(f"{reason}; expected no {', '.join(options[:-1])} or {options[-1]}")
 
 
-def _measured(target: str) -> MeasuredParams:
+def _measure_params(target: str) -> MeasuredParams:
     from ..reports.measured import MeasuredParams
     from ..sources.hub import fetch_config
     from ..witnesses.measured import measure_config
@@ -145,7 +145,7 @@ def _measured(target: str) -> MeasuredParams:
 
 @frozen
 class FlopsQuestion:
-    """The question of `llmcalc flops`. The fields are the arguments of `llmcalc.flops`.
+    """The question of `llmcalc flops`. A field is an argument of `llmcalc.flops`.
 
     phase: the pass; None (default) for the forward pass, or for a training step of a measured run.
     conventions: whether to compare with rules of thumb.
@@ -212,7 +212,7 @@ class FlopsQuestion:
         from ..reports.flops import Flops
 
         run = self._run_config(preset, self.attn_implementation, self.recompute)
-        inputs = _encoded(preset, self.inputs, self.batch)
+        inputs = _encoded_inputs(preset, self.inputs, self.batch)
         if inputs is not None:
             grown = "context" if run.phase == "decode" else "seq"
             run = run.with_workload(**{grown: getattr(run.workload, grown) + inputs.added_tokens})
@@ -226,10 +226,12 @@ class FlopsQuestion:
         else:
             count = flops(share.model, share.run_config(run), self.include)
         if self.measured is not None and self.measured.is_given:
-            once = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
-            return Flops.of_result(count, preset=preset, utilization=self.measured.compare(once, count))
+            pass_flops = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
+            return Flops.of_result(count, preset=preset, utilization=self.measured.compare(pass_flops, count))
         workload = run.workload
-        draft = _draft(preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run)
+        draft = _draft_of_target(
+            preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run
+        )
         if not self.conventions:
             return Flops.of_result(count, preset=preset, share=share, draft=draft)
         from ..studies.rules import conventions
@@ -239,7 +241,7 @@ class FlopsQuestion:
 
 @frozen
 class CacheQuestion:
-    """The question of `llmcalc kv`. The fields are the arguments of `llmcalc.kv`.
+    """The question of `llmcalc kv`. A field is an argument of `llmcalc.kv`.
 
     rank: the rank of a layout; None (default) for the whole model.
     draft: a draft of speculative decoding beside the model; None (default) without one.
@@ -261,12 +263,12 @@ class CacheQuestion:
             raise InputError(f"--cp {self.rank.sizes['cp']}: splits the sequences of training; expected no --cp")
 
     def answer(self, preset: Preset) -> Cache:
-        """Computes the cache of a model."""
+        """Computes the bytes of a model's cache."""
         from ..costs.cache import CacheSize, kv
         from ..costs.context_length import usual_context
         from ..reports.kv import Cache
 
-        inputs, seq = _encoded(preset, self.inputs, self.batch), self.seq
+        inputs, seq = _encoded_inputs(preset, self.inputs, self.batch), self.seq
         if inputs is not None:
             seq = (usual_context(preset.model) if seq is None else seq) + inputs.added_tokens
 
@@ -276,7 +278,9 @@ class CacheQuestion:
         share = None if self.rank is None else self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
         size = cache(preset.model if share is None else share.model)
         sequences = {"batch": size.workload.batch, "seq": size.workload.seq, "kv_dtype": self.kv_dtype}
-        return Cache.of_result(size, preset=preset, share=share, draft=_draft(preset, self.draft, **sequences))
+        return Cache.of_result(
+            size, preset=preset, share=share, draft=_draft_of_target(preset, self.draft, **sequences)
+        )
 
 
 APPLIES_TO = {
@@ -295,7 +299,7 @@ USUAL_STACKS: dict[PassPhase, str] = {"training": "torch", "prefill": "vllm", "d
 
 @frozen
 class ExplainQuestion:
-    """The question of `llmcalc explain`: which formulas, and the values at which they are evaluated.
+    """The question of `llmcalc explain`: the formulas to explain, and the values at which they are evaluated.
 
     node: a part, by the end of its path; None for the whole model.
     quantity: the quantity to explain.
@@ -344,7 +348,7 @@ class ExplainQuestion:
             raise InputError("--latex: has no form of times; expected --quantity of params, flops, kv or activations")
 
     def answer(self, preset: Preset, records: bool = False) -> ReportedAnswer:
-        """Explains the formulas of a model. records: whether tables have raw values."""
+        """Explains the formulas of a model. records: whether tables have raw values instead of texts."""
         from ..costs.context_length import usual_sequence
         from ..costs.params import params
         from ..reports.answer import ReportedAnswer
@@ -376,7 +380,7 @@ class ExplainQuestion:
         return ReportedAnswer(explanation, lambda: built_report)
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:
-        """Explains the seconds of kernels: of a token of each sequence, unless another phase is asked for."""
+        """Explains the seconds of kernels when decoding a token per sequence, unless another phase is set."""
         from ..reports.answer import ReportedAnswer
         from ..reports.time_formulas import report
         from ..sources.hardware import find_hardware

@@ -1,4 +1,4 @@
-"""Questions about differences between two models, or of files since a commit."""
+"""The questions about differences between two models, or between a commit's files and today's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The pairs of models to compare, and the skipped files. skipped: file → reason."""
+    """The pairs of models to compare, and the files that are not compared. skipped: file → reason."""
 
     pairs: Sequence[Pair]
     skipped: Mapping[Path, str]
@@ -78,12 +78,16 @@ def changes_to_compare(
     reasons = {path: _reason_to_skip(path, git) for path in paths} if models_only else {}
     skipped = {path: reason for path, reason in reasons.items() if reason}
     return Changes(
-        [_versions(path, git, read_model, head, allow_unknown) for path in paths if path not in skipped], skipped
+        [_versions_of_file(path, git, read_model, head, allow_unknown) for path in paths if path not in skipped],
+        skipped,
     )
 
 
 def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
-    """Computes the differences of every pair. seq: tokens per sequence; default the shorter context length."""
+    """Computes the differences of every pair.
+
+    seq: tokens per sequence; default the shorter context length of a pair.
+    """
     differences, reports = [], []
     for before, after, title, unread in changes.pairs:
         with name_in_errors(after or before):
@@ -97,15 +101,15 @@ def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16
 
 
 def _reason_to_skip(path: Path, ref: str) -> str:
-    """Returns why a file is not a model's config, neither now nor at a commit; empty if it is, as any TOML file."""
+    """Returns why a file is no model's config, neither now nor at a commit; empty if it may be one."""
     if path.is_symlink():
         return "is a link"
     if path.suffix != ".json":
         return ""
     reasons: list[str] = []
-    for read in (_text_now, partial(text_at, ref)):
+    for read_version in (_text_now, partial(text_at, ref)):
         try:
-            text = read(path)
+            text = read_version(path)
         except NotAModelText as error:
             reasons.append(str(error))
             continue
@@ -128,20 +132,24 @@ def _text_now(path: Path) -> str | None:
         raise NotAModelText(str(error)) from None
 
 
-def _versions(path: Path, ref: str, read_model: Callable[[Any], Preset], head: Any, allow_unknown: bool) -> Pair:
-    """Reads a file's model at a commit and now; None if the file did not exist or could not be read."""
+def _versions_of_file(
+    path: Path, ref: str, read_model: Callable[[Any], Preset], head: Any, allow_unknown: bool
+) -> Pair:
+    """Reads a file's model at a commit and now; None for a version that does not exist or cannot be read."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
     text = text_at(ref, path)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-    before, unread = None, ""
-    after = read_model(str(path)) if path.exists() else None
+    model_before, unread = None, ""
+    model_now = read_model(str(path)) if path.exists() else None
     try:
-        before = None if text is None else load_text(text, f"{name} ({ref})", f"{ref}:{path}", (), head, allow_unknown)
+        model_before = (
+            None if text is None else load_text(text, f"{name} ({ref})", f"{ref}:{path}", (), head, allow_unknown)
+        )
     except InputError as error:
-        if after is None:
+        if model_now is None:
             raise
         unread = str(error)
-    if before is None and after is None:
+    if model_before is None and model_now is None:
         raise InputError(f"{path}: exists neither here nor in {ref}; expected a config.json or a .toml description")
-    return Pair(before, after, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread)
+    return Pair(model_before, model_now, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread)

@@ -1,4 +1,4 @@
-"""Durations as people type them."""
+"""Parses durations as people type them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ LONGEST = 1e9
 DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def parse_duration(where: str, text: Any) -> float:
-    """Parses a duration in seconds: `8.1s`, `810ms`, `8.1`. Raises `InputError` for other text."""
+def parse_duration(option_name: str, text: Any) -> float:
+    """Parses a duration in seconds: `8.1s`, `810ms`, `8.1`.
+
+    Raises `InputError`, which names `option_name`, for other text.
+    """
     match = DURATION.fullmatch(str(text).strip()) if isinstance(text, str | int | float) else None
     seconds = 0.0 if match is None else float(match[1]) * DURATION_UNITS[match[2] or "s"]
     if not 0 < seconds < LONGEST:
-        raise InputError(f"{where}: {shown(text)}; expected a duration such as 8.1s, 35ms or 12min")
+        raise InputError(f"{option_name}: {shown(text)}; expected a duration such as 8.1s, 35ms or 12min")
     return seconds

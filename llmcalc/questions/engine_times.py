@@ -1,4 +1,4 @@
-"""The time of a token of every user of an engine's server, for the layouts that `fit --engine` lists."""
+"""The timed decoding of a serving engine's users, for the layouts that `fit --engine` lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMED_CACHES = {"auto": None, "bf16": None, "bfloat16": None, "fp8": "fp8", "fp8
 def option_time(
     preset: Preset, record: Engine, version: EngineVersion, option: EngineOption, users: int
 ) -> TimedRun | None:
-    """Returns the time of a token of all users, whose requests are as long as the longest.
+    """Returns the timed decoding of one token of all users, whose requests have the longest length.
 
     None for a layout that does not hold the users, and where no stack times what the engine does: layers on the host,
     drafted tokens, weights in a format that a flag of the engine says, and experts divided over copies of attention.

@@ -1,4 +1,4 @@
-"""Questions about serving engines: whether one starts, for how many users, and on which accelerators."""
+"""The questions about serving engines: whether an engine starts, for how many users, and on which accelerators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_DEVICES = 64
 
 @dataclass(frozen=True)
 class EngineQuestion:
-    """A question about engines. engines: each `NAME` or `NAME==VERSION`. values: the flags as they were given.
+    """A question about serving engines. engines: each `NAME` or `NAME==VERSION`. values: the engine's flags as typed.
 
     hardware: the accelerator; None if none is named. quantize: scheme of the weights; default the checkpoint's.
     receipt: a log whose measured terms stand in place of estimates; None for none.
@@ -47,7 +47,7 @@ class EngineQuestion:
 
     @contextmanager
     def place_in_errors(self) -> Iterator[None]:
-        """Within the context an error names the launch file, and the server's place in it."""
+        """Returns a context in which an error names the launch file and the server's line in it."""
         try:
             yield
         except InputError as error:
@@ -56,16 +56,17 @@ class EngineQuestion:
             raise InputError(f"{self.launch.at}: {error}") from None
 
     def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
-        """Yields the memory of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
+        """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
-            unknown = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
+            unknown_text = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
             raise InputError(
-                f"--hardware: missing; an engine's budget is a share of the device's memory (such as h100){unknown}"
+                "--hardware: missing; an engine's budget is a share of the device's memory (such as "
+                f"h100){unknown_text}"
             )
         accelerator = find_hardware(self.hardware)
         for text in self.engines:
             record, version = engine_and_version(text)
-            hardware = _served(record, accelerator)
+            hardware = _served_accelerator(record, accelerator)
             flags = self.flags(record)
             receipt = self.receipt_of(record, version)
             if receipt is not None:
@@ -78,7 +79,7 @@ class EngineQuestion:
             yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(changes), launch=self.launch)
 
     def receipt_of(self, record: Engine, version: EngineVersion) -> ReceiptFile | None:
-        """Returns the receipt for an engine; None for none."""
+        """Returns the receipt (a measured log) for an engine; None without a receipt."""
         return None if self.receipt is None else ReceiptFile(self.receipt, self.preset, record, version)
 
     def flags(self, record: Engine) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def engine_questions(
     receipt: str | None = None,
     allow_unknown: bool = False,
 ) -> list[EngineQuestion]:
-    """Returns the questions about the servers that a launch file starts, or without a file about engines with TARGET.
+    """Returns the questions about a launch file's servers, or without a file about engines that serve TARGET.
 
     target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
     engines: with a file, engines that were typed beside it, whose versions replace the file's.
@@ -113,8 +114,8 @@ def engine_questions(
     from ..frameworks.server_files.read import servers_of
     from .runs import model_of_file
 
-    named = engines[0].partition("==")[0].strip().lower() if engines else ""
-    servers = servers_of(launch, allow_unknown, values, named)
+    engine_name = engines[0].partition("==")[0].strip().lower() if engines else ""
+    servers = servers_of(launch, allow_unknown, values, engine_name)
     if engines and not servers:
         raise InputError(f"--engine {engines[0]}: {launch} starts no such server; remove the option")
     if not servers:
@@ -152,7 +153,7 @@ def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuesti
 
 
 def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
-    """Computes the terms of engines' memory on an accelerator. `.ok` says whether all of them start."""
+    """Computes the memory terms of engines on an accelerator. `.ok` says whether all of them start."""
     from ..reports.engine import memory_report
 
     uses = list(question.uses())
@@ -161,7 +162,7 @@ def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
 
 
 def ask_engine_cache(question: EngineQuestion) -> ReportedAnswer:
-    """Computes the cache that engines allocate. `.ok` says whether all of them start."""
+    """Computes the KV cache that engines allocate. `.ok` says whether all of them start."""
     from ..reports.engine import cache_report
 
     uses = list(question.uses(with_changes=False))
@@ -172,7 +173,7 @@ def ask_engine_cache(question: EngineQuestion) -> ReportedAnswer:
 def ask_engine_fit(
     question: EngineQuestion, users: int | None = None, seq: int | None = None, devices: int | None = None
 ) -> ReportedAnswer:
-    """Finds the fewest accelerators on which an engine starts and its cache holds that many users.
+    """Finds the fewest accelerators on which an engine starts and its cache holds the given number of users.
 
     users: requests at once; default 1. seq: tokens of each; default the longest request. devices: at most that many.
     Raises `InputError` for several engines and for flags that contradict the users.
@@ -190,7 +191,7 @@ def ask_engine_fit(
     names: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
-        else [_served(record, find_hardware(question.hardware))]
+        else [_served_accelerator(record, find_hardware(question.hardware))]
     )
     receipt = question.receipt_of(record, version)
 
@@ -202,7 +203,9 @@ def ask_engine_fit(
         option
         for hardware in names
         if record.runs_on(hardware)
-        for option in _fewest(question.preset, record, version, hardware, flags_on(hardware), user_count, max_devices)
+        for option in _fewest_devices(
+            question.preset, record, version, hardware, flags_on(hardware), user_count, max_devices
+        )
     ]
     if not options:
         raise InputError("--devices: no layout divides the model over so many; expected another number")
@@ -212,7 +215,7 @@ def ask_engine_fit(
         hardware = options[0].hardware
         layout = options[0].flags if options[0].memory.devices > 1 else {}  # what a single device lacks is a change
         flags_of_devices = {**flags_on(hardware), **layout}
-        unchanged = record.memory_on(question.preset, hardware, version, flags_of_devices)
+        unchanged_memory = record.memory_on(question.preset, hardware, version, flags_of_devices)
         changes = [
             for_users(change, user_count)
             for change in record.changes_on(question.preset, hardware, version, flags_of_devices)
@@ -223,7 +226,7 @@ def ask_engine_fit(
             version,
             hardware,
             flags_of_devices,
-            unchanged,
+            unchanged_memory,
             tuple(changes),
             launch=question.launch,
         )
@@ -237,25 +240,25 @@ def ask_engine_fit(
     is_named = question.hardware is not None
 
     def report() -> Report:
-        times = [option_time(question.preset, record, version, option, user_count) for option in options]
-        return fit_report(use, options, times, user_count, is_named)
+        token_times = [option_time(question.preset, record, version, option, user_count) for option in options]
+        return fit_report(use, options, token_times, user_count, is_named)
 
     return ReportedAnswer(options, report, serves)
 
 
 def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
-    """Returns the option with the receipt's remarks, which the answer prints."""
+    """Returns the option with the notes of the receipt, which the answer prints."""
     memory = option.memory
     return replace(option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
 def for_users(change: Change, users: int) -> Change:
-    """Returns the change, which starts only where its cache holds that many users."""
+    """Returns the change of flags; its engine counts as started only if the cache holds the users."""
     return change._replace(starts=change.starts and change.max_concurrency >= users)
 
 
 def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
-    """Removes the length that a launch file sets, so that the users' length replaces it."""
+    """Removes the length that a launch file sets, so that the length of the users' requests replaces it."""
     length_field = record.instead["--seq"].lstrip("-").replace("-", "_")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)
@@ -264,10 +267,10 @@ def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str
 def _flags_for_users(
     record: Engine, preset: Preset, flags: dict[str, Any], users: int, seq: int | None
 ) -> dict[str, Any]:
-    """Returns the flags of a server for so many users of `seq` tokens. Raises `InputError` for a second length."""
+    """Returns a server's flags for `users` sequences of `seq` tokens. Raises `InputError` for a second length."""
     if record.serving is not None:
-        served: dict[str, Any] = record.serving(preset, flags, users, seq)
-        return served
+        serving_flags: dict[str, Any] = record.serving(preset, flags, users, seq)
+        return serving_flags
     length_flag = record.instead["--seq"]
     length_field = length_flag.lstrip("-").replace("-", "_")
     if seq is not None and flags.get(length_field, seq) != seq:
@@ -275,7 +278,7 @@ def _flags_for_users(
     return flags | ({} if seq is None else {length_field: seq})
 
 
-def _served(record: Engine, hardware: Hardware) -> Hardware:
+def _served_accelerator(record: Engine, hardware: Hardware) -> Hardware:
     """Returns the accelerator. Raises `InputError` for one on which the engine does not run."""
     if not record.runs_on(hardware):
         vendors = " or ".join(record.vendors)
@@ -283,7 +286,7 @@ def _served(record: Engine, hardware: Hardware) -> Hardware:
     return hardware
 
 
-def _fewest(
+def _fewest_devices(
     preset: Preset,
     record: Engine,
     version: EngineVersion,
@@ -292,18 +295,18 @@ def _fewest(
     users: int,
     max_devices: int,
 ) -> list[EngineOption]:
-    """Returns the layout with the fewest devices that holds all users, else the largest; none if none is possible.
+    """Returns the layout with the fewest devices that holds all users, else the largest; None if none is possible.
 
     Of an engine that shows alternatives, those are all layouts of that many devices that hold all users.
     """
-    serving: list[EngineOption] = []
-    largest: list[EngineOption] = []
+    serving_options: list[EngineOption] = []
+    largest_options: list[EngineOption] = []
     for layout_flags, memory in record.layouts(preset, hardware, version, flags, max_devices):
         serves = memory.starts and memory.max_concurrency >= users
-        if serving and memory.devices > serving[0].memory.devices:
+        if serving_options and memory.devices > serving_options[0].memory.devices:
             break
-        largest = [EngineOption(hardware, layout_flags, memory, serves)]
-        serving += largest if serves else []
-        if serving and not record.shows_alternatives:
+        largest_options = [EngineOption(hardware, layout_flags, memory, serves)]
+        serving_options += largest_options if serves else []
+        if serving_options and not record.shows_alternatives:
             break
-    return serving or largest
+    return serving_options or largest_options

@@ -1,4 +1,4 @@
-"""Questions about presets and accelerators, and the conversion of a model into another form."""
+"""The questions that list presets and accelerators, and the conversion of a model into another file format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FRESH = timedelta(days=180)
 
 
 def is_stale(preset: Preset, today: date) -> bool:
-    """Whether no source of a preset was read within `FRESH` before a day."""
+    """Whether a preset's sources were all read more than `FRESH` before the given day."""
     return preset.checked is None or today - preset.checked > FRESH
 
 
@@ -49,14 +49,18 @@ def select_presets(selection: Selection, names: Sequence[str] | None = None) -> 
 
     Raises `InputError` if none passes.
     """
-    counted = [(preset, params(preset.model)) for preset in map(load_preset, model_names() if names is None else names)]
+    counted_presets = [
+        (preset, params(preset.model)) for preset in map(load_preset, model_names() if names is None else names)
+    ]
     selection = replace(
-        selection, attention=require_attention(selection.attention, [preset.model for preset, _ in counted])
+        selection, attention=require_attention(selection.attention, [preset.model for preset, _ in counted_presets])
     )
-    selected = [(preset, count) for preset, count in counted if selection.takes(preset.model, count.total)]
-    if not selected:
+    selected_presets = [
+        (preset, count) for preset, count in counted_presets if selection.takes(preset.model, count.total)
+    ]
+    if not selected_presets:
         raise InputError("no preset passes the filters; expected fewer filters (llmcalc presets lists all)")
-    return selected
+    return selected_presets
 
 
 def ask_presets(
@@ -67,7 +71,7 @@ def ask_presets(
     stale: bool = False,
     today: date | None = None,
 ) -> Listing:
-    """Lists the presets whose name is or contains one of these.
+    """Lists the presets whose name equals or contains a given name.
 
     details: whether each is described in full.
     stale: whether only those are listed whose sources were not read within `FRESH` before `today`, by default the date.
@@ -78,24 +82,24 @@ def ask_presets(
     if sort not in SORTS:
         suggestion = suggest(sort, list(SORTS))
         raise InputError(f"--sort: '{sort}' is not known; expected one of {', '.join(SORTS)}.{suggestion}".rstrip("."))
-    matching, exact = search_presets(list(names))
+    matching, is_exact = search_presets(list(names))
     if stale:
         day = date.today() if today is None else today
         matching = [name for name in matching if is_stale(load_preset(name), day)]
         if not matching:
             raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
-    listed = sorted(select_presets(selection, matching), key=SORTS[sort])
-    in_full = details or exact
-    return Listing(tuple(listed), lambda: report(listed, in_full), in_full=in_full)
+    listed_presets = sorted(select_presets(selection, matching), key=SORTS[sort])
+    in_full = details or is_exact
+    return Listing(tuple(listed_presets), lambda: report(listed_presets, in_full), in_full=in_full)
 
 
 def ask_hardware(names: Sequence[str] = ()) -> Listing:
-    """Describes the accelerators of these names in full; without names lists all."""
+    """Describes the named accelerators in full; without names lists all accelerators."""
     from ..reports.hardware import report
     from ..sources.hardware import find_hardware, hardware_names, load_hardware
 
-    listed = [find_hardware(name) for name in names] or [load_hardware(name) for name in hardware_names()]
-    return Listing(tuple(listed), lambda: report(listed, bool(names)), in_full=bool(names))
+    listed_accelerators = [find_hardware(name) for name in names] or [load_hardware(name) for name in hardware_names()]
+    return Listing(tuple(listed_accelerators), lambda: report(listed_accelerators, bool(names)), in_full=bool(names))
 
 
 def convert_model(preset: Preset, to: Written) -> str:

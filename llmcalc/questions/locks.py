@@ -1,4 +1,4 @@
-"""Questions about lock files: what models cost, written down, and what differs from it."""
+"""The questions about lock files: the recorded costs of models, and values that differ from the recorded ones."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MOST_MODELS = 1000
 
 @dataclass(frozen=True)
 class LockFile:
-    """A lock file, as it was read. version: of llmcalc, that wrote it. models: target → its entry."""
+    """A lock file's content. version: the llmcalc that wrote it. models: target → the model's entry."""
 
     version: str
     models: dict[str, dict[str, Any]]
 
 
-def ask_lock(targets: Sequence[str], read: Callable[[str], Preset]) -> ReportedAnswer:
-    """Writes down what models cost; the result is their entries (`studies.lock.Locked`).
+def ask_lock(targets: Sequence[str], read_model: Callable[[str], Preset]) -> ReportedAnswer:
+    """Counts the costs of models for a lock file; the result is their entries (`studies.lock.Locked`).
 
-    targets: names or paths, which a check reads again. read: reads one.
+    targets: names or paths, which a check reads again. read_model: reads one.
     Raises `InputError` for standard input, for a model that is named twice, and for one that cannot be counted.
     """
     from ..reports.lock import report
@@ -42,29 +42,31 @@ def ask_lock(targets: Sequence[str], read: Callable[[str], Preset]) -> ReportedA
             raise InputError("TARGET: '-' cannot be read again by --check; expected a preset's name or a path")
         if targets.count(target) > 1:
             raise InputError(f"TARGET: {target} is given more than once; expected it once")
-        preset = read(target)
+        preset = read_model(target)
         with name_in_errors(preset):
             entries.append(locked_model(preset))
     return ReportedAnswer(tuple(entries), lambda: report(entries))
 
 
-def ask_lock_check(file: Path, read: Callable[[str], Preset]) -> ReportedAnswer:
-    """Counts the models of a lock file again; the result is what differs (`studies.lock.Change`), `ok` whether nothing.
+def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedAnswer:
+    """Counts the models of a lock file again.
+
+    The result is the changes (`studies.lock.Change`); `ok` if there are none.
 
     Raises `InputError` for a file that is no lock file, and for a model that cannot be read any more.
     """
     from ..reports.lock import check_report
     from ..studies.lock import changes_of
 
-    locked = read_lock_file(file)
-    now = ask_lock(list(locked.models), read).result
+    lock_file = read_lock_file(file)
+    entries = ask_lock(list(lock_file.models), read_model).result
     changes = tuple(
         change
-        for entry, before in zip(now, locked.models.values(), strict=True)
-        for change in changes_of(before, entry.data)
+        for entry, locked_entry in zip(entries, lock_file.models.values(), strict=True)
+        for change in changes_of(locked_entry, entry.data)
     )
     return ReportedAnswer(
-        changes, lambda: check_report(str(file), locked.version, len(locked.models), changes), not changes
+        changes, lambda: check_report(str(file), lock_file.version, len(lock_file.models), changes), not changes
     )
 
 

@@ -1,4 +1,4 @@
-"""Questions about logs: the terms that a start-up log or an out-of-memory message prints, beside computed ones."""
+"""The questions about logs: memory terms of a start-up log or an out-of-memory message beside computed terms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ CONSEQUENCES = ("budget", "kv_cache")
 
 @dataclass(frozen=True)
 class LogQuestion:
-    """A question about a log. file: its path, or `-`. preset: the model; None for the one that the log names.
+    """A question about a log. file: its path, or `-` for stdin.
+
+    preset: the model; None for the model that the log names.
 
     engine: `NAME==VERSION`; None for those of the log. hardware: the accelerator; None for that of the log.
     quantize: scheme of the weights; None for the checkpoint's.
@@ -51,7 +53,7 @@ class LogQuestion:
 
 @dataclass
 class _Run:
-    """The run of a log, as far as it is known. missing, notes: filled while it is read."""
+    """What is known of the run that a log describes. missing, notes: filled while the log is read."""
 
     reading: LogReading
     question: LogQuestion
@@ -59,7 +61,7 @@ class _Run:
     notes: list[str] = field(default_factory=list)
 
     def preset(self) -> Preset | None:
-        """The model: the user's, or the preset that the log names."""
+        """The model of the run: the user's, or the preset that the log names."""
         if self.question.preset is not None:
             return self.question.preset
         preset = known_model(self.reading.model)
@@ -67,12 +69,14 @@ class _Run:
             term.per_parameter or term.name == "kv_buffer" for term in self.reading.terms
         )
         if preset is None and needs_model:
-            where = f"the log names {one_line(self.reading.model)}" if self.reading.model else "the log names none"
-            self.missing.append(f"the model: {where}; expected TARGET too")
+            place_in_error = (
+                f"the log names {one_line(self.reading.model)}" if self.reading.model else "the log names none"
+            )
+            self.missing.append(f"the model: {place_in_error}; expected TARGET too")
         return preset
 
     def hardware(self) -> Hardware | None:
-        """The accelerator that the user names, else the log's, with the memory that the log states."""
+        """The accelerator of the run: the user's, else the log's, with the memory size that the log states."""
         total, name = self.reading.total, self.question.hardware
         hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
         if hardware is None and total and total >= 2**20:
@@ -85,12 +89,12 @@ class _Run:
         return hardware
 
 
-def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
-    """Returns the flags of a log that the engine's record knows, and a note for each that it refuses."""
+def read_flags(log_reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
+    """Returns the flags of a log that the engine's record knows, and a note for each refused flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
     flags: dict[str, Any] = {}
     notes: list[str] = []
-    for name, value in reading.flags.items():
+    for name, value in log_reading.flags.items():
         if name not in flag_by_field or value in ("auto", ""):
             continue
         try:
@@ -102,7 +106,7 @@ def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], lis
 
 
 def _named_hardware(name: str) -> Hardware | None:
-    """Returns the accelerator of a name as drivers print it, such as `NVIDIA GeForce RTX 3090`; None if unknown."""
+    """Returns the accelerator by the name that drivers print, such as `NVIDIA GeForce RTX 3090`; None if unknown."""
     for prefix in ("NVIDIA ", "GeForce ", "AMD ", "Instinct "):
         name = name.removeprefix(prefix)
     for spelling in (name, name.partition(" HBM")[0]) if name else ():
@@ -114,44 +118,52 @@ def _named_hardware(name: str) -> Hardware | None:
 
 
 def ask_log(question: LogQuestion) -> ReportedAnswer:
-    """Reads a log and compares its terms with computed ones. Raises `InputError` for a log that is not understood."""
+    """Reads a log and compares its memory terms with computed ones. Raises `InputError` for an unknown kind of log."""
     from ..reports.log import log_report
 
-    explained = explained_log(question)
-    return ReportedAnswer(explained, lambda: log_report(explained))
+    answer = explained_log(question)
+    return ReportedAnswer(answer, lambda: log_report(answer))
 
 
 def explained_log(question: LogQuestion) -> ExplainedLog:
-    """Returns the bytes that a log states beside those that are computed for its run."""
-    reading = read_log(question.file, read_log_text(question.file))
-    run = _Run(reading, question)
+    """Returns the bytes that a log states, beside the bytes that llmcalc computes for the same run."""
+    log_reading = read_log(question.file, read_log_text(question.file))
+    run = _Run(log_reading, question)
     preset = run.preset()
-    computed: dict[tuple[str, str], int] = {}
+    computed_bytes: dict[tuple[str, str], int] = {}
     memory: EngineMemory | None = None
     hardware: Hardware | None = None
     version: EngineVersion | None = None
     flag = ""
-    if reading.program in FOLDERS:
+    if log_reading.program in FOLDERS:
         hardware = run.hardware()
         if preset is not None and hardware is not None:
             version, memory, flag = _engine_run(run, preset, hardware)
         elif preset is not None:
-            _, memory, _ = _engine_run(_Run(reading, question), preset, ANY_DEVICE, with_cache_of_log=True)
+            _, memory, _ = _engine_run(_Run(log_reading, question), preset, ANY_DEVICE, with_cache_of_log=True)
     if memory is not None:
-        computed = {(term.name, term.device): term.bytes for term in memory.terms if term.bytes}
-        computed |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
-    is_placed = memory is not None and memory.layout is None and "n_gpu_layers" in reading.flags
+        computed_bytes = {(term.name, term.device): term.bytes for term in memory.terms if term.bytes}
+        computed_bytes |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
+    is_placed = memory is not None and memory.layout is None and "n_gpu_layers" in log_reading.flags
     if is_placed and NO_MEMORY in run.missing:  # layers lie where the log says, whatever memory the devices have
         run.missing.remove(NO_MEMORY)
     if memory is not None and hardware is None and not is_placed:
         known = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in memory.settings else [])}
-        computed = {key: size for key, size in computed.items() if key in known}
-    terms = tuple(_compared(term, reading, preset, computed) for term in reading.terms)
-    if reading.program not in FOLDERS and any(term.computed is None for term in terms):
-        run.missing.append(f"the settings of the run: a log of {reading.title} does not have them")
-    off, flag = _off(reading, terms, flag)
+        computed_bytes = {key: size for key, size in computed_bytes.items() if key in known}
+    terms = tuple(_compared_term(term, log_reading, preset, computed_bytes) for term in log_reading.terms)
+    if log_reading.program not in FOLDERS and any(term.computed is None for term in terms):
+        run.missing.append(f"the settings of the run: a log of {log_reading.title} does not have them")
+    wrong_term, flag = _wrong_term_and_flag(log_reading, terms, flag)
     return ExplainedLog(
-        reading, terms, preset, hardware, version, off, flag, tuple(run.missing), tuple(dict.fromkeys(run.notes))
+        log_reading,
+        terms,
+        preset,
+        hardware,
+        version,
+        wrong_term,
+        flag,
+        tuple(run.missing),
+        tuple(dict.fromkeys(run.notes)),
     )
 
 
@@ -162,21 +174,23 @@ CACHE_SIZE = "kv_cache_memory_bytes"
 def _engine_run(
     run: _Run, preset: Preset, hardware: Hardware, with_cache_of_log: bool = False
 ) -> tuple[EngineVersion | None, EngineMemory | None, str]:
-    """Returns the version, the memory of the engine, and the first change with which it starts where it did not.
+    """Returns the engine's version, its memory, and if it did not start the first change with which it starts.
 
     with_cache_of_log: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
-    reading = run.reading
-    name = run.question.engine or reading.program + (f"=={reading.version}" if reading.version else "")
+    log_reading = run.reading
+    name = run.question.engine or log_reading.program + (f"=={log_reading.version}" if log_reading.version else "")
     record, version = engine_and_version(name)
-    if record.name != reading.program:
-        raise InputError(f"--engine {run.question.engine}: the log is of {reading.title}; expected {reading.program}")
-    flags, notes = read_flags(reading, record)
+    if record.name != log_reading.program:
+        raise InputError(
+            f"--engine {run.question.engine}: the log is of {log_reading.title}; expected {log_reading.program}"
+        )
+    flags, notes = read_flags(log_reading, record)
     run.notes.extend(notes)
-    cache = next((term.value for term in reading.terms if term.name == "kv_cache" and term.value > 0), 0)
+    cache = next((term.value for term in log_reading.terms if term.name == "kv_cache" and term.value > 0), 0)
     if with_cache_of_log and cache and any(flag.field == CACHE_SIZE for flag in record.known_flags()):
         flags[CACHE_SIZE] = cache
-    scheme = run.question.quantize or reading.scheme
+    scheme = run.question.quantize or log_reading.scheme
     if scheme:
         flags["quantize"] = scheme
     try:
@@ -191,11 +205,11 @@ def _engine_run(
         except InputError as second:
             run.missing.append(str(second))
             return version, None, ""
-    if record.budgets_free_memory and reading.free is not None:
-        flags[FIELD] = Receipt(run.question.file, in_use_before(reading, hardware), memory.settings)
+    if record.budgets_free_memory and log_reading.free is not None:
+        flags[FIELD] = Receipt(run.question.file, in_use_before(log_reading, hardware), memory.settings)
         memory = record.memory_on(preset, hardware, version, flags)
     word = _fp8_word(record, flags)
-    if word and _halves_the_cache(reading, memory):
+    if word and _halves_the_cache(log_reading, memory):
         flags["kv_cache_dtype"] = word
         memory = record.memory_on(preset, hardware, version, flags)
         run.notes.append(
@@ -203,59 +217,62 @@ def _engine_run(
             "log does not show; the checkpoint may say so"
         )
     run.notes.extend(memory.notes)
-    if not reading.refused:
+    if not log_reading.refused:
         return version, memory, ""
-    measured = {term.name: term.value for term in reading.terms if term.unit == "bytes"}
-    receipt = Receipt(run.question.file, in_use_before(reading, hardware) | measured, memory.settings)
+    measured_bytes = {term.name: term.value for term in log_reading.terms if term.unit == "bytes"}
+    receipt = Receipt(run.question.file, in_use_before(log_reading, hardware) | measured_bytes, memory.settings)
     changes = record.changes_on(preset, hardware, version, {**flags, FIELD: receipt})
     return version, memory, next((change.flag for change in changes if change.starts), "")
 
 
-def in_use_before(reading: LogReading, hardware: Hardware) -> dict[str, int]:
-    """Returns the term of memory that was in use before loading; empty if the log does not state the free memory."""
-    return {} if reading.free is None else {"non_torch": hardware.capacity_bytes - reading.free}
+def in_use_before(log_reading: LogReading, hardware: Hardware) -> dict[str, int]:
+    """Returns the memory in use before loading, as a term; empty if the log does not state the free memory."""
+    return {} if log_reading.free is None else {"non_torch": hardware.capacity_bytes - log_reading.free}
 
 
 def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
-    """The word of the flag for a cache in fp8; empty where the format is known, or where there is no such flag."""
+    """Returns the flag's value for a cache in fp8; empty if the format is set already or there is no such flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags()}
     if "kv_cache_dtype" in flags or "kv_cache_dtype" not in flag_by_field:
         return ""
     return next((word for word in flag_by_field["kv_cache_dtype"].words if word.startswith("fp8")), "")
 
 
-def _halves_the_cache(reading: LogReading, memory: EngineMemory) -> bool:
-    """Whether the log has half the bytes per token of cache that are computed, as a cache in fp8 has."""
-    sizes = {term.name: term.value for term in reading.terms}
+def _halves_the_cache(log_reading: LogReading, memory: EngineMemory) -> bool:
+    """Whether the log states half the computed bytes per token of cache, as a cache in fp8 has."""
+    sizes = {term.name: term.value for term in log_reading.terms}
     cache, tokens = sizes.get("kv_cache", 0), sizes.get("kv_tokens", 0)
-    computed = memory.bytes_of("kv_cache")
-    if not (cache and tokens and computed and memory.kv_tokens):
+    computed_bytes = memory.bytes_of("kv_cache")
+    if not (cache and tokens and computed_bytes and memory.kv_tokens):
         return False
-    return abs(computed / memory.kv_tokens / (cache / tokens) - 2) < FP8_TOLERANCE
+    return abs(computed_bytes / memory.kv_tokens / (cache / tokens) - 2) < FP8_TOLERANCE
 
 
 FP8_TOLERANCE = 0.08
 """How far from 2 the ratio of the bytes per token may be: what a log prints is rounded."""
 
 
-def _compared(
-    term: LogTerm, reading: LogReading, preset: Preset | None, computed: Mapping[tuple[str, str], int]
+def _compared_term(
+    term: LogTerm, log_reading: LogReading, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
-    """Returns a term beside the computed one, of the same device. The host's buffers are computed together."""
-    key = term.name, _device(term, computed)
-    if key in computed:
-        is_alone = sum((other.name, _device(other, computed)) == key for other in reading.terms) == 1
-        return ComparedTerm(term, computed[key] if is_alone else None)
+    """Returns a log's term with the computed term of the same device. The host's buffers are computed together."""
+    key = term.name, _device_name(term, computed_bytes)
+    if key in computed_bytes:
+        is_alone = (
+            sum((other_term.name, _device_name(other_term, computed_bytes)) == key for other_term in log_reading.terms)
+            == 1
+        )
+        return ComparedTerm(term, computed_bytes[key] if is_alone else None)
     if preset is not None and term.per_parameter:
         return ComparedTerm(term, round(term.per_parameter * params(preset.model).total) + term.constant)
-    devices = [other.device for other in reading.terms if other.name == term.name]
+    devices = [other_term.device for other_term in log_reading.terms if other_term.name == term.name]
     if term.name == "kv_buffer" and len(devices) == 1:
-        return ComparedTerm(term, _cache_bytes(reading, preset))
+        return ComparedTerm(term, _cache_bytes(log_reading, preset))
     return ComparedTerm(term)
 
 
-def _device(term: LogTerm, computed: Mapping[tuple[str, str], int]) -> str:
-    """The device of a term as engines name it: `CUDA0`, or `CPU` for any memory of the host.
+def _device_name(term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -> str:
+    """Returns the device of a term as engines name it: `CUDA0`, or `CPU` for host memory.
 
     A device of another backend (Vulkan, ROCm, SYCL) has the number of the accelerator that is computed.
     """
@@ -264,39 +281,39 @@ def _device(term: LogTerm, computed: Mapping[tuple[str, str], int]) -> str:
     number = re.fullmatch(r"[A-Z][A-Za-z]{1,8}([0-9]{1,3})", term.device)
     if number is None:
         return term.device
-    return next((device for _, device in computed if re.fullmatch(rf"[A-Za-z]+{number[1]}", device)), term.device)
+    return next((device for _, device in computed_bytes if re.fullmatch(rf"[A-Za-z]+{number[1]}", device)), term.device)
 
 
-def _cache_bytes(reading: LogReading, preset: Preset | None) -> int | None:
-    """The cache of a log that states its length and number format, of a model whose layers all keep every token."""
-    if preset is None or not (reading.cache_tokens and reading.cache_dtype):
+def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
+    """Returns the cache's bytes at a log's length and number format, if all layers cache every token; else None."""
+    if preset is None or not (log_reading.cache_tokens and log_reading.cache_dtype):
         return None
     try:
-        cache = kv(preset.model, 1, reading.cache_tokens, reading.cache_dtype)
+        cache = kv(preset.model, 1, log_reading.cache_tokens, log_reading.cache_dtype)
     except InputError:
         return None
-    is_uniform = all(group.width is not None and group.tokens == reading.cache_tokens for group in cache.groups)
+    is_uniform = all(group.width is not None and group.tokens == log_reading.cache_tokens for group in cache.groups)
     return cache.bytes if is_uniform else None
 
 
-def _off(reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
-    """Returns the term that differs most or prevents the run, and the flag that changes it.
+def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
+    """Returns the term that differs most or prevents the start, and the flag that changes this term.
 
     change: the change with which the engine starts, where it refused to.
     """
-    if reading.off:
-        return reading.off, reading.flag
-    off = next(_by_size([term for term in terms if term.is_off and term.term.name not in CONSEQUENCES]), "")
-    off = off or next(_by_size([term for term in terms if term.is_off]), "")
-    if reading.refused and not off:
-        off = "kv_cache"
-    if not off:
+    if log_reading.off:
+        return log_reading.off, log_reading.flag
+    wrong_term = next(_by_size([term for term in terms if term.is_off and term.term.name not in CONSEQUENCES]), "")
+    wrong_term = wrong_term or next(_by_size([term for term in terms if term.is_off]), "")
+    if log_reading.refused and not wrong_term:
+        wrong_term = "kv_cache"
+    if not wrong_term:
         return "", ""
-    flags = engine(reading.program).flag_of if reading.program in FOLDERS else {}
-    return off, change or flags.get(off, "")
+    flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
+    return wrong_term, change or flags.get(wrong_term, "")
 
 
 def _by_size(terms: list[ComparedTerm]) -> Iterator[str]:
-    """Yields the names of terms, the largest difference first."""
+    """Yields the names of terms, by falling difference from the computed bytes."""
     for term in sorted(terms, key=lambda term: -abs((term.computed or 0) - term.term.value)):
         yield term.term.name

@@ -1,4 +1,4 @@
-"""Rows of a user's measured runs (`--calibrate rows.csv`): each is a question of `time` with a measured answer.
+"""Reads measured runs for `--calibrate rows.csv`: each row is a question of `time` with its measured seconds.
 
 A column has the name of an option of `time` (`batch`, `seq`, `tp`, `global_batch`, `phase`, …), `model` is another
 TARGET, and `seconds` what was measured. An empty cell is what the command line says. Example:
@@ -53,7 +53,7 @@ LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 def calibration_of(
     path: str | Path, question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], timer: Timer
 ) -> Calibration:
-    """Fits the stack to the rows of a file.
+    """Fits the time stack's factors to the measured rows of a file.
 
     question, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
     timer: gives the time of a run.
@@ -61,13 +61,13 @@ def calibration_of(
     """
     runs = [
         _measured_run(f"{path}:{number}", row, question, options, read_model, timer)
-        for number, row in list(_rows(Path(path)))  # all are read before the first is timed
+        for number, row in list(_filled_cells(Path(path)))  # all are read before the first is timed
     ]
     return calibrate(runs)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields the number of the line and the filled cells of each row."""
+def _filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yields each row's line number and its filled cells."""
     data = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
         reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")), strict=True)
@@ -93,7 +93,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _measured_run(
-    where: str,
+    row_name: str,
     row: Mapping[str, str],
     question: RunQuestion,
     options: TimeOptions,
@@ -101,12 +101,12 @@ def _measured_run(
     timer: Timer,
 ) -> MeasuredRun:
     if "seconds" not in row:
-        raise InputError(f"{where}: seconds: missing; expected the measured time")
-    seconds = parse_duration(f"{where}: seconds", row["seconds"])
+        raise InputError(f"{row_name}: seconds: missing; expected the measured time")
+    seconds = parse_duration(f"{row_name}: seconds", row["seconds"])
     try:
-        run = timer(_question(row, question, read_model), _options(row, options))
+        run = timer(_question_of_row(row, question, read_model), _options_of_row(row, options))
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{row_name}: {error}") from None
     pricer = run.pricer
     assert pricer is not None
     device, stack = run.device, run.stack
@@ -115,12 +115,12 @@ def _measured_run(
         return pricer(factors.device(device), factors.stack(stack))
 
     group = (run.phase, id(run.spec), run.hardware.name, run.stack.name, run.devices, run.tokens, run.seq, run.context)
-    return MeasuredRun(where, seconds, seconds_with, group)
+    return MeasuredRun(row_name, seconds, seconds_with, group)
 
 
-def _question(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
-    """Returns the question of the command line with the values of a row's cells."""
-    settings, layout = _checked(Settings, row), _checked(LayoutRequest, row)
+def _question_of_row(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
+    """Returns the question of the command line with its values replaced by a row's cells."""
+    settings, layout = _checked_settings(Settings, row), _checked_settings(LayoutRequest, row)
     if "users" in row:
         users = whole("--users", length_of("--users", row["users"]))
         settings["batch"] = batch_of(settings.get("batch"), users, "decode")
@@ -133,8 +133,8 @@ def _question(row: Mapping[str, str], question: RunQuestion, read_model: Callabl
     )
 
 
-def _checked(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of a class that a row has, read as options are."""
+def _checked_settings(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the settings that a row states, validated as command-line options are."""
     values: dict[str, Any] = {}
     for name, setting in declared(kind).items():
         if name in row:
@@ -143,7 +143,7 @@ def _checked(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _options(row: Mapping[str, str], options: TimeOptions) -> TimeOptions:
+def _options_of_row(row: Mapping[str, str], options: TimeOptions) -> TimeOptions:
     values: dict[str, Any] = {name: row[name] for name in TIME_COLUMNS if name in row}
     for name in ("global_batch", "context"):
         if name in values:

@@ -1,4 +1,4 @@
-"""Receipts: the terms that a log measured, in place of the estimates of an engine's memory."""
+"""Receipts: an engine's measured memory terms from a log, which replace llmcalc's estimates of these terms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OF_ANY_VERSION = ("weights",)
 
 @dataclass(frozen=True)
 class ReceiptFile:
-    """A log that is used as a receipt, as far as it holds for a model on a version of an engine. file: its path."""
+    """A log used as a receipt, with the terms that apply to a model on a version of an engine. file: the log's path."""
 
     file: str
     preset: Preset
@@ -47,19 +47,19 @@ class ReceiptFile:
 
     @cached_property
     def other_model(self) -> str:
-        """The log's model where it is known to be another one; else empty."""
+        """The model that the log names if it is another model; otherwise empty."""
         known_name = known_model(self.reading.model)
         return "" if known_name is None or known_name.model == self.preset.model else known_name.name
 
     @cached_property
     def other_version(self) -> str:
-        """The log's version where other rules hold for it; else empty."""
+        """The engine version of the log if the engine's rules differ in it; otherwise empty."""
         version = self.reading.version
         return "" if not version or self.engine.version(version).record == self.version.record else version
 
     @cached_property
     def terms(self) -> dict[str, int]:
-        """The terms that hold, with their bytes. Raises `InputError` if none does."""
+        """The terms that apply, with their bytes. Raises `InputError` if none applies."""
         names = [
             name
             for name in MEASURED
@@ -75,13 +75,13 @@ class ReceiptFile:
         return terms
 
     def with_receipt(self, flags: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
-        """Returns the engine's flags, completed by those that the log of `--receipt` states.
+        """Returns the engine's flags, completed with the flags that the log of `--receipt` states.
 
         What the log does not state is a default where the log lists the arguments, else it is as in `flags`.
         """
-        logged, _ = read_flags(self.reading, self.engine)
-        typed = {name: value for name, value in flags.items() if name in ("quantize", "quantization")}
-        run = {**(typed if self.reading.has_arguments else flags), **logged}
+        logged_flags, _ = read_flags(self.reading, self.engine)
+        typed_flags = {name: value for name, value in flags.items() if name in ("quantize", "quantization")}
+        run = {**(typed_flags if self.reading.has_arguments else flags), **logged_flags}
         try:
             memory = self.engine.memory_on(self.preset, hardware, self.version, run)
         except InputError:  # flags of the log that do not hold for this model
@@ -89,19 +89,19 @@ class ReceiptFile:
         return {**flags, FIELD: Receipt(self.file, self._in_use_before(hardware) | self.terms, memory.settings)}
 
     def _in_use_before(self, hardware: Hardware) -> dict[str, int]:
-        """The memory in use before loading, for an engine whose budget is a share of the memory that is free then."""
+        """Returns the memory in use before loading, for an engine whose budget is a share of the free memory."""
         return in_use_before(self.reading, hardware) if self.engine.budgets_free_memory else {}
 
     def notes(self, memory: EngineMemory) -> Iterator[str]:
-        """Yields remarks: terms that are not used, with the reason, and terms that the log does not state."""
+        """Yields notes: terms of the log that are not used, with the reason, and terms that the log does not state."""
         measured_terms = {term.name for term in memory.terms if term.status == "measured"}
-        dropped = [name for name in self.terms if name not in measured_terms]
+        dropped_terms = [name for name in self.terms if name not in measured_terms]
         if self.other_model:
             yield f"{self.file} is of {self.other_model}: only {', '.join(self.terms)} of it is used"
         if self.other_version:
             yield f"{self.file} is of version {self.other_version}: only {', '.join(self.terms)} of it is used"
-        if dropped:
-            yield f"{self.file}: {', '.join(dropped)} was measured with other flags, and is not used"
+        if dropped_terms:
+            yield f"{self.file}: {', '.join(dropped_terms)} was measured with other flags, and is not used"
         if known_model(self.reading.model) is None:
             name = one_line(self.reading.model) or "no model"
             yield f"{self.file} names {name}; it is taken to be {self.preset.display}"

@@ -1,4 +1,4 @@
-"""Questions about a run: a model with its settings, and for several devices a layout or a launch file."""
+"""The questions about a run: a model with its settings, and for several devices a layout or a launch file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of a run, without its model.
+    """The options of a run, except its model.
 
     settings: settings of the run.
     layout: parallelism options; default none.
@@ -65,13 +65,13 @@ class RunQuestion(RunOptions):
     draft: Preset | None = None
 
     def under(self, record: Framework) -> RunQuestion:
-        """Returns the question with `--recompute selective` replaced by its meaning in a framework."""
+        """Returns the question with `--recompute selective` replaced by the modules that a framework means by it."""
         if self.settings.recompute != SELECTIVE:
             return self
         return replace(self, settings=self.settings.with_(recompute=record.selective_recompute))
 
     def refuse_inputs(self, command: str) -> None:
-        """Raises `InputError` for images and audio, whose encoders a command does not count."""
+        """Raises `InputError` for images and audio, because a command does not count their encoders."""
         option = self.settings.inputs.option
         if option:
             raise InputError(
@@ -86,7 +86,7 @@ class RunQuestion(RunOptions):
 
     @property
     def tokens(self) -> int:
-        """Tokens per sequence in the search for the nearest possible layouts."""
+        """Tokens per sequence, for the search of the nearest possible layouts."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def on_one_device(self) -> Memory:
@@ -100,7 +100,7 @@ class RunQuestion(RunOptions):
         return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime, other_models)
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
-        """Returns the CUDA runtime of the run on an accelerator; None for one that is not named."""
+        """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that the run does not name."""
         return runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
 
 
@@ -125,7 +125,7 @@ def with_implied_phase(
 
 
 def _framework_of_training(layout: LayoutRequest) -> str:
-    """The option that names a framework which only trains; empty without one."""
+    """Returns the option that names a framework which only trains; empty without such an option."""
     if layout.framework is None:
         return ""
     from ..frameworks.registry import framework
@@ -134,7 +134,7 @@ def _framework_of_training(layout: LayoutRequest) -> str:
 
 
 def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings of `plan`: training, unless the phase is given. Raises `InputError` for `--users`."""
+    """Returns the settings of `plan`: training, unless a phase is set. Raises `InputError` if `users` is set."""
     if is_given("users"):
         raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
     return settings if is_given("phase") else settings.with_(phase="training")
@@ -151,7 +151,7 @@ def memory_question(
     command: str = "memory",
     **model_options: Any,
 ) -> RunQuestion:
-    """Returns the question of `memory` or `time`, about a model or about the run that a launch file starts.
+    """Returns the question of `memory` or `time`, about TARGET or about the run that a launch file starts.
 
     target: the TARGET; None if none was given.
     read_model: function that reads it.
@@ -190,7 +190,7 @@ def memory_question(
 
 
 def _require_target(target: Any, command: str) -> Any:
-    """Returns the TARGET. Raises `InputError` if there is none."""
+    """Returns the TARGET. Raises `InputError` without a TARGET."""
     if target is None or target == "":
         raise InputError(
             f"missing argument TARGET, or --launch FILE with a model in it (llmcalc {command} --help explains)"
@@ -198,30 +198,35 @@ def _require_target(target: Any, command: str) -> Any:
     return target
 
 
-def model_of_file(target: Any, named: str, where: str, read_model: Callable[[Any], Preset]) -> Preset:
+def model_of_file(target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]) -> Preset:
     """Returns the TARGET, or the model that a launch file names.
 
-    named: the model's name in the file; empty if it names none. where: the file's name in messages.
+    model_name: the model's name in the file; empty if it names none. place_in_error: the file's name in messages.
     Raises `InputError` if there is no TARGET and the file names no model that can be read.
     """
     if target not in (None, ""):
         return read_model(target)
-    if not named:
-        raise InputError(f"missing argument TARGET: {where} names no model; add TARGET, the model's name")
-    if named.startswith(("$", "`")):
+    if not model_name:
+        raise InputError(f"missing argument TARGET: {place_in_error} names no model; add TARGET, the model's name")
+    if model_name.startswith(("$", "`")):
         raise InputError(
-            f"{where}: the model, '{named[:80]}', is known only when the script runs; add TARGET, the model's name"
+            f"{place_in_error}: the model, '{model_name[:80]}', is known only when the script runs; add TARGET, the "
+            "model's name"
         )
     try:
-        return read_model(named)
+        return read_model(model_name)
     except InputError as error:
-        preset = known_model(named) if _PATH.match(named) else None
+        preset = known_model(model_name) if _PATH.match(model_name) else None
         if preset is None:
             raise InputError(
-                f"{where}: its model, {shown(named)}, cannot be read ({str(error)[:300]}); add TARGET, a preset, a "
+                f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, "
+                "a preset, a "
                 "config.json or a hub id"
             ) from None
-        note = f"the model of {where}, {shown(named)}, is not here; by its name it is the preset {preset.name}"
+        note = (
+            f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset "
+            f"{preset.name}"
+        )
         return preset.model_copy(update={"notes": (*preset.notes, note)})
 
 
@@ -244,7 +249,7 @@ HALF_FORMATS = ("bfloat16", "float16")
 
 
 def with_published_weights(launch: Launch, preset: Preset) -> Launch:
-    """Returns the run with the number format of a checkpoint, if its program keeps that.
+    """Returns the run with the number format of the published weights, if its program keeps that format.
 
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16.
@@ -261,23 +266,23 @@ def with_published_weights(launch: Launch, preset: Preset) -> Launch:
 
 
 def check_precision(settings: Settings, record: Framework) -> None:
-    """Raises `InputError` for products in 8 or 4 bits whose memory the framework's record does not have."""
+    """Raises `InputError` for 8-bit or 4-bit products whose memory the framework's record does not model."""
     precision = settings.precision or ""
     if precision in NARROW_PRODUCTS and precision not in record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
         frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
-        expected = (
+        expected_formats = (
             f"--framework {' or '.join(frameworks)}" if frameworks else "llmcalc time, which has it, or bf16-master"
         )
         raise InputError(
             f"--precision {precision}: the memory of its products is not modelled under {record.title}; "
-            f"expected {expected}"
+            f"expected {expected_formats}"
         )
 
 
 def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
-    """Returns the question with a draft. Raises `InputError` where a draft does not apply."""
+    """Returns the question with a draft model. Raises `InputError` if a draft model does not apply."""
     from ..costs.draft import check_draft
 
     if question.launch is not None or question.settings.phase == "training":
@@ -289,7 +294,7 @@ def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
 
 
 def _draft_of(question: RunQuestion, answer: Memory) -> Draft | None:
-    """Returns the draft beside the model, with its cache in the run; None without one."""
+    """Returns the draft model and its cache in the run; None without a draft model."""
     if question.draft is None:
         return None
     from ..studies.draft import draft_of
@@ -300,7 +305,7 @@ def _draft_of(question: RunQuestion, answer: Memory) -> Draft | None:
 
 
 def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse | RanksUse:
-    """Computes the memory of one device or of the ranks of a layout, and the accelerators on which it fits.
+    """Computes the memory of one device or of a layout's ranks, and the accelerators on which the run fits.
 
     draft: a draft of speculative decoding beside the model; default None.
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
@@ -340,8 +345,8 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
             from ..studies.fit_serving import serving_replicas
 
             hardware = question.hardware or find_hardware(ASSUMED.lower())
-            _, best = serving_replicas(memory_on_one, hardware, layout)
-            ranks = Cluster.of(memory_on_one, best.layout, record, version)
+            _, best_replica = serving_replicas(memory_on_one, hardware, layout)
+            ranks = Cluster.of(memory_on_one, best_replica.layout, record, version)
             context["chosen_for"] = hardware
         else:
             ranks = Cluster.of(memory_on_one, layout_of(layout), record, version)
@@ -387,19 +392,21 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         check_precision(settings, framework_of(layout))
         memory_on_one = question.under(framework_of(layout)).on_one_device()
         if layout.devices is None:
-            fitting = with_decoding(fit(memory_on_one, question.hardware), question.hardware)
+            fit_answer = with_decoding(fit(memory_on_one, question.hardware), question.hardware)
             options = hardware_options(memory_on_one, question.accelerators, layout, question.runtime_on)
             return ReportedAnswer(
-                fitting, lambda: reports.report(preset, fitting, options), fitting.fit.verdict != "no"
+                fit_answer, lambda: reports.report(preset, fit_answer, options), fit_answer.fit.verdict != "no"
             )
-        serving = fit_serving(memory_on_one, question.hardware, layout)
+        serving_answer = fit_serving(memory_on_one, question.hardware, layout)
         return ReportedAnswer(
-            serving, lambda: reports.serving_report(preset, serving), serving.best.fit.verdict != "no"
+            serving_answer,
+            lambda: reports.serving_report(preset, serving_answer),
+            serving_answer.best.fit.verdict != "no",
         )
 
 
 def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
-    """Finds the accelerators on which a run fits, and the fewest of each.
+    """Finds the accelerators on which a run fits, and the fewest of each kind.
 
     Raises `InputError` for a number of sequences per step, which needs an accelerator.
     """
@@ -418,12 +425,12 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
         memory_on_one = question.under(framework_of(layout)).on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
         options = hardware_options(memory_on_one, accelerators, layout, question.runtime_on)
-    fits = options[0].fit.verdict != "no"
-    return ReportedAnswer(options, lambda: options_report(preset, memory_on_one, options), fits)
+    has_fitting_option = options[0].fit.verdict != "no"
+    return ReportedAnswer(options, lambda: options_report(preset, memory_on_one, options), has_fitting_option)
 
 
 def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
-    """Returns the run of a plan on one device, and its layout options with the framework that trains the model.
+    """Returns a plan's run on one device, and its layout options with the framework that trains the model.
 
     That is the framework that is named or implied, else the first of the usual ones that has the model.
     Raises `InputError` for a model that none of them has.
@@ -477,7 +484,7 @@ def ask_plan(
         )
     memory_on_one, layout = planned_run(question)
     check_precision(question.settings, framework_of(layout))
-    planned = plan_of(
+    layout_plan = plan_of(
         memory_on_one,
         question.hardware,
         layout,
@@ -487,6 +494,8 @@ def ask_plan(
         nearest="if none fits",
         time_settings=time_settings,
     )
-    none_possible = not planned.plan.feasible and planned.plan.nearest is None
+    none_possible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""
-    return ReportedAnswer(planned, lambda: report(preset, planned, suggestions, sizes), bool(planned.plan.feasible))
+    return ReportedAnswer(
+        layout_plan, lambda: report(preset, layout_plan, suggestions, sizes), bool(layout_plan.plan.feasible)
+    )

@@ -1,4 +1,4 @@
-"""The question of `llmcalc serve`: the cheapest server that keeps limits of time under a load of requests."""
+"""The question of `llmcalc serve`: the cheapest server that keeps latency limits under a load of requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_FORMATS = 8
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of serve, as they were typed; None for an option that was not given.
+    """The options of `llmcalc serve` as they were typed; None for an option that was not given.
 
     input, output: tokens of a prompt and of an answer. concurrency: requests at any time. rate: requests per second.
     ttft, tpot: limits as durations. devices, tp, pp, dp, ep: the layout. engine: `NAME` or `NAME==VERSION`.
@@ -76,27 +76,27 @@ class ServeOptions:
     draft_tokens: int | None = None
 
 
-def positive(where: str, value: Any, example: str, most: float = MOST_MONEY) -> float:
-    """Parses a positive number, also as text. Raises `InputError`, which names the option, for other values."""
+def positive(option_name: str, value: Any, example: str, maximum: float = MOST_MONEY) -> float:
+    """Parses a positive number or its text. Raises `InputError`, which names the option, for other values."""
     match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(value).strip())
     number = math.nan if match is None or isinstance(value, bool) else float(match[0])
-    if not 0 < number <= most:
-        raise InputError(f"{where}: {shown(value)}; expected a number above 0, such as {example}")
+    if not 0 < number <= maximum:
+        raise InputError(f"{option_name}: {shown(value)}; expected a number above 0, such as {example}")
     return number
 
 
-def share_of(where: str, value: Any) -> float:
-    """Parses a share from 0 up to, but not, 1. Raises `InputError` for other values."""
+def share_of(option_name: str, value: Any) -> float:
+    """Parses a share of at least 0 and less than 1. Raises `InputError` for other values."""
     match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(value).strip())
     if match is None or isinstance(value, bool):
-        raise InputError(f"{where}: {shown(value)}; expected a share from 0 to below 1, such as 0.5")
+        raise InputError(f"{option_name}: {shown(value)}; expected a share from 0 to below 1, such as 0.5")
     return float(match[0])
 
 
 def ask_serve(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ReportedAnswer:
-    """Finds servers of a model and the cheapest one that keeps the limits; `.ok` says whether there is one.
+    """Finds a model's servers and the cheapest one within the limits; `.ok` says whether there is one.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for engines whose servers are not modelled.
@@ -106,7 +106,7 @@ def ask_serve(
 
     study, calibration = serve_study(preset, hardware, options, read_model), None
     if options.calibrate is not None:
-        calibration = _calibration(preset, hardware, options, read_model)
+        calibration = _calibration_of_options(preset, hardware, options, read_model)
         device, stack = calibration.factors.device(study.device), calibration.factors.stack(study.stack)
         study = replace(study, device=device, stack=stack)
     servers = study.answer()
@@ -114,10 +114,10 @@ def ask_serve(
     return ReportedAnswer(servers, lambda: with_calibration(report(study, servers), calibration), ok)
 
 
-def _calibration(
+def _calibration_of_options(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> Calibration:
-    """The fit to measured runs, which are prompts and tokens of `time`."""
+    """Returns the calibration on measured runs of prompts and tokens; None without a file of runs."""
     from .measured_rows import calibration_of
 
     question = RunQuestion(
@@ -133,14 +133,14 @@ def _calibration(
 def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
-    """Returns the study of `ask_serve`. Raises `InputError` for the same reasons."""
+    """Returns the study of servers. Raises `InputError` for the same reasons as `ask_serve`."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
     from ..studies.serving import Limits, ServeStudy, SizesRequest
     from ..timing.batching import Requests
     from ..timing.device import device_of
     from ..timing.stack import find_stack
 
-    trace = _trace(options)
+    trace = _trace_of_options(options)
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
     record, version = engine_and_version(options.engine or DEFAULT_ENGINE)
@@ -154,9 +154,9 @@ def serve_study(
             f"--hardware {hardware.name or hardware.title}: {record.title} does not run on it; expected a GPU of "
             f"{' or '.join(record.vendors)}"
         )
-    hit = 0.0 if options.prefix_hit is None else share_of("--prefix-hit", options.prefix_hit)
+    cached_share = 0.0 if options.prefix_hit is None else share_of("--prefix-hit", options.prefix_hit)
     if trace is not None:
-        trace = replace(trace, cached_share=hit)
+        trace = replace(trace, cached_share=cached_share)
     input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
     assert input is not None
     assert output is not None
@@ -164,14 +164,14 @@ def serve_study(
         raise InputError(
             f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
         )
-    requests = Requests(input, output, int(hit * input))
+    requests = Requests(input, output, int(cached_share * input))
     limits = Limits(
         options.concurrency,
         None if options.rate is None else positive("--rate", options.rate, "2.5 requests per second"),
         None if options.ttft is None else parse_duration("--ttft", options.ttft),
         None if options.tpot is None else parse_duration("--tpot", options.tpot),
     )
-    speculation, draft_flags = _speculation(preset, record, options, read_model)
+    speculation, draft_flags = _speculation_of_options(preset, record, options, read_model)
     stack = find_stack(options.stack or stack_of_engine(options.engine), "inference")
     return ServeStudy(
         preset,
@@ -180,7 +180,7 @@ def serve_study(
         stack,
         record,
         version,
-        dict(_runs(preset, hardware, options, requests.length if trace is None else trace.longest)),
+        dict(_runs_by_format(preset, hardware, options, requests.length if trace is None else trace.longest)),
         requests,
         limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
@@ -197,20 +197,22 @@ DRAFT_TOKENS = 3
 MOST_DRAFT_TOKENS = 64
 
 
-def _speculation(
+def _speculation_of_options(
     preset: Preset, record: Engine, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> tuple[Speculation | None, dict[str, Any]]:
-    """What drafts tokens, and the engine's flags for it; None without `--draft`.
+    """Returns the draft model or method of speculation, and the engine's flags for it; None without `--draft`.
 
     Raises `InputError` for options that lack one another, and a draft that does not fit the model.
     """
     from ..costs.draft import check_draft
     from ..timing.speculation import Speculation
 
-    typed = [name for name in ("acceptance", "draft_tokens") if getattr(options, name) is not None]
+    typed_options = [name for name in ("acceptance", "draft_tokens") if getattr(options, name) is not None]
     if options.draft is None:
-        if typed:
-            raise InputError(f"{option(typed[0])}: is of a draft; expected --draft TARGET, mtp or ngram beside it")
+        if typed_options:
+            raise InputError(
+                f"{option(typed_options[0])}: is of a draft; expected --draft TARGET, mtp or ngram beside it"
+            )
         return None, {}
     if options.acceptance is None:
         raise InputError("--draft: how many tokens are accepted is not known; expected --acceptance, such as 0.7")
@@ -229,29 +231,31 @@ def _speculation(
     return Speculation(tokens, acceptance, spec, method == "mtp"), record.draft_flags(method, draft, tokens)
 
 
-def _trace(options: ServeOptions) -> Trace | None:
-    """The requests of `--trace`; None for equal requests. Raises `InputError` where neither or both are given."""
+def _trace_of_options(options: ServeOptions) -> Trace | None:
+    """Returns the requests of `--trace`; None for equal requests. Raises `InputError` if neither or both are set."""
     from ..studies.serve_trace import Trace
     from .traces import read_trace
 
     names = ("input", "output", "concurrency", "rate")
-    typed = [f"--{name}" for name in names if getattr(options, name) is not None]
+    typed_options = [f"--{name}" for name in names if getattr(options, name) is not None]
     if options.trace is None:
-        missing = [f"--{name}" for name in ("input", "output") if getattr(options, name) is None]
-        if missing:
-            raise InputError(f"missing option {missing[0]} (tokens of each request), or --trace FILE with requests")
+        missing_options = [f"--{name}" for name in ("input", "output") if getattr(options, name) is None]
+        if missing_options:
+            raise InputError(
+                f"missing option {missing_options[0]} (tokens of each request), or --trace FILE with requests"
+            )
         return None
-    if typed:
-        raise InputError(f"{typed[0]}: --trace says the requests already; expected one of the two")
+    if typed_options:
+        raise InputError(f"{typed_options[0]}: --trace says the requests already; expected one of the two")
     return Trace(read_trace(options.trace))
 
 
-def _runs(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
-    """Each pair of formats of weights and cache, with the model's memory on one device."""
+def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
+    """Yields each pair of number formats of weights and cache, with the model's memory on one device."""
     formats = [
         (quantize, kv_dtype)
-        for quantize in _formats("--quantize", options.quantize)
-        for kv_dtype in _formats("--kv-dtype", options.kv_dtype)
+        for quantize in _parse_formats("--quantize", options.quantize)
+        for kv_dtype in _parse_formats("--kv-dtype", options.kv_dtype)
     ]
     if len(formats) > MOST_FORMATS:
         raise InputError(f"--quantize, --kv-dtype: {len(formats)} combinations; expected at most {MOST_FORMATS}")
@@ -272,11 +276,11 @@ def _with_formats(question: RunQuestion, quantize: str | None, kv_dtype: str | N
     )
 
 
-def _formats(where: str, text: str | None) -> Sequence[str | None]:
-    """The formats of a list with commas between them; None for the published one."""
+def _parse_formats(option_name: str, text: str | None) -> Sequence[str | None]:
+    """Parses a comma-separated list of number formats; None for the published format."""
     if text is None:
         return [None]
     words = [word.strip() for word in str(text)[: LARGEST.bit_length() * 20].split(",")]
     if not all(words):
-        raise InputError(f"{where}: {shown(text)}; expected formats with commas between them, such as {AUTO},fp8")
+        raise InputError(f"{option_name}: {shown(text)}; expected formats with commas between them, such as {AUTO},fp8")
     return [None if word == AUTO else word for word in words]

@@ -31,18 +31,18 @@ MAX_NIC = 10**6
 """Largest bandwidth of `--nic` in GB/s."""
 
 
-def parse_nic(where: str, gigabytes: Any) -> float:
-    """Parses GB/s of a network, and returns bytes/s. Raises `InputError` for other values."""
+def parse_nic(option_name: str, gigabytes: Any) -> float:
+    """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `option_name`, for other values."""
     number = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
     value = 0.0 if number is None or isinstance(gigabytes, bool) else float(number[0])
     if not 0 < value <= MAX_NIC:
-        raise InputError(f"{where}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
+        raise InputError(f"{option_name}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
     return value * 1e9
 
 
 @dataclass(frozen=True)
 class TimeOptions:
-    """Options of time, as they were typed; None for an option that was not given.
+    """The options of `llmcalc time` as they were typed; None for an option that was not given.
 
     global_batch: sequences of a training step of all devices.
     stack: name of the stack.
@@ -70,7 +70,7 @@ class TimeOptions:
 
 
 def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings with the phase whose time is asked for.
+    """Returns the settings with the phase that is timed.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
     Raises `InputError` for a phase without a time.
@@ -95,7 +95,7 @@ def ask_time(
     is_given: Callable[[str], bool] = lambda name: False,
     read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
-    """Computes the time of a training step, a prompt batch or a token, with its range.
+    """Computes the seconds of a training step, a prompt batch or a token, with their range.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for what is not modelled.
@@ -105,7 +105,7 @@ def ask_time(
     from ..reports.seconds import report
     from ..studies.run_time import explain_measured
 
-    measured = None if options.measured is None else parse_duration("--measured", options.measured)
+    measured_seconds = None if options.measured is None else parse_duration("--measured", options.measured)
     if options.by_node is not None and not 1 <= options.by_node <= MAX_DEPTH:
         raise InputError(f"--by-node {options.by_node}: expected 1 to {MAX_DEPTH} levels")
     if question.hardware is None:
@@ -115,7 +115,7 @@ def ask_time(
     question = replace(question, settings=time_phase(question, options, is_given))
     options, calibration = calibrated(question, options, read_model)
     run = timed_run(question, options)
-    explanation = None if measured is None else (measured, explain_measured(run, measured))
+    explanation = None if measured_seconds is None else (measured_seconds, explain_measured(run, measured_seconds))
     return ReportedAnswer(
         run, lambda: with_calibration(report(question.preset, run, options.by_node, explanation), calibration)
     )
@@ -124,7 +124,7 @@ def ask_time(
 def calibrated(
     question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
 ) -> tuple[TimeOptions, Calibration | None]:
-    """Returns the options with the fitted stack of `--calibrate`, and the fit; None without the option."""
+    """Returns the options with the fitted time stack of `--calibrate`, and the calibration; None without the option."""
     if options.calibrate is None:
         return options, None
     from .measured_rows import calibration_of
@@ -135,10 +135,14 @@ def calibrated(
 
 def timed_run(question: RunQuestion, options: TimeOptions) -> TimedRun:
     """Returns the time of a run. Raises `InputError` as `ask_time` does."""
-    return _training(question, options) if question.settings.phase == "training" else _inference(question, options)
+    return (
+        _training_time(question, options)
+        if question.settings.phase == "training"
+        else _inference_time(question, options)
+    )
 
 
-def _training(question: RunQuestion, options: TimeOptions) -> TimedRun:
+def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.run_time import time_training
 
@@ -173,7 +177,7 @@ def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
 
 
 def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -> int:
-    """Returns the micro-batches of a step.
+    """Returns the number of micro-batches per step.
 
     Raises `InputError` for a global batch that replicas and micro-batches do not divide, or that is given twice.
     """
@@ -192,7 +196,7 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
 
 
 def time_settings(question: RunQuestion, record: Framework, options: TimeOptions) -> TimeSettings:
-    """Returns the settings of time for training under a framework."""
+    """Returns the settings of time for training with a framework."""
     from ..studies.run_time import TimeSettings
 
     launch = question.launch
@@ -214,7 +218,7 @@ OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
 def layout_time_settings(
     question: RunQuestion, by: str | None, options: TimeOptions
 ) -> Callable[[Framework], TimeSettings]:
-    """Returns the settings of time for a plan, by framework.
+    """Returns the settings of time for a plan, for each framework.
 
     Raises `InputError` for options of time in a plan by memory.
     """
@@ -248,7 +252,7 @@ def ask_timed_plan(
     return replace(answer, make_report=lambda: with_calibration(answer.report(), calibration))
 
 
-def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
+def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.run_time import TimeSettings, time_inference
 
@@ -257,8 +261,8 @@ def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
     phase, context = question.settings.phase, options.context or 0
     for name in ("context", "server"):
         if getattr(options, name) and phase == "decode":
-            expected = "--seq, the tokens in the cache" if name == "context" else "--phase prefill"
-            raise InputError(f"{option(name)}: is of prompts; expected {expected}")
+            expected_option = "--seq, the tokens in the cache" if name == "context" else "--phase prefill"
+            raise InputError(f"{option(name)}: is of prompts; expected {expected_option}")
     assert question.hardware is not None
     layout_request = question.layout
     for name in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
@@ -276,7 +280,7 @@ def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def serving_layout(question: RunQuestion) -> Layout:
-    """Returns the layout of a pass: the given one; of devices alone, as many replicas as fit, as in `memory`."""
+    """Returns the layout of a pass: the requested one, or for a number of devices as many replicas as fit."""
     from ..studies.fit_serving import serving_replicas
 
     assert question.hardware is not None
@@ -291,7 +295,7 @@ DEFAULT_ENGINE = "vllm"
 
 
 def stack_of_engine(engine: str | None) -> str:
-    """Returns the stack of an engine: of its version where llmcalc has its record, else the stack of that name.
+    """Returns the time stack of an engine: its record's stack for the version, else the stack of that name.
 
     Raises `InputError` for an unknown engine.
     """

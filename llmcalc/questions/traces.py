@@ -1,4 +1,4 @@
-"""Requests of a trace (`--trace FILE`): a CSV file, or JSON with an object on each line.
+"""Reads requests of a trace (`--trace FILE`): a CSV file, or a JSON object per line.
 
 Its columns are `arrival` (seconds, or a duration such as 35ms), `input` and `output` (tokens). Example:
 
@@ -45,7 +45,7 @@ EXPECTED = "a .csv or .jsonl file"
 
 
 def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
-    """Reads the requests of a trace, in the order of their arrival; the first arrives at 0.
+    """Reads the requests of a trace, sorted by arrival; the first request arrives at 0 seconds.
 
     Raises `InputError`, which names the file, the line and the column.
     """
@@ -60,7 +60,7 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
     for line, row in rows:
         if len(requests) >= MOST_REQUESTS:
             raise InputError(f"{path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
-        requests.append(_request(f"{path}:{line}", row))
+        requests.append(_traced_request(f"{path}:{line}", row))
         tokens += requests[-1].input
         if tokens > MOST_INPUT:
             raise InputError(
@@ -99,35 +99,39 @@ def _json_rows(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, 
         yield number, row
 
 
-def _check_columns(where: str, names: Any) -> None:
+def _check_columns(place_in_error: str, names: Any) -> None:
     for name in names:
         if name not in COLUMNS:
             raise InputError(
-                f"{where}: column {shown(name)} is not known; expected {', '.join(COLUMNS)}."
+                f"{place_in_error}: column {shown(name)} is not known; expected {', '.join(COLUMNS)}."
                 f"{suggest(str(name), list(COLUMNS))}"
             )
     for name in COLUMNS:
         if name not in names:
-            raise InputError(f"{where}: the column '{name}' is missing; expected {', '.join(COLUMNS)}")
+            raise InputError(f"{place_in_error}: the column '{name}' is missing; expected {', '.join(COLUMNS)}")
 
 
-def _request(where: str, row: Mapping[str, Any]) -> TracedRequest:
+def _traced_request(place_in_error: str, row: Mapping[str, Any]) -> TracedRequest:
     tokens = [
-        whole(f"{where}: {name}", length_of(f"{where}: {name}", _cell(row[name])), most=MOST_TOKENS)
+        whole(
+            f"{place_in_error}: {name}",
+            length_of(f"{place_in_error}: {name}", _cell_value(row[name])),
+            most=MOST_TOKENS,
+        )
         for name in ("input", "output")
     ]
-    return TracedRequest(_arrival(f"{where}: arrival", _cell(row["arrival"])), *tokens)
+    return TracedRequest(_arrival_seconds(f"{place_in_error}: arrival", _cell_value(row["arrival"])), *tokens)
 
 
-def _cell(value: Any) -> Any:
+def _cell_value(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-def _arrival(where: str, value: Any) -> float:
-    """The seconds of an arrival: a number, or text with a unit."""
+def _arrival_seconds(place_in_error: str, value: Any) -> float:
+    """Returns the seconds of an arrival, from a number or a text with a unit."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_plain = isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", value) is not None
-    seconds = float(value) if is_number or is_plain else parse_duration(where, value)
+    seconds = float(value) if is_number or is_plain else parse_duration(place_in_error, value)
     if not 0 <= seconds <= MOST_SECONDS:
-        raise InputError(f"{where}: {shown(value)}; expected seconds from 0 up to 30 days")
+        raise InputError(f"{place_in_error}: {shown(value)}; expected seconds from 0 up to 30 days")
     return seconds

@@ -1,4 +1,4 @@
-"""Questions that check counts: against a model that runs, against a checkpoint, and against a budget."""
+"""The questions that check counts: `verify` (against a witness), `check` (against a checkpoint) and `budget`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def ask_budget(file: Path, skip_missing: bool = False) -> ReportedAnswer:
-    """Checks models against a budget. Raises `InputError` for a budget that cannot be read.
+    """Checks the values of models against a budget file. Raises `InputError` if the file cannot be read.
 
     skip_missing: whether a file that does not exist is a budget without bounds; default an error.
     """
@@ -38,7 +38,7 @@ def ask_budget(file: Path, skip_missing: bool = False) -> ReportedAnswer:
 
 
 def read_stored(checkpoint: str) -> Checkpoint:
-    """Reads the header of a checkpoint, from a file or of a hub id."""
+    """Reads the header of a checkpoint, from a file or from a hub id."""
     from ..sources.checkpoints.read import read_checkpoint
     from ..sources.hub import fetch_headers
     from ..sources.names import is_hub_id
@@ -49,7 +49,7 @@ def read_stored(checkpoint: str) -> Checkpoint:
 
 
 def ask_check(preset: Preset, name: str, checkpoint: Checkpoint) -> ReportedAnswer:
-    """Checks whether a checkpoint has the tensors of a model. name: name of the checkpoint."""
+    """Checks whether a checkpoint has the tensors of a model. name: the checkpoint's name."""
     from ..reports.checkpoint import check_report
     from ..witnesses.checkpoint import match
 
@@ -58,7 +58,7 @@ def ask_check(preset: Preset, name: str, checkpoint: Checkpoint) -> ReportedAnsw
 
 
 class Verified(NamedTuple):
-    """The result of `llmcalc verify`. verdicts: one per model. skipped: model → why it could not be compared."""
+    """The result of `llmcalc verify`. verdicts: one per model. skipped: model → the reason for not comparing it."""
 
     verdicts: list[Verdict]
     skipped: dict[str, str]
@@ -66,7 +66,7 @@ class Verified(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """A comparison of closed forms with a witness. The fields are the options of `llmcalc verify`."""
+    """The question of `llmcalc verify`: compares closed forms with a witness. A field is an option of the command."""
 
     everything: bool = False
     device: Device = "meta"
@@ -96,38 +96,38 @@ class Verification:
             raise InputError("--distributed: --against, --device, --every-layer and --memory do not apply")
 
     def answer(self, targets: Iterable[Any], read_model: Callable[[Any], Preset]) -> ReportedAnswer:
-        """Compares the counts of each model with its witness. read_model: function that reads a model.
+        """Compares the counts of each model with a witness (reference, class or checkpoint). read_model: reads a model.
 
         Raises `InputError` for a model that cannot be compared; with --all it is skipped.
         """
         from ..reports.verify import report
         from ..simulator.lowering import Unsupported
 
-        verified = Verified([], {})
+        result = Verified([], {})
         for target in targets:
             try:
-                verified.verdicts.append(self._verdict(read_model(target)))
+                result.verdicts.append(self._verdict_of_model(read_model(target)))
             except InputError as error:
                 if not self.everything or (self.against == "reference" and not isinstance(error, Unsupported)):
                     raise
-                verified.skipped[target] = str(error).removeprefix(f"{target}: ")
-        ok = bool(verified.verdicts) and all(verdict.ok for verdict in verified.verdicts)
-        return ReportedAnswer(verified, lambda: report(*verified), ok)
+                result.skipped[target] = str(error).removeprefix(f"{target}: ")
+        ok = bool(result.verdicts) and all(verdict.ok for verdict in result.verdicts)
+        return ReportedAnswer(result, lambda: report(*result), ok)
 
-    def _verdict(self, preset: Preset) -> Verdict:
+    def _verdict_of_model(self, preset: Preset) -> Verdict:
         with name_in_errors(preset):
             if self.distributed:
                 from ..witnesses.distributed.compare import job_for, verify_distributed
 
-                job = job_for(preset.model, self._layout(), self.batch, self.seq, self.num_microbatches)
+                job = job_for(preset.model, self._layout_of_processes(), self.batch, self.seq, self.num_microbatches)
                 return verify_distributed(job, preset.name)
             from ..witnesses.run import verify
 
-            with _witness(self.against):
+            with _size_errors_as_input_errors(self.against):
                 return verify(preset, self.against, self.device, self.batch, self.seq, self.every_layer, self.memory)
 
-    def _layout(self) -> Layout:
-        """Returns the layout for the processes that torchrun has started, or for two by default."""
+    def _layout_of_processes(self) -> Layout:
+        """Returns the layout for the processes that torchrun has started; for two processes by default."""
         from ..witnesses.distributed.launch import launched
 
         layout = self.layout
@@ -142,8 +142,8 @@ class Verification:
 
 
 @contextmanager
-def _witness(against: Witness) -> Iterator[None]:
-    """Turns errors of a witness about sizes (tensors of more than 2^63 elements) into `InputError`."""
+def _size_errors_as_input_errors(against: Witness) -> Iterator[None]:
+    """Returns a context that turns a witness's errors about sizes (over 2^63 elements) into `InputError`."""
     try:
         yield
     except (RuntimeError, ArithmeticError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Base classes of the answers of the Python API: document, tables and one line of text beside the numbers."""
+"""Base classes of the Python API's answers: numbers, with the JSON document, the tables and a one-line text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Answer(ABC):
 
     def __repr__(self) -> str:
         try:
-            return printable(f"<{_heading(self.report().tables)}>")
+            return printable(f"<{_headings_of(self.report().tables)}>")
         except InputError as error:
             return printable(f"<{type(self).__name__}: {error}>")
 
@@ -74,7 +74,7 @@ class Answer(ABC):
 
 @frozen(repr=False)
 class CountedAnswer(Answer):
-    """An answer with the counts of one model.
+    """An answer with counts of parameters, FLOPs or bytes of one model.
 
     preset: the model.
     share: the rank that is counted; None (default) for the whole model.
@@ -88,7 +88,7 @@ class CountedAnswer(Answer):
 
 @frozen(repr=False)
 class ReportedAnswer(Answer):
-    """An answer that is mainly read as a document.
+    """An answer whose main content is its JSON document.
 
     result: the values, a data class of the question.
     make_report: function that builds the report.
@@ -103,6 +103,6 @@ class ReportedAnswer(Answer):
         return self.make_report()
 
 
-def _heading(tables: Any) -> str:
+def _headings_of(tables: Any) -> str:
     table: Table = next((candidate for candidate in tables if candidate.answer), tables[0])
     return table.heading

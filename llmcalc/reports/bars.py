@@ -1,4 +1,4 @@
-"""Text bars in tables: a share of a total, and a value over time."""
+"""Text bars in table cells: for a share of a total, and for a value over time."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ class Bar(NamedTuple):
 
 
 def share(bar: Bar) -> str:
-    """Returns the bar as text; a share above 0 has at least a thin line."""
+    """Returns the bar as text; a share above 0 is drawn as a thin line at least."""
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 
-def timeline_bar(values: Sequence[int], top: int, width: int = WIDTH) -> str:
-    """Returns a bar of a value over time: each character is the maximum of a range of points.
+def timeline_bar(values: Sequence[int], maximum: int, width: int = WIDTH) -> str:
+    """Returns a text bar of a value over time: each character shows the maximum of a range of points.
 
-    top: the value of the highest level. width: characters.
+    maximum: the value of the highest level. width: characters.
     """
     if not values:
         return ""
     count = min(width, len(values))
     value_ranges = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
-    return "".join(LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, top))] for stretch in value_ranges)
+    return "".join(
+        LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, maximum))] for stretch in value_ranges
+    )

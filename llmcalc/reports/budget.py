@@ -1,4 +1,4 @@
-"""`llmcalc budget`: all bounded values with their bounds, as a table, as data and as JUnit XML."""
+"""The report of `llmcalc budget`: all checked values with their bounds, as a table, as data and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.f
 
 
 def report(file: str, checks: list[Check]) -> Report:
-    """Returns the answer as data and as a table for each model. file: the budget's name."""
+    """Returns the report of checked values: data, and a table for each model. file: the budget file's name."""
     broken_count = broken(checks)
     all_hold = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
     headline_text = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else all_hold
@@ -39,21 +39,23 @@ def report(file: str, checks: list[Check]) -> Report:
         warnings = [f"no {file}, so no bound is checked"]
     notes = [*warnings, memory_note if has_memory else ""]
     targets = dict.fromkeys(check.target for check in checks)
-    tables = [Table(target, COLUMNS, _rows(target, checks), name="bounds", target=target) for target in targets]
+    tables = [
+        Table(target, COLUMNS, _rows_of_model(target, checks), name="bounds", target=target) for target in targets
+    ]
     summary = Table(file, COLUMNS, [], answer=headline_text, name="bounds")
-    return Report(_data(file, checks), with_notes_below([summary, *tables], notes), warnings=warnings)
+    return Report(_budget_data(file, checks), with_notes_below([summary, *tables], notes), warnings=warnings)
 
 
-def _rows(target: str, checks: list[Check]) -> list[Row]:
+def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
     """Returns a row for each bound on a model."""
     return [
         Row(
             [
-                _key(check),
-                Shown(_number(check.measured), _value_text(check, check.measured)),
+                _check_name(check),
+                Shown(_number_or_none(check.measured), _value_text(check, check.measured)),
                 Shown(
-                    _limits_text(check, lambda limit: str(_number(limit.value))),
-                    _limits_text(check, partial(_bound, check)),
+                    _limits_text(check, lambda limit: str(_number_or_none(limit.value))),
+                    _limits_text(check, partial(_limit_text, check)),
                 ),
                 _write_share(check),
                 "fits" if check.ok and check.on else "ok" if check.ok else "no",
@@ -64,7 +66,7 @@ def _rows(target: str, checks: list[Check]) -> list[Row]:
     ]
 
 
-def _key(check: Check) -> str:
+def _check_name(check: Check) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
     settings = ", ".join(f"{name} {value}" for name, value in check.settings.items())
     name = f"fits on {check.on}" if check.on else check.key
@@ -72,21 +74,23 @@ def _key(check: Check) -> str:
 
 
 def _value_text(check: Check, value: Fraction) -> str:
-    """Writes a value; with all digits where a different bound would be rounded to the same text."""
+    """Writes a checked value; with all digits where rounding would hide a difference from a bound."""
     write = WRITE[KINDS.get(check.key, "bytes")]
     other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
-    is_near = any(write(_number(limit_value)) == write(_number(check.measured)) for limit_value in other_limits)
-    return f"{_number(value):,}" if is_near else write(_number(value))
+    is_near = any(
+        write(_number_or_none(limit_value)) == write(_number_or_none(check.measured)) for limit_value in other_limits
+    )
+    return f"{_number_or_none(value):,}" if is_near else write(_number_or_none(value))
 
 
 def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
-    """Writes the limits of a check: `>= 8.00 B, <= 8.10 B`."""
+    """Writes both limits of a check: `>= 8.00 B, <= 8.10 B`."""
     return ", ".join(f"{limit.operator} {text(limit)}" for limit in check.limits)
 
 
-def _bound(check: Check, limit: Limit) -> str:
-    """Writes a limit; with all digits where a value has to be equal to it."""
-    return f"{_number(limit.value):,}" if limit.operator == "==" else _value_text(check, limit.value)
+def _limit_text(check: Check, limit: Limit) -> str:
+    """Writes one limit of a check; with all digits if the value has to equal the limit."""
+    return f"{_number_or_none(limit.value):,}" if limit.operator == "==" else _value_text(check, limit.value)
 
 
 def _write_share(check: Check) -> float | None:
@@ -94,11 +98,11 @@ def _write_share(check: Check) -> float | None:
     return float(check.measured / limit.value) if limit.value else None
 
 
-def _number(value: Fraction) -> int | float:
+def _number_or_none(value: Fraction) -> int | float:
     return int(value) if value.denominator == 1 else float(value)
 
 
-def _data(file: str, checks: list[Check]) -> dict[str, Any]:
+def _budget_data(file: str, checks: list[Check]) -> dict[str, Any]:
     return {
         "budget": file,
         "ok": not broken(checks),
@@ -108,8 +112,10 @@ def _data(file: str, checks: list[Check]) -> dict[str, Any]:
                 "key": check.key,
                 "on": check.on or None,
                 "settings": check.settings,
-                "measured": _number(check.measured),
-                "bounds": [{"operator": limit.operator, "value": _number(limit.value)} for limit in check.limits],
+                "measured": _number_or_none(check.measured),
+                "bounds": [
+                    {"operator": limit.operator, "value": _number_or_none(limit.value)} for limit in check.limits
+                ],
                 "ok": check.ok,
             }
             for check in checks
@@ -126,7 +132,7 @@ def junit(file: str, checks: list[Check]) -> str:
             root, "testsuite", name=target, tests=str(len(model_checks)), failures=str(broken(model_checks))
         )
         for check in model_checks:
-            test_case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_key(check))
+            test_case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_check_name(check))
             if (limit := check.broken) is not None:
                 ET.SubElement(test_case, "failure", message=failure(check, limit))
     return xml_text(root)
@@ -136,5 +142,5 @@ def failure(check: Check, limit: Limit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     kind = KINDS.get(check.key, "bytes")
     unit = "parameters" if kind == "count" else kind
-    measured, bound = (f"{_number(value):,}" for value in (check.measured, limit.value))
-    return f"{_key(check)}: {measured} {unit}; expected {limit.operator} {bound}"
+    measured_text, bound = (f"{_number_or_none(value):,}" for value in (check.measured, limit.value))
+    return f"{_check_name(check)}: {measured_text} {unit}; expected {limit.operator} {bound}"

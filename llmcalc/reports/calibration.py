@@ -1,4 +1,4 @@
-"""What `--calibrate` adds to an answer: errors before and after, of runs that are left out, and the fitted factors."""
+"""Calibration in a report (`--calibrate`): cross-validated errors before and after the fit, and the fitted factors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .notes import plural
 
 
 def with_calibration(report: Report, calibration: Calibration | None) -> Report:
-    """Returns the report with the calibration as data and as notes; unchanged without one."""
+    """Returns the report with the calibration as data and as notes; unchanged without a calibration."""
     if calibration is None or isinstance(report.data, list):
         return report
-    first, *other_tables = report.tables
-    first = first._replace(notes=[*_notes(calibration), *first.notes])
+    first_table, *other_tables = report.tables
+    first_table = first_table._replace(notes=[*_calibration_notes(calibration), *first_table.notes])
     return report._replace(
-        data=report.data | {"calibration": calibration_data(calibration)}, tables=[first, *other_tables]
+        data=report.data | {"calibration": calibration_data(calibration)}, tables=[first_table, *other_tables]
     )
 
 
@@ -27,30 +27,34 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
     """Returns a calibration as plain data."""
     return {
         "runs": calibration.runs,
-        "before": _errors(calibration.before),
-        "after": _errors(calibration.after),
-        "left_out": _errors(calibration.left_out),
+        "before": _errors_data(calibration.before),
+        "after": _errors_data(calibration.after),
+        "left_out": _errors_data(calibration.left_out),
         "fitted": {name: rounded(value) for name, value in asdict(calibration.fitted).items()},
         "refused": calibration.refused or None,
     }
 
 
-def _errors(errors: Errors) -> dict[str, float | None]:
+def _errors_data(errors: Errors) -> dict[str, float | None]:
     return {name: None if value is None else rounded(value) for name, value in asdict(errors).items()}
 
 
-def _notes(calibration: Calibration) -> list[str]:
-    before, after, left_out = calibration.before, calibration.after, calibration.left_out
+def _calibration_notes(calibration: Calibration) -> list[str]:
+    errors_before, errors_after, errors_left_out = calibration.before, calibration.after, calibration.left_out
     errors = ", ".join(
-        f"{units.percent(errors.median_error, 0)} {when}"
-        for errors, when in ((before, "before"), (after, "after"), (left_out, "of runs left out"))
+        f"{units.percent(errors.median_error, 0)} {moment}"
+        for errors, moment in (
+            (errors_before, "before"),
+            (errors_after, "after"),
+            (errors_left_out, "of runs left out"),
+        )
     )
     factors = ", ".join(f"{name} × {value:.2f}" for name, value in asdict(calibration.fitted).items())
     notes = [f"calibrated on {plural(calibration.runs, 'measured run')}, median error {errors}; {factors}"]
     if calibration.refused:
         notes = [f"not calibrated: {calibration.refused} (median error {errors})"]
-    if before.regret is not None and after.regret is not None:
-        first = f"{units.percent(before.regret)} before, {units.percent(after.regret)} after"
-        three = f"{units.percent(before.best_of_three or 0)}, {units.percent(after.best_of_three or 0)}"
-        notes.append(f"regret of the first layout {first}; of the best of three {three}")
+    if errors_before.regret is not None and errors_after.regret is not None:
+        headline = f"{units.percent(errors_before.regret)} before, {units.percent(errors_after.regret)} after"
+        three = f"{units.percent(errors_before.best_of_three or 0)}, {units.percent(errors_after.best_of_three or 0)}"
+        notes.append(f"regret of the first layout {headline}; of the best of three {three}")
     return notes

@@ -1,4 +1,4 @@
-"""Tables of the tensors in a checkpoint's header, and of their comparison with a spec."""
+"""The reports of the tensors in a checkpoint's header, and of their comparison with a model's spec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_SHOWN = 20
 
 
 def report(name: str, checkpoint: Checkpoint) -> Report:
-    """Returns the answer of `llmcalc params` for a checkpoint: elements by format and by the beginning of names."""
+    """Returns the report of `llmcalc params` for a checkpoint: elements by number format and by prefix of names."""
     by_part: dict[str, int] = {}
     for tensor in checkpoint.tensors:
         name_pattern = ".".join("*" if p.isdigit() else p for p in tensor.name.split("."))
@@ -46,14 +46,14 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total = checkpoint.elements or 1
-    parts = [Row([name_pattern, n, n / total]) for name_pattern, n in by_part.items()]
-    parts.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
-    stored = units.memory_scale(checkpoint.nbytes)
+    part_rows = [Row([name_pattern, n, n / total]) for name_pattern, n in by_part.items()]
+    part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
+    size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
         Column("format", "format", justify="left"),
         Column("tensors", "tensors", units.exact),
         Column("elements", "elements", units.exact),
-        Column("bytes", stored.name, stored.write),
+        Column("bytes", size_scale.name, size_scale.write),
         Column("bits", "bits each", "{:.2f}".format),
     )
     formats = [Row([d, n, e, b, 8 * b / e if e else 0]) for d, (n, e, b) in checkpoint.by_dtype().items()]
@@ -69,7 +69,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
             Table(
                 f"{name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
                 columns,
-                parts,
+                part_rows,
                 notes=notes,
                 name="tensors",
             ),
@@ -79,7 +79,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
 
 
 def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Match) -> Report:
-    """Returns the answer of `llmcalc check`: tensors that are missing, extra or of another shape."""
+    """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
     data = {
         "model": model_data(preset),
         "checkpoint": {
@@ -103,9 +103,9 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
         Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", wrap=True),
         Column("shape", "stored"), Column("expected", "expected"),
     )  # fmt: skip
-    rows = [Row(["misshapen", t.name, _shape(t.shape), _shape(e.shape)]) for e, t in match.misshapen]
-    rows += [Row(["missing", e.node, None, _shape(e.shape)]) for e in match.missing]
-    rows += [Row(["extra", t.name, _shape(t.shape), None]) for t in match.extra]
+    rows = [Row(["misshapen", t.name, _shape_text(t.shape), _shape_text(e.shape)]) for e, t in match.misshapen]
+    rows += [Row(["missing", e.node, None, _shape_text(e.shape)]) for e in match.missing]
+    rows += [Row(["extra", t.name, _shape_text(t.shape), None]) for t in match.extra]
     verdict = "all tensors match the model" if match.ok else "the tensors do not match the model"
     notes = [
         f"{match.matched:,} expected tensors found; {len(match.missing):,} missing, {len(match.extra):,} extra, "
@@ -124,13 +124,16 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
     ).of(origin)
 
 
-def _shape(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " × ".join(f"{size:,}" for size in shape)
 
 
 @dataclass(frozen=True, repr=False)
 class StoredParams(Answer):
-    """The elements of a checkpoint. name: name of its file. checkpoint: its header. total: number of all elements."""
+    """The parameters in a checkpoint. name: the file's name. checkpoint: its header.
+
+    total: the number of all elements.
+    """
 
     name: str
     checkpoint: Checkpoint

@@ -1,4 +1,4 @@
-"""`llmcalc memory` on many devices: the memory of each rank, the largest rank, and the messages between ranks."""
+"""The report of `llmcalc memory` on many devices: the memory of each rank and the messages between ranks."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _shorten_even_chunks(layers: str) -> str:
     """Writes `0, 4, …, 28` for chunks of a stage that are evenly spaced."""
     chunks = layers.split(", ")
     starts = [int(chunk.partition("–")[0]) for chunk in chunks if chunk]
-    even = len({b - a for a, b in pairwise(starts)}) == 1
-    return f"{chunks[0]}, {chunks[1]}, …, {chunks[-1]}" if even and len(chunks) > 3 else layers
+    is_even = len({b - a for a, b in pairwise(starts)}) == 1
+    return f"{chunks[0]}, {chunks[1]}, …, {chunks[-1]}" if is_even and len(chunks) > 3 else layers
 
 
 RANK_COLUMNS = (
@@ -112,83 +112,97 @@ VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
 def report(
     preset: Preset,
     cluster: Cluster,
-    fits: Sequence[Fit],
-    assumed: str = "",
-    launched: Launch | None = None,
+    accelerator_fits: Sequence[Fit],
+    assumed_accelerator: str = "",
+    launch: Launch | None = None,
     chosen_for: Hardware | None = None,
     rollout: Sequence[RolloutPhase] = (),
 ) -> Report:
-    """Returns the answer as data and as tables: the largest rank, every rank that differs, and the accelerators.
+    """Returns the report: the memory of the largest rank and of every rank that differs, and the accelerators.
 
-    assumed: the accelerator whose runtime is assumed, where none was named.
-    launched: the file that starts the run; default None.
+    assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
+    launch: the file that starts the run; default None.
     chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
     rollout: the phases of reinforcement learning on one device; default none.
     """
-    column, largest, layout = cluster.memory, cluster.device_rank, cluster.layout
+    column, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = column.states
     warnings = too_long(memory_use.count.spec, memory_use.workload)
-    warnings += untested_notes(largest.device)
-    needed, where = largest.device.device_bytes, f"by rank {largest.rank}"
+    warnings += untested_notes(largest_rank.device)
+    needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
     if rollout:
         phase = fullest(rollout)
-        needed, where = max(needed, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
-    answer = f"{units.GIB.write(needed)} {units.GIB.name} required {where}"
-    if len(fits) == 1:
-        answer += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
+        needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
+    answer = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
+    if len(accelerator_fits) == 1:
+        answer += f": {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
     devices = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
-    settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launched)}"
+    settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launch)}"
     layout_note = (
         "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
     )
-    host = host_notes(largest.device, layout.world)
-    notes = without_repetitions([*warnings, layout_note, *host, *_notes(cluster, assumed), *_launch_notes(launched)])
-    part_columns, part_rows = phase_parts(largest.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest))
-    parts = Table(preset.display, part_columns, part_rows, settings_line, notes, answer, name="parts")
+    host = host_notes(largest_rank.device, layout.world)
+    notes = without_repetitions(
+        [*warnings, layout_note, *host, *_cluster_notes(cluster, assumed_accelerator), *_launch_notes(launch)]
+    )
+    part_columns, part_rows = (
+        phase_parts(largest_rank.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest_rank))
+    )
+    parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer, name="parts")
     by_phase = []
     if rollout:
-        engine = engine_note(None if launched is None else launched.rollout)
+        engine = engine_note(None if launch is None else launch.rollout)
         by_phase = [phases_table(rollout, preset.display, settings_line, answer, list(filter(None, (engine, *notes))))]
-        parts = Table(f"The update on rank {largest.rank}", part_columns, part_rows, name="parts")
+        parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
     ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
-    phases = Table(f"Over time on rank {largest.rank}", PHASE_COLUMNS, phase_rows(largest.device), name="phases")
+    phases = Table(
+        f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, phase_rows(largest_rank.device), name="phases"
+    )
     messages = Table(
-        f"Sent by rank {largest.rank} in a step, in {units.GIB.name}",
+        f"Sent by rank {largest_rank.rank} in a step, in {units.GIB.name}",
         MESSAGE_COLUMNS,
         _message_rows(cluster),
         name="communication",
     )
-    fits_on = fits_table(fits, f"Rank {largest.rank} on one accelerator, in {units.GIB.name}")
+    fits_on = fits_table(accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
     fits_on = fits_on._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
-        data(preset, cluster, fits, launched) | ({"phases": phases_data(rollout)} if rollout else {}),
-        [*by_phase, parts, ranks, *_kinds_by_rank(cluster), phases, *([messages] if messages.rows else []), fits_on],
+        data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
+        [
+            *by_phase,
+            parts_table,
+            ranks,
+            *_kinds_by_rank(cluster),
+            phases,
+            *([messages] if messages.rows else []),
+            fits_on,
+        ],
         warnings=as_warnings(preset, warnings),
     ).of(preset.target)
 
 
-def _launch_notes(launched: Launch | None) -> list[str]:
+def _launch_notes(launch: Launch | None) -> list[str]:
     """Returns the notes on a launch file: overridden values, defaults that are filled in, and assumptions."""
-    if launched is None:
+    if launch is None:
         return []
-    notes = list(launched.notes)
-    if launched.filled_in:
-        version = f" {launched.version}" if launched.version else ""
-        values = ", ".join(f"{name} {_value_text(value)}" for name, value in launched.filled_in.items())
-        notes.insert(0, f"defaults of {launched.program}{version}: {values}")
+    notes = list(launch.notes)
+    if launch.filled_in:
+        version = f" {launch.version}" if launch.version else ""
+        values = ", ".join(f"{name} {_value_text(value)}" for name, value in launch.filled_in.items())
+        notes.insert(0, f"defaults of {launch.program}{version}: {values}")
     return notes
 
 
-def _override_text(launched: Launch | None) -> str:
-    """Writes the options typed beside a launch file, each with the file's value; empty without any."""
-    if launched is None or not launched.overridden:
+def _override_text(launch: Launch | None) -> str:
+    """Writes the options typed beside a launch file, each with the file's value; empty without such options."""
+    if launch is None or not launch.overridden:
         return ""
     texts = (
         f"{option(name)} {_value_text(override.option)}"
         + ("" if override.file is None else f" in the place of {_value_text(override.file)}")
-        for name, override in launched.overridden.items()
+        for name, override in launch.overridden.items()
     )
     return f"; beside the file {', '.join(texts)}"
 
@@ -200,13 +214,13 @@ def _value_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launched: Launch | None) -> dict[str, Any]:
-    """Returns the document; bytes are exact integers.
+def data(preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None) -> dict[str, Any]:
+    """Returns the JSON document; bytes are exact integers.
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
     layers, device_values, peak_values = (
-        _layers(cluster),
+        _layers_by_stage(cluster),
         device_data(cluster.device_rank.device),
         device_data(cluster.peak_rank.device),
     )
@@ -223,7 +237,7 @@ def data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launched: Launch
         "execution": execution,
         "layout": cluster.layout.data(),
         "framework": {"name": cluster.framework.name, "version": cluster.version or None},
-        "launch": None if launched is None else launched.data(),
+        "launch": None if launch is None else launch.data(),
         "memory": {
             **peak_values,
             **{name: device_values[name] for name in ("reserved_bytes", "device_bytes", "terms")},
@@ -259,7 +273,7 @@ def data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launched: Launch
             for item in cluster.messages
         ],
         **host_data(cluster.device_rank.device),
-        "fits": fits_data(fits),
+        "fits": fits_data(accelerator_fits),
     }
 
 
@@ -276,12 +290,12 @@ def _message_rows(cluster: Cluster) -> list[Row]:
         totals[1] = max(totals[1], message.bytes)
         totals[2] += message.count * message.wire_bytes
     groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in sums))
-    ordered = sorted(sums.items(), key=lambda message: groups.index(message[0][:2]))
-    return [Row([group, ranks, MESSAGE_NAMES[kind], *totals]) for (group, ranks, kind), totals in ordered]
+    ordered_messages = sorted(sums.items(), key=lambda message: groups.index(message[0][:2]))
+    return [Row([group, ranks, MESSAGE_NAMES[kind], *totals]) for (group, ranks, kind), totals in ordered_messages]
 
 
 def _part_rows(peak: RankMemory) -> list[Row]:
-    """Returns the kinds of memory at the peak of the largest rank, and its total."""
+    """Returns the kinds of memory at the largest rank's peak, in bytes, and their total."""
     device = peak.device
 
     def row(name: str, size: int, strong: bool = False, kind: str = "") -> Row:
@@ -291,12 +305,12 @@ def _part_rows(peak: RankMemory) -> list[Row]:
 
     rows = [row(KIND_NAMES[kind], size, kind=kind) for kind, size in device.by_kind.items() if size]
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", device.peak_bytes, strong=True))
-    rows += [row(*part) for part in estimated_parts(device)]
+    rows += [row(*estimated_part) for estimated_part in estimated_parts(device)]
     return [*rows, row("total", device.device_bytes, strong=True)]
 
 
-def _layers(cluster: Cluster) -> dict[int, list[list[int]]]:
-    """Returns stage of a rank → (first, last) layer of each of its chunks; empty for a chunk without layers."""
+def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
+    """Returns stage → (first, last) layer of each of its chunks; empty for a chunk without layers."""
     layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
     by_rank: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layers):
@@ -305,7 +319,7 @@ def _layers(cluster: Cluster) -> dict[int, list[list[int]]]:
 
 
 def _rank_rows(cluster: Cluster) -> list[Row]:
-    layers = _layers(cluster)
+    layers = _layers_by_stage(cluster)
     return [
         Row(
             [
@@ -342,17 +356,17 @@ def _serving_notes(cluster: Cluster) -> list[str]:
     ]
 
 
-def _notes(cluster: Cluster, assumed: str) -> list[str]:
+def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     name = cluster.framework.title
     version = f" of {cluster.version}" if cluster.version else ""
     notes = [f"kernels and buffers of {name}{version}; unlisted ranks need as much as the listed rank of their stage"]
     if not cluster.trains:
         notes = [*_serving_notes(cluster), *notes]
-    capped = getattr(cluster.own_settings, "moe_expert_capacity_factor", None) or cluster.settings.moe not in (
+    has_capacity = getattr(cluster.own_settings, "moe_expert_capacity_factor", None) or cluster.settings.moe not in (
         None,
         DROPLESS,
     )
-    if cluster.trains and cluster.layout.ep > 1 and not capped:
+    if cluster.trains and cluster.layout.ep > 1 and not has_capacity:
         uneven = (
             "" if cluster.own_settings is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
         )
@@ -365,6 +379,6 @@ def _notes(cluster: Cluster, assumed: str) -> list[str]:
     if cluster.peak_rank.rank != cluster.device_rank.rank:
         peak = f"{units.GIB.write(cluster.peak_rank.device.peak_bytes)} {units.GIB.name}"
         notes.append(f"rank {cluster.peak_rank.rank} allocates the most, {peak}, and requires less with fragmentation")
-    if assumed:
-        notes.append(f"runtime of an {assumed}; --hardware for another one")
+    if assumed_accelerator:
+        notes.append(f"runtime of an {assumed_accelerator}; --hardware for another one")
     return notes

@@ -1,4 +1,4 @@
-"""`llmcalc compare`: quantities as rows and models as columns, in as many blocks as the width requires.
+"""The report of `llmcalc compare`: quantities as rows and models as columns, in as many blocks as the width requires.
 
 CSV has one row per model instead, so that each column has one unit.
 """
@@ -47,8 +47,8 @@ Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
 """(heading of a row, function that writes its quantity)."""
 
 
-def _tpot(run: TimedRun | None) -> str:
-    """Returns the range of a token's time. What times a run is imported where an accelerator is named."""
+def _tpot_range(run: TimedRun | None) -> str:
+    """Returns the range of the seconds per decoded token. The timing modules are imported only with an accelerator."""
     if run is None:
         return "–"
     from .seconds import tpot_text
@@ -57,13 +57,13 @@ def _tpot(run: TimedRun | None) -> str:
 
 
 class Load(NamedTuple):
-    """The load under which a token is timed. hardware: title of the accelerator. users: sequences at once."""
+    """The load under which decoding is timed. hardware: title of the accelerator. users: sequences at once."""
 
     hardware: str
     users: int
 
     def data(self, q: Quantities) -> dict[str, Any]:
-        """Returns the time of a token and the tokens/s as raw values; null where there is none."""
+        """Returns seconds per token and tokens/s as raw values; null where they are unknown."""
         run = q.decoding
         seconds: dict[str, Any] = dict.fromkeys(("estimate", "low", "high")) if run is None else run.range.seconds()
         return {
@@ -75,9 +75,9 @@ class Load(NamedTuple):
         }
 
     def lines(self) -> tuple[Line, ...]:
-        """Returns the rows of a table with models as columns."""
+        """Returns the table's rows of the time per token, with models as columns."""
         return (
-            (f"TPOT, {plural(self.users, 'user')}", lambda q: _tpot(q.decoding)),
+            (f"TPOT, {plural(self.users, 'user')}", lambda q: _tpot_range(q.decoding)),
             ("  tokens/s", lambda q: "–" if q.decoding is None else f"{q.decoding.tokens_per_second:,.0f}"),
         )
 
@@ -89,47 +89,52 @@ class Load(NamedTuple):
 
 
 def report(
-    compared: Sequence[Compared], layout: Layout = "terminal", width: int | None = None, load: Load | None = None
+    compared_models: Sequence[Compared], layout: Layout = "terminal", width: int | None = None, load: Load | None = None
 ) -> Report:
     """Returns the answer as data (one document per model, in their order) and as tables no wider than the terminal.
 
     load: under which a token is timed; default none.
     """
-    documents = single_or_list([{"model": model_data(preset), "compare": _data(q, load)} for preset, q in compared])
-    lines, warnings = _lines([q for _, q in compared], load), _warnings(compared)
+    documents = single_or_list(
+        [{"model": model_data(preset), "compare": _quantities_data(q, load)} for preset, q in compared_models]
+    )
+    lines, warnings = _quantity_lines([q for _, q in compared_models], load), _position_warnings(compared_models)
     if layout == "rows":
-        return Report(documents, [_flat_rows(compared, load)], warnings=warnings)
-    if len(compared) > MOST_COLUMNS:
+        return Report(documents, [_flat_rows(compared_models, load)], warnings=warnings)
+    if len(compared_models) > MOST_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
-        return Report(documents, [_rows(compared, is_wide, load)], warnings=warnings)
+        return Report(documents, [_rows_by_model(compared_models, is_wide, load)], warnings=warnings)
     blocks = (
-        [list(compared)]
+        [list(compared_models)]
         if layout == "columns"
-        else list(_blocks(compared, lines, width_of_terminal() if width is None else width))
+        else list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
     )
     return Report(
-        documents, with_notes_below([_table(block, lines) for block in blocks], [*_notes(compared, load), *warnings])
+        documents,
+        with_notes_below(
+            [_block_table(block, lines) for block in blocks], [*_compare_notes(compared_models, load), *warnings]
+        ),
     )
 
 
-def _blocks(compared: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
+def _model_blocks(compared_models: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
     """Yields groups of models that fit the width: at least one model each, and about equally many."""
     labels = 2 + max(len(label) for label, _ in lines)
-    widths = [2 + max(len(cell) for cell in (preset.display, *_cells(q, lines))) for preset, q in compared]
-    models_per_block = max(1, len(compared))
+    widths = [2 + max(len(cell) for cell in (preset.display, *_line_cells(q, lines))) for preset, q in compared_models]
+    models_per_block = max(1, len(compared_models))
     while models_per_block > 1 and any(
-        labels + sum(widths[i : i + models_per_block]) > width for i in range(0, len(compared), models_per_block)
+        labels + sum(widths[i : i + models_per_block]) > width for i in range(0, len(compared_models), models_per_block)
     ):
         models_per_block -= 1
-    block_count = -(-len(compared) // models_per_block)
-    even = -(-len(compared) // block_count)
-    for i in range(0, len(compared), even):
-        yield list(compared[i : i + even])
+    block_count = -(-len(compared_models) // models_per_block)
+    even_length = -(-len(compared_models) // block_count)
+    for i in range(0, len(compared_models), even_length):
+        yield list(compared_models[i : i + even_length])
 
 
-def _table(block: Sequence[Compared], lines: Sequence[Line]) -> Table:
+def _block_table(block: Sequence[Compared], lines: Sequence[Line]) -> Table:
     columns = [Column("quantity", "", justify="left")] + [Column(preset.name, preset.display) for preset, _ in block]
-    cells = [_cells(q, lines) for _, q in block]
+    cells = [_line_cells(q, lines) for _, q in block]
     rows = [
         Row([label.strip(), *cell_texts], depth=int(label.startswith(" ")))
         for (label, _), *cell_texts in zip(lines, *cells, strict=True)
@@ -138,33 +143,33 @@ def _table(block: Sequence[Compared], lines: Sequence[Line]) -> Table:
     return Table("", columns, rows)
 
 
-def _cells(q: Quantities, lines: Sequence[Line]) -> list[str]:
+def _line_cells(q: Quantities, lines: Sequence[Line]) -> list[str]:
     return [write(q) for _, write in lines]
 
 
 def _for_every_stack(write: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
-    """Returns a function that writes a quantity of every stack: `12 / 24` if encoder and decoder differ."""
+    """Returns a function that writes a quantity of every stack: `12 / 24` for an encoder and a decoder that differ."""
     return lambda q: " / ".join(unique([write(shape) for shape in q.shapes]))
 
 
-def _ratio(value: float | None) -> str:
+def _ratio_text(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def _whole(value: int | None) -> str:
+def _whole_text(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
 
 
 def aspect(ratio: float, in_band: bool) -> str:
-    """Writes h/L, marked if it is in the range of dense decoders."""
+    """Writes the aspect ratio h/L, marked if it is in the range of large dense decoders."""
     return f"{ratio:.1f}" + (f" {IN_BAND}" if in_band else "")
 
 
 def _width_ratio(shape: StackShape) -> str:
-    return _ratio(shape.feed_forward_ratio) + (f" {ACTIVE}" if shape.mixture_of_experts else "")
+    return _ratio_text(shape.feed_forward_ratio) + (f" {ACTIVE}" if shape.mixture_of_experts else "")
 
 
-def _heads(shape: StackShape) -> str:
+def _heads_text(shape: StackShape) -> str:
     return "–" if shape.num_attention_heads is None else f"{shape.num_attention_heads} × {shape.head_dim}"
 
 
@@ -178,13 +183,13 @@ def _kv_heads(shape: StackShape) -> str:
     )
 
 
-def _activation(shape: StackShape) -> str:
+def _activation_text(shape: StackShape) -> str:
     mixing = shape.block.feed_forward
     return (mixing.activation() if isinstance(mixing, Network) else "") or "–"
 
 
-def _lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
-    """Returns the rows. Each has one unit: the largest in which the smallest model's value is at least 0.1."""
+def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
+    """Returns the table's rows. A row's unit is the largest in which the smallest model's value is at least 0.1."""
     sizes = units.count_scale(10 * min(q.active for q in quantities))
     flops_scale = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
     caches = [q.kv_bytes_per_token for q in quantities if q.kv_bytes_per_token]
@@ -205,38 +210,39 @@ def _lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line
 
 _SHAPE_LINES: tuple[Line, ...] = (
     ("layers L", _for_every_stack(lambda s: str(s.num_hidden_layers))),
-    ("hidden size h", _for_every_stack(lambda s: _whole(s.hidden_size))),
+    ("hidden size h", _for_every_stack(lambda s: _whole_text(s.hidden_size))),
     ("h / L", _for_every_stack(lambda s: aspect(s.aspect_ratio, s.in_dense_band))),
     ("d_ff / h", _for_every_stack(_width_ratio)),
-    ("heads × head_dim", _for_every_stack(_heads)),
-    ("heads·head_dim / h", _for_every_stack(lambda s: _ratio(s.head_ratio))),
+    ("heads × head_dim", _for_every_stack(_heads_text)),
+    ("heads·head_dim / h", _for_every_stack(lambda s: _ratio_text(s.head_ratio))),
     ("kv heads (/ heads)", _for_every_stack(_kv_heads)),
-    ("vocabulary", lambda q: _whole(q.vocab_size)),
+    ("vocabulary", lambda q: _whole_text(q.vocab_size)),
     ("  of parameters", lambda q: units.percent(q.vocabulary_share)),
 )
 _STYLE_LINES: tuple[Line, ...] = (
     ("norm", _for_every_stack(lambda s: norm_name(s.block))),
     ("  placement", _for_every_stack(lambda s: norm_place(s.block))),
-    ("activation", _for_every_stack(_activation)),
+    ("activation", _for_every_stack(_activation_text)),
     ("positions", lambda q: ", ".join(positions(q.spec))),
 )
 
 
-def _notes(compared: Sequence[Compared], load: Load | None) -> list[str]:
-    quantities = [q for _, q in compared]
+def _compare_notes(compared_models: Sequence[Compared], load: Load | None) -> list[str]:
+    quantities = [q for _, q in compared_models]
     shapes = [shape for q in quantities for shape in q.shapes]
     notes: list[str] = []
     if any(shape.in_dense_band for shape in shapes):
         notes.append(BAND)
-    for preset, q in compared:
+    for preset, q in compared_models:
         if q.shape.mixture_of_experts:
             style = describe(q.shape.block.feed_forward, q.shape.hidden_size)
             notes.append(
-                f"{ACTIVE} {preset.display}: d_ff is the active width, {style} = {_whole(q.shape.feed_forward_width)}"
+                f"{ACTIVE} {preset.display}: d_ff is the active width, {style} = "
+                f"{_whole_text(q.shape.feed_forward_width)}"
             )
     if any(q.encoder is not None for q in quantities):
         notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")
-    for preset, q in compared:
+    for preset, q in compared_models:
         if len(distinct_blocks(q.spec)) > len(q.shapes):
             kinds_text = ", ".join(
                 f"{count} {'of the base kind' if name == 'block' else name}"
@@ -252,11 +258,13 @@ def _notes(compared: Sequence[Compared], load: Load | None) -> list[str]:
     return [*notes, flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
 
 
-def _warnings(compared: Sequence[Compared]) -> list[str]:
+def _position_warnings(compared_models: Sequence[Compared]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
-    seq = compared[0][1].seq
+    seq = compared_models[0][1].seq
     short_models = [
-        f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < seq
+        f"{preset.display} ({q.longest:,})"
+        for preset, q in compared_models
+        if q.longest is not None and q.longest < seq
     ]
     return (
         [
@@ -285,12 +293,15 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
         "kv_ratio": shape.kv_ratio,
         "norm": norm_name(shape.block),
         "norm_placement": norm_place(shape.block),
-        "activation": _activation(shape),
+        "activation": _activation_text(shape),
     }
 
 
-def _data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
-    """Returns raw values. The shape is of the stack before the head; `stacks` has both stacks of an encoder-decoder."""
+def _quantities_data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
+    """Returns raw values.
+
+    The shape is the shape of the stack before the head; `stacks` has both of an encoder-decoder.
+    """
     return {
         "parameters": q.parameters,
         "active": q.active,
@@ -310,14 +321,16 @@ def _data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
     }
 
 
-def _rows(compared: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
-    """Returns a row per model. Each column has one unit: the one in which most values are at least 1.
+def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
+    """Returns a row per model. A column's unit is the one in which most values are at least 1.
 
     wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
     """
-    sizes = units.count_scale(_lower_quartile(q.parameters for _, q in compared))
-    flops_scale = units.decimal_scale(_lower_quartile(q.forward_flops_per_token for _, q in compared), "FLOPs")
-    cache = units.memory_scale(_lower_quartile(q.kv_bytes_per_token for _, q in compared if q.kv_bytes_per_token))
+    sizes = units.count_scale(_lower_quartile(q.parameters for _, q in compared_models))
+    flops_scale = units.decimal_scale(_lower_quartile(q.forward_flops_per_token for _, q in compared_models), "FLOPs")
+    cache = units.memory_scale(
+        _lower_quartile(q.kv_bytes_per_token for _, q in compared_models if q.kv_bytes_per_token)
+    )
     columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
         Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
@@ -328,7 +341,7 @@ def _rows(compared: Sequence[Compared], is_wide: bool, load: Load | None) -> Tab
         Column("feed_forward_ratio", "d_ff/h"),
         Column("kv_bytes_per_token", f"KV {cache.name}/tok", cache.write),
         Column("num_key_value_heads", "kv heads"),
-        Column("flops_per_token", f"{flops_scale.name}/tok at {compared[0][1].seq:,}", flops_scale.write),
+        Column("flops_per_token", f"{flops_scale.name}/tok at {compared_models[0][1].seq:,}", flops_scale.write),
     )
     columns = columns if is_wide else columns[:-3]
     timed_columns = (Column("tpot", "TPOT"), Column("tokens_per_second", "tokens/s")) if load is not None else ()
@@ -341,16 +354,16 @@ def _rows(compared: Sequence[Compared], is_wide: bool, load: Load | None) -> Tab
                 q.shape.num_hidden_layers,
                 q.shape.hidden_size,
                 f"{q.shape.aspect_ratio:.0f}",
-                _ratio(q.shape.feed_forward_ratio),
+                _ratio_text(q.shape.feed_forward_ratio),
                 q.kv_bytes_per_token,
                 _kv_heads(q.shape),
                 q.forward_flops_per_token,
             ][: len(columns)]
             + [write(q) for _, write in (load.lines() if load is not None else ())]
         )
-        for preset, q in compared
+        for preset, q in compared_models
     ]
-    first_model = compared[0][1]
+    first_model = compared_models[0][1]
     notes = [
         "active: parameters used per token, where that is not all of them; d_ff of a mixture of experts: the active "
         "width; of an encoder-decoder the decoder",
@@ -361,7 +374,7 @@ def _rows(compared: Sequence[Compared], is_wide: bool, load: Load | None) -> Tab
         ),
     ]
     notes += [load.note(first_model)] if load is not None else []
-    return Table("", [*columns, *timed_columns], rows, notes=[*notes, *_warnings(compared)])
+    return Table("", [*columns, *timed_columns], rows, notes=[*notes, *_position_warnings(compared_models)])
 
 
 def _lower_quartile(values: Iterable[float]) -> float:
@@ -370,10 +383,11 @@ def _lower_quartile(values: Iterable[float]) -> float:
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 
-def _flat_rows(compared: Sequence[Compared], load: Load | None) -> Table:
+def _flat_rows(compared_models: Sequence[Compared], load: Load | None) -> Table:
     """Returns one row of raw values per model, without the nested entries of the JSON document."""
     rows = [
-        {"target": preset.target, **_data(q, load), "position": ", ".join(positions(q.spec))} for preset, q in compared
+        {"target": preset.target, **_quantities_data(q, load), "position": ", ".join(positions(q.spec))}
+        for preset, q in compared_models
     ]
     keys = [key for key, value in rows[0].items() if not isinstance(value, dict)]
     return Table("", [Column(key, key) for key in keys], [Row([row[key] for key in keys]) for row in rows])

@@ -1,4 +1,4 @@
-"""The table of `llmcalc flops --conventions`: every rule of thumb with its error against the exact count."""
+"""The table of `llmcalc flops --conventions`: every rule of thumb with its relative error against the exact count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .document import Column, Row, Table
 
 
 def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) -> Table:
-    """Returns one row per rule of thumb, the exact counts first."""
+    """Returns a table with one row per rule of thumb, after the rows of the exact counts."""
     scale = units.decimal_scale(max(r.total for r in rules), "FLOPs")
     columns = (
         Column("rule", "rule of thumb", justify="left"),
@@ -34,11 +34,17 @@ def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) ->
         "are sums over layers",
     ]
     return Table(
-        title, columns, rows, headline, _notes(count) + notes, "rules of thumb beside the exact count", "conventions"
+        title,
+        columns,
+        rows,
+        headline,
+        _count_notes(count) + notes,
+        "rules of thumb beside the exact count",
+        "conventions",
     )
 
 
-def _notes(count: FlopCount) -> list[str]:
+def _count_notes(count: FlopCount) -> list[str]:
     workload, notes = count.workload, []
     if workload.phase == "prefill":
         notes.append(

@@ -1,4 +1,4 @@
-"""`llmcalc cost`: days, hours of devices, energy and money of a run, with its range first."""
+"""The report of `llmcalc cost`: days, device-hours, energy and money of a run, each as a range."""
 
 from __future__ import annotations
 
@@ -34,67 +34,81 @@ COLUMNS = (
 
 
 def amount_text(value: float, digits: int = 2) -> str:
-    """Writes an amount with two digits: `0.23`, `37`, `12,000`."""
-    rounded = float(f"{value:.{digits}g}")
-    return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"
+    """Writes an amount with two significant digits: `0.23`, `37`, `12,000`."""
+    rounded_value = float(f"{value:.{digits}g}")
+    return f"{rounded_value:,.0f}" if rounded_value >= 10 ** (digits - 1) else f"{rounded_value:g}"
 
 
 def report(preset: Preset, hardware: Hardware, answer: RunCost) -> Report:
-    """Returns the answer as data and as a table."""
+    """Returns the report of a run's cost as data and as a table."""
     amounts, digits = answer.cost.amounts, 3 if answer.measured else 2
     rows = [
-        Row([TITLES[name][0], *(Shown(value, amount_text(value, digits)) for value in _ends(amount)), TITLES[name][1]])
+        Row(
+            [
+                TITLES[name][0],
+                *(Shown(value, amount_text(value, digits)) for value in _range_ends(amount)),
+                TITLES[name][1],
+            ]
+        )
         for name, amount in amounts.items()
         if amount is not None
     ]
-    subject = (
+    run_text = (
         f"{units.count(answer.tokens)} tokens" if answer.tokens else f"{units.count(answer.requests or 0)} requests"
     )
-    title = f"{preset.display}, {subject}"
+    title = f"{preset.display}, {run_text}"
     table = Table(
-        title, COLUMNS, rows, _aside(hardware, answer), _notes(hardware, answer), _answer(answer), name="cost"
+        title,
+        COLUMNS,
+        rows,
+        _aside_text(hardware, answer),
+        _cost_notes(hardware, answer),
+        _answer_text(answer),
+        name="cost",
     )
-    return Report(_data(preset, hardware, answer), [table]).of(preset.target)
+    return Report(_cost_data(preset, hardware, answer), [table]).of(preset.target)
 
 
-def _ends(amount: Amount) -> tuple[float, float, float]:
+def _range_ends(amount: Amount) -> tuple[float, float, float]:
     return amount.low, amount.high, amount.estimate
 
 
-def _answer(answer: RunCost) -> str:
+def _answer_text(answer: RunCost) -> str:
     days, cost = answer.cost.days, answer.cost.money
     spent = "" if cost is None else f", {money_range(cost)}"
     if answer.measured:
         return f"{amount_text(days.estimate, 3)} days{spent}"
-    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent}, likely {_likely(answer)}"
+    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent}, likely {_likely_text(answer)}"
 
 
-def _likely(answer: RunCost) -> str:
+def _likely_text(answer: RunCost) -> str:
     cost = answer.cost.money
     days = f"{amount_text(answer.cost.days.estimate)} days"
     return days if cost is None else f"{days} and {amount_text(cost.estimate)}"
 
 
 def money_range(cost: Amount) -> str:
-    """Writes `1,200 to 1,900`, without a currency."""
+    """Writes the range of money, without a currency: `1,200 to 1,900`."""
     if cost.low == cost.high:
         return amount_text(cost.estimate, 3)
     return f"{amount_text(cost.low)} to {amount_text(cost.high)}"
 
 
-def _aside(hardware: Hardware, answer: RunCost) -> str:
-    where = f"{answer.cost.devices:,} {hardware.title}"
+def _aside_text(hardware: Hardware, answer: RunCost) -> str:
+    devices_text = f"{answer.cost.devices:,} {hardware.title}"
     if answer.server is not None and answer.point is not None:
-        return f"{layout_text(answer.server)} on {where}, {plural(answer.point.concurrency, 'request')} at any time"
+        return (
+            f"{layout_text(answer.server)} on {devices_text}, {plural(answer.point.concurrency, 'request')} at any time"
+        )
     assert answer.step is not None
     assert answer.steps is not None
     step = duration(answer.step.estimate, digits=3)
     kind = "measured" if answer.measured else "likely"
     layout = "" if answer.plan is None else f", {layout_cell(answer.plan.plan.feasible[0].layout)}"
-    return f"{answer.steps:,} steps of {answer.step_tokens:,} tokens, {kind} {step} each, on {where}{layout}"
+    return f"{answer.steps:,} steps of {answer.step_tokens:,} tokens, {kind} {step} each, on {devices_text}{layout}"
 
 
-def _notes(hardware: Hardware, answer: RunCost) -> list[str]:
+def _cost_notes(hardware: Hardware, answer: RunCost) -> list[str]:
     notes = [] if answer.range is None else [class_text(answer.range, answer.stack_title)]
     if answer.assumed:
         of_step = (
@@ -115,7 +129,7 @@ def _notes(hardware: Hardware, answer: RunCost) -> list[str]:
     return [*notes, f"not counted: {', '.join(NOT_COUNTED[kind])}"]
 
 
-def _data(preset: Preset, hardware: Hardware, answer: RunCost) -> dict[str, Any]:
+def _cost_data(preset: Preset, hardware: Hardware, answer: RunCost) -> dict[str, Any]:
     from .serve import point_data
 
     layout: Any = None

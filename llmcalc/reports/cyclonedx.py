@@ -1,4 +1,4 @@
-"""The models of a lock file as a bill of materials in CycloneDX's form for machine learning.
+"""The models of a lock file as a bill of materials in CycloneDX's machine-learning format.
 
 https://cyclonedx.org/docs/1.6/json/#components_items_modelCard
 """
@@ -22,7 +22,7 @@ def bill_of_materials(entries: Sequence[Locked]) -> dict[str, Any]:
 
     It has no date, and its serial number follows from its contents, so equal models give equal bytes.
     """
-    components = [_component(entry) for entry in entries]
+    components = [_component_of_model(entry) for entry in entries]
     serial = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(components, sort_keys=True))
     tool = {"type": "application", "name": "llmcalc", "version": program_version()}
     return {
@@ -36,14 +36,14 @@ def bill_of_materials(entries: Sequence[Locked]) -> dict[str, Any]:
     }
 
 
-def _component(entry: Locked) -> dict[str, Any]:
+def _component_of_model(entry: Locked) -> dict[str, Any]:
     data, preset = entry.data, entry.preset
     architecture = {
         "architectureFamily": data["model_type"] or data["kind"],
         "modelArchitecture": headline(preset.model),
     }
-    skipped = {"target", "name"}
-    values = _properties({key: value for key, value in data.items() if key not in skipped})
+    skipped_keys = {"target", "name"}
+    values = _properties_of_entry({key: value for key, value in data.items() if key not in skipped_keys})
     component: dict[str, Any] = {
         "type": "machine-learning-model",
         "bom-ref": data["target"],
@@ -60,11 +60,14 @@ def _component(entry: Locked) -> dict[str, Any]:
     return component
 
 
-def _properties(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the values of an entry as CycloneDX takes them: names with dots, values as text; none without a value."""
+def _properties_of_entry(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields an entry's values as CycloneDX properties: dotted names and texts.
+
+    Entries without a value are left out.
+    """
     for key, value in data.items():
         name = f"{path}{key}"
         if isinstance(value, Mapping):
-            yield from _properties(value, f"{name}.")
+            yield from _properties_of_entry(value, f"{name}.")
         elif value is not None:
             yield name, str(value)

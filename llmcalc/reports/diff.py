@@ -1,4 +1,4 @@
-"""`llmcalc diff`: the changes between two models as tables, as data, and as Markdown for a comment."""
+"""The report of `llmcalc diff`: the changes between two models as tables, as data, and as Markdown for a comment."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SKIPPED_COLUMNS = (
 
 
 def skipped_files(reasons: Mapping[Path, str]) -> Report:
-    """Returns a table of the files that are not compared; they are not in the JSON document.
+    """Returns a table of the files that were not compared; the JSON document does not list them.
 
     reasons: file → why it is not compared.
     """
@@ -67,18 +67,20 @@ def skipped_files(reasons: Mapping[Path, str]) -> Report:
 
 
 def report(difference: Difference, title: str = "", unread: str = "") -> Report:
-    """Returns the answer as data and as tables: quantities, fields of the descriptions, and nodes that differ.
+    """Returns the report: the quantities, fields of the descriptions, and nodes that differ.
 
     title: title of the comparison; default the names of the models.
     unread: why the first model could not be read; empty if it was.
     """
-    before, after = difference.before, difference.after
-    model = after or before
+    model_before, model_after = difference.before, difference.after
+    model = model_after or model_before
     assert model is not None
-    title = title or " → ".join(preset.display for preset in (before, after) if preset is not None)
+    title = title or " → ".join(preset.display for preset in (model_before, model_after) if preset is not None)
     warnings = [*([unread] if unread else []), *_too_long(difference)]
     added_text = "could not be read before" if unread else "added"
-    headline_text = added_text if before is None else "removed" if after is None else _answer(difference)
+    headline_text = (
+        added_text if model_before is None else "removed" if model_after is None else _answer_text(difference)
+    )
     notes = [
         *warnings,
         f"at {difference.seq:,} tokens of one sequence, cache in {units.short_dtype(difference.dtype)}",
@@ -88,7 +90,7 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
         Table(
             title,
             QUANTITY_COLUMNS,
-            [_row(model) for model in difference.quantities],
+            [_quantity_row(model) for model in difference.quantities],
             "",
             notes,
             headline_text,
@@ -96,12 +98,12 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
         )
     ]
     if difference.fields:
-        rows = [Row([model.name, _value(model.before), _value(model.after)]) for model in difference.fields]
+        rows = [Row([model.name, _field_text(model.before), _field_text(model.after)]) for model in difference.fields]
         tables.append(Table("Fields that differ", FIELD_COLUMNS, rows, name="fields"))
-    if before is not None and after is not None:
-        tables += [_nodes(name, nodes) for name, nodes in difference.components.items() if nodes]
-    target = " → ".join(preset.target for preset in (before, after) if preset is not None)
-    return Report(_data(difference), tables, warnings=warnings).of(target)
+    if model_before is not None and model_after is not None:
+        tables += [_nodes_table(name, nodes) for name, nodes in difference.components.items() if nodes]
+    target = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
+    return Report(_difference_data(difference), tables, warnings=warnings).of(target)
 
 
 def _too_long(difference: Difference) -> list[str]:
@@ -112,27 +114,33 @@ def _too_long(difference: Difference) -> list[str]:
     ]
 
 
-def _answer(difference: Difference) -> str:
-    """Writes the change in parameters: `+160.47 M parameters (+2.0 %)`."""
+def _answer_text(difference: Difference) -> str:
+    """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
     total = next(quantity for quantity in difference.quantities if quantity.name == "parameters")
     if not difference.changed:
         return "no count differs"
     if not total.changed:
         return "as many parameters"
-    relative = _relative(total)
+    relative = _relative_change(total)
     relative_text = "" if relative is None else f" ({units.signed_percent(relative)})"
-    return f"{_change(total)} parameters{relative_text}"
+    return f"{_change_text(total)} parameters{relative_text}"
 
 
-def _row(quantity: Quantity) -> Row:
-    before, after = _pair(quantity)
-    change = Shown(quantity.change, _change(quantity) if quantity.changed else "equal")
+def _quantity_row(quantity: Quantity) -> Row:
+    text_before, text_after = _both_values_text(quantity)
+    change = Shown(quantity.change, _change_text(quantity) if quantity.changed else "equal")
     return Row(
-        [quantity.name, Shown(quantity.before, before), Shown(quantity.after, after), change, _relative(quantity)]
+        [
+            quantity.name,
+            Shown(quantity.before, text_before),
+            Shown(quantity.after, text_after),
+            change,
+            _relative_change(quantity),
+        ]
     )
 
 
-def _pair(quantity: Quantity) -> list[str]:
+def _both_values_text(quantity: Quantity) -> list[str]:
     """Writes both values in the unit of the larger value, if the smaller is at least a tenth of it."""
     values = [value for value in (quantity.before, quantity.after) if value]
     if not values:
@@ -150,12 +158,12 @@ def _scaled_text(scale: units.Scale, quantity: Quantity, value: float) -> str:
     return f"{scale.write(value)} {scale.name}" if value and scale.factor > 1 else WRITE[quantity.unit](value)
 
 
-def _change(quantity: Quantity) -> str:
+def _change_text(quantity: Quantity) -> str:
     return f"{'+' if quantity.change > 0 else '−'}{WRITE[quantity.unit](abs(quantity.change))}"
 
 
-def _relative(quantity: Quantity) -> float | None:
-    """Returns the relative change; None without a change, or if the old value is missing or 0."""
+def _relative_change(quantity: Quantity) -> float | None:
+    """Returns the relative change; None without a change, or without an old value other than 0."""
     return (
         quantity.after / quantity.before - 1
         if quantity.changed and quantity.before and quantity.after is not None
@@ -163,8 +171,8 @@ def _relative(quantity: Quantity) -> float | None:
     )
 
 
-def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
-    """Returns a table of the nodes that differ most, in the unit of the median value, or of small changes."""
+def _nodes_table(name: str, nodes: Sequence[Quantity]) -> Table:
+    """Returns a table of the nodes that differ most, in the unit of the median change."""
     shown_nodes = nodes[:SHOWN]
     scale_of = SCALE[shown_nodes[0].unit]
     scale = scale_of(
@@ -197,19 +205,19 @@ def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
     )
 
 
-def _value(value: Any) -> str:
-    """Writes a field of a description; a dash if it is not set."""
+def _field_text(value: Any) -> str:
+    """Writes a field's value of a description; a dash if the field is not set."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return str(value).lower()
-    return ", ".join(map(_value, value)) if isinstance(value, list | tuple) else str(value)
+    return ", ".join(map(_field_text, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _data(difference: Difference) -> dict[str, Any]:
+def _difference_data(difference: Difference) -> dict[str, Any]:
     return {
-        "before": _model(difference.before),
-        "after": _model(difference.after),
+        "before": _model_data(difference.before),
+        "after": _model_data(difference.after),
         "changed": difference.changed,
         "workload": {"batch": 1, "seq": difference.seq, "dtype": difference.dtype, "pairs": "full"},
         "spec": [_field_data(item) for item in difference.fields],
@@ -218,7 +226,7 @@ def _data(difference: Difference) -> dict[str, Any]:
     }
 
 
-def _model(preset: Preset | None) -> dict[str, Any] | None:
+def _model_data(preset: Preset | None) -> dict[str, Any] | None:
     return None if preset is None else model_data(preset)
 
 

@@ -1,4 +1,4 @@
-"""The answer of a command before it is written in a format: data for programs, tables for people.
+"""The answer of a command before it is written in a format: a JSON document for programs, tables for people.
 
 A cell holds the raw value, and its column writes it. So CSV has raw numbers and text has rounded ones. The classes are
 named tuples because a data class takes four times as long to create, at each start.
@@ -59,27 +59,27 @@ class Column(NamedTuple):
     marks: Mapping[str, str] = MappingProxyType({})
 
     def colour(self, text: str, value: Any) -> str:
-        """Returns the colour of a cell; empty for none."""
+        """Returns the colour of a cell; empty for no colour."""
         if self.bar and value is not None:
             return str(value.colour)
         return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:*"), "") if self.verdict and text else ""
 
 
 class Shown(NamedTuple):
-    """A raw value with its text, for columns whose cells have different units."""
+    """A raw value and its displayed text, for columns whose cells have different units."""
 
     value: Any
     text: str
 
 
 class Linked(str):
-    """A note from llmcalc's own presets, whose addresses become Markdown links."""
+    """A note from a preset of llmcalc, whose web addresses become links in Markdown."""
 
     __slots__ = ()
 
 
 def text_of(cell: Shown) -> str:
-    """Returns the text of a cell; the `write` function of a column of `Shown` cells."""
+    """Returns the displayed text of a cell; the `write` function of a column of `Shown` cells."""
     return cell.text
 
 
@@ -153,7 +153,7 @@ class Report(NamedTuple):
     warnings: Sequence[str] = ()
 
     def of(self, target: str) -> Report:
-        """Returns the report with that TARGET in every table."""
+        """Returns the report with a column that names the model (TARGET) in every table."""
         return self._replace(tables=[table._replace(target=target) for table in self.tables])
 
     def only(self, name: str) -> Report:
@@ -170,13 +170,13 @@ class Report(NamedTuple):
         return self._replace(tables=[table for table in self.tables if table.name == name])
 
     def with_entry(self, name: str, entry: Any, note: str) -> Report:
-        """Returns the report with an entry in its document, and a note before those of its first table."""
+        """Returns the report with another entry in its document, and a note before the notes of its first table."""
         assert isinstance(self.data, dict)  # a report of one target
-        first, *other_tables = self.tables
+        first_table, *other_tables = self.tables
         data = {**self.data, name: entry}
         if "notes" in data:
             data["notes"] = [note, *data["notes"]]
-        return self._replace(data=data, tables=[first._replace(notes=[note, *first.notes]), *other_tables])
+        return self._replace(data=data, tables=[first_table._replace(notes=[note, *first_table.notes]), *other_tables])
 
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Returns the JSON document, with `schema_version` and all notes of the tables."""
@@ -186,7 +186,7 @@ class Report(NamedTuple):
         return {"schema_version": SCHEMA_VERSION, **data}
 
     def with_notes(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """Returns the data with the notes of all tables, unless they are several documents or have notes already."""
+        """Returns the data with the notes of all tables, unless the data has notes or is a list of documents."""
         if isinstance(self.data, list):
             return self.data
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | self.data
@@ -228,12 +228,12 @@ def readable(report: Report) -> Report:
 
 
 def fitted_to(report: Report, encoding: str) -> Report:
-    """Returns the readable report with every text of its tables changed to characters of an encoding."""
+    """Returns the report with every text reduced to characters that an encoding can write."""
     return _with_texts(report, lambda text: fitted(printable(text), encoding))
 
 
 def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
-    """Returns the report with a function applied to every text of its tables and every line of its text."""
+    """Returns the report with `change` applied to every text of its tables and every line of its text."""
 
     def changing(write: Callable[[Any], str]) -> Callable[[Any], str]:
         return lambda value: change(write(value))
@@ -265,7 +265,7 @@ def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
 
 
 def cell_text(column: Column, value: Any) -> str:
-    """Returns the text of a cell."""
+    """Returns the displayed text of a cell."""
     if value is None:
         return ""
     return column.brief(value) if isinstance(value, str) else column.write(value)

@@ -1,4 +1,4 @@
-"""What a draft of speculative decoding adds to an answer about its target."""
+"""The part of an answer about a speculative-decoding draft model beside its target model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = {"embed_tokens": "embedding", "lm_head": "head"}
 
 
 def with_draft(report: Report, draft: Draft | None, counted: bool = False) -> Report:
-    """Returns the report with the draft in its document and in a note of its first table.
+    """Returns the report with the draft model in its document and in a note of its first table.
 
     counted: whether the numbers of the report count the draft too.
     """
@@ -25,7 +25,7 @@ def with_draft(report: Report, draft: Draft | None, counted: bool = False) -> Re
 
 
 def draft_data(draft: Draft) -> dict[str, Any]:
-    """Returns the draft's entry of a document."""
+    """Returns the draft model's entry in a JSON document."""
     data: dict[str, Any] = {
         "name": draft.preset.name,
         "params": draft.params,
@@ -36,16 +36,16 @@ def draft_data(draft: Draft) -> dict[str, Any]:
 
 
 def note(draft: Draft, counted: bool = False) -> str:
-    """Writes the size of the draft: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
-    parts = [
+    """Writes the size of the draft model: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
+    texts = [
         f"{units.exact(draft.params)} parameters",
         f"{units.memory(draft.cache.bytes_per_token)} of cache per token",
     ]
     if draft.cache.workload.seq > 1:
-        parts.append(f"{units.memory(draft.cache.bytes)} in all")
+        texts.append(f"{units.memory(draft.cache.bytes)} in all")
     if draft.count is not None:
-        parts.append(units.flops(draft.count.total))
+        texts.append(units.flops(draft.count.total))
     shared_parts = " and ".join(NAMES[name] for name in draft.shared)
     shares = f"; its {shared_parts} {'is' if len(draft.shared) == 1 else 'are'} the target's" if shared_parts else ""
-    where = "counted in" if counted else "beside the numbers above"
-    return f"draft {draft.preset.name}, {where}: {', '.join(parts)}{shares}"
+    relation = "counted in" if counted else "beside the numbers above"
+    return f"draft {draft.preset.name}, {relation}: {', '.join(texts)}{shares}"

@@ -1,4 +1,4 @@
-"""`llmcalc memory`, `fit` and `kv` with `--engine`: terms of its memory, the cache, and whether it starts."""
+"""The reports of `llmcalc memory`, `fit` and `kv` with `--engine`: memory terms, cache, whether the engine starts."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ TERM_COLUMNS = (
 )
 
 
-def _users(value: float) -> str:
+def _users_text(value: float) -> str:
     return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
 CHANGE_COLUMNS = (
     Column("flag", "change", justify="left"),
     Column("kv_tokens", "tokens", units.exact),
-    Column("max_concurrency", "users", _users),
+    Column("max_concurrency", "users", _users_text),
     Column("starts", "starts", justify="left", verdict=True),
 )
 
@@ -56,27 +56,27 @@ OPTION_COLUMNS = (
     Column("devices", "devices", units.exact),
     Column("flags", "flags", text_of, justify="left", wrap=True),
     Column("kv_tokens", "tokens", units.exact),
-    Column("max_concurrency", "users", _users),
+    Column("max_concurrency", "users", _users_text),
     Column("serves", "fits", justify="left", verdict=True),
 )
 
 
 def memory_report(uses: Sequence[EngineUse]) -> Report:
-    """Returns the answer of `memory`. uses: one engine, or several, which are one column each."""
+    """Returns the report of `memory`. uses: the memory of one engine, or of several engines, one column each."""
     if len(uses) == 1:
         return _report_of_one(uses[0], _terms_table(uses[0]), _changes_table(uses[0]))
-    return Report([_data(use) for use in uses], [_columns_table(uses)]).of(uses[0].preset.target)
+    return Report([_engine_document(use) for use in uses], [_columns_table(uses)]).of(uses[0].preset.target)
 
 
 def cache_report(uses: Sequence[EngineUse]) -> Report:
-    """Returns the answer of `kv`: the cache that engines allocate."""
+    """Returns the report of `kv`: the KV cache that engines allocate."""
     columns = (
         Column("engine", "engine", justify="left"),
         Column("bytes", units.GIB.name, units.GIB.write),
         Column("blocks", "blocks", units.exact),
         Column("block_size", "tokens of a block", units.exact),
         Column("kv_tokens", "tokens", units.exact),
-        Column("max_concurrency", "users", _users),
+        Column("max_concurrency", "users", _users_text),
     )
     rows = [
         Row(
@@ -92,9 +92,17 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
         for use in uses
     ]
     answer = ", ".join(f"{use.memory.kv_tokens:,} tokens" for use in uses)
-    table = Table(_title(uses[0]), columns, rows, _heading_aside(uses[0]), _notes(uses[0].memory), answer, name="cache")
+    table = Table(
+        _title_text(uses[0]),
+        columns,
+        rows,
+        _heading_aside(uses[0]),
+        _memory_notes(uses[0].memory),
+        answer,
+        name="cache",
+    )
     documents = [
-        {key: value for key, value in _data(use).items() if key not in ("terms", "changes", "memory")}
+        {key: value for key, value in _engine_document(use).items() if key not in ("terms", "changes", "memory")}
         | {
             "cache": {
                 "bytes": _cache_bytes(use.memory),
@@ -108,21 +116,21 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
 
 
 def fit_report(
-    use: EngineUse, options: Sequence[EngineOption], times: Sequence[TimedRun | None], users: int, is_named: bool
+    use: EngineUse, options: Sequence[EngineOption], timed_runs: Sequence[TimedRun | None], users: int, is_named: bool
 ) -> Report:
-    """Returns the answer of `fit`.
+    """Returns the report of `fit`: the fewest accelerators on which the engine starts with the users' cache.
 
-    times: of each option, a token of all users; None without a time. users: requests at once. is_named: whether the
+    timed_runs: of each option, a token of all users; None without a time. users: concurrent requests. is_named: if the
     user named the accelerator.
     """
     from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data
 
-    has_times = any(timed is not None for timed in times)
-    best = options[0]
-    where = f"{best.memory.devices} × {best.hardware.title}"
-    holds = f"{users:,} user{'s' * (users > 1)} of {best.memory.max_model_len:,} tokens"
-    notes = [*_notes(best.memory), *_launch_notes(use)]
-    answer = f"{holds} on {where}" if best.serves else f"no: not {holds} on up to {where}"
+    has_times = any(timed_run is not None for timed_run in timed_runs)
+    best_option = options[0]
+    devices_text = f"{best_option.memory.devices} × {best_option.hardware.title}"
+    holds = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
+    notes = [*_memory_notes(best_option.memory), *_launch_notes(use)]
+    answer = f"{holds} on {devices_text}" if best_option.serves else f"no: not {holds} on up to {devices_text}"
     rows = [
         Row(
             [
@@ -132,10 +140,10 @@ def fit_report(
                 option.memory.kv_tokens,
                 option.memory.max_concurrency,
                 "fits" if option.serves else "no",
-                *(decoding_cells(timed) if has_times else ()),
+                *(decoding_cells(timed_run) if has_times else ()),
             ]
         )
-        for option, timed in zip(options, times, strict=True)
+        for option, timed_run in zip(options, timed_runs, strict=True)
     ]
     title = f"{use.preset.display} on {_engine_name(use)}"
     columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
@@ -145,8 +153,8 @@ def fit_report(
         "model": model_data(use.preset),
         "engine": _engine_data(use),
         "users": users,
-        "max_model_len": best.memory.max_model_len,
-        "verdict": "fits" if best.serves else "no",
+        "max_model_len": best_option.memory.max_model_len,
+        "verdict": "fits" if best_option.serves else "no",
         "options": [
             {
                 "hardware": option.hardware.name,
@@ -157,22 +165,22 @@ def fit_report(
                 "kv_tokens": option.memory.kv_tokens,
                 "max_concurrency": option.memory.max_concurrency,
                 "message": option.memory.message,
-                **decoding_data(timed),
+                **decoding_data(timed_run),
             }
-            for option, timed in zip(options, times, strict=True)
+            for option, timed_run in zip(options, timed_runs, strict=True)
         ],
         "changes": _changes_data(use),
-        "assumed": dict(best.memory.assumed),
+        "assumed": dict(best_option.memory.assumed),
         **_launch_data(use),
     }
     return Report(data, tables).of(use.preset.target)
 
 
 def _report_of_one(use: EngineUse, *tables: Table) -> Report:
-    return Report(_data(use), [table for table in tables if table.rows]).of(use.preset.target)
+    return Report(_engine_document(use), [table for table in tables if table.rows]).of(use.preset.target)
 
 
-def _title(use: EngineUse) -> str:
+def _title_text(use: EngineUse) -> str:
     memory = use.memory
     return f"{use.preset.display} on {_engine_name(use)}, {memory.devices} × {use.hardware.title}"
 
@@ -181,10 +189,10 @@ def _engine_name(use: EngineUse) -> str:
     return f"{use.engine.title} {use.version.version}"
 
 
-def _answer(memory: EngineMemory) -> str:
+def _answer_text(memory: EngineMemory) -> str:
     if not memory.starts:
         return "it does not start"
-    return f"it starts, {_users(memory.max_concurrency)} users of {memory.max_model_len:,} tokens"
+    return f"it starts, {_users_text(memory.max_concurrency)} users of {memory.max_model_len:,} tokens"
 
 
 def _heading_aside(use: EngineUse) -> str:
@@ -196,11 +204,11 @@ def _heading_aside(use: EngineUse) -> str:
 
 
 def _launch_aside(use: EngineUse) -> str:
-    """Writes the file that starts the server, and flags that are typed beside it; empty without one."""
+    """Writes the file that starts the server, and flags that are typed beside it; empty without a file."""
     if use.launch is None:
         return ""
-    typed = ", ".join(f"{flag} {override.option}" for flag, override in use.launch.overridden.items())
-    return f"; {use.launch.at}" + (f", with {typed} in the place of its own" if typed else "")
+    typed_flags = ", ".join(f"{flag} {override.option}" for flag, override in use.launch.overridden.items())
+    return f"; {use.launch.at}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
 
 
 def _launch_notes(use: EngineUse) -> list[str]:
@@ -209,30 +217,30 @@ def _launch_notes(use: EngineUse) -> list[str]:
     if launch is None:
         return []
     defaults = ", ".join(f"{flag} {value}" for flag, value in use.memory.assumed.items())
-    filled = [f"defaults of {_engine_name(use)}: {defaults}"] if defaults else []
+    filled_defaults = [f"defaults of {_engine_name(use)}: {defaults}"] if defaults else []
     has_fewer_gpus = launch.gpus is not None and launch.gpus < use.memory.devices
     gpus = (
         [f"the file has {launch.gpus} accelerators, and the layout needs {use.memory.devices}"]
         if has_fewer_gpus
         else []
     )
-    return [*filled, *gpus, *launch.notes, *(f"{flag}: {reason}" for flag, reason in launch.unknown.items())]
+    return [*filled_defaults, *gpus, *launch.notes, *(f"{flag}: {reason}" for flag, reason in launch.unknown.items())]
 
 
 def _launch_data(use: EngineUse) -> dict[str, Any]:
-    """Returns the launch file's part of a document; empty without one."""
+    """Returns the entry of the launch file in a JSON document; empty without a file."""
     if use.launch is None:
         return {}
     return {"launch": use.launch.data(use.engine.title, use.version.version, use.memory.assumed)}
 
 
-def _notes(memory: EngineMemory) -> list[str]:
+def _memory_notes(memory: EngineMemory) -> list[str]:
     message = memory.message.removesuffix(".")
     return [*([f"{message}."] if message else []), *memory.notes]
 
 
 def _term_source(term: Term) -> str:
-    """Writes the source of a term; for an estimate, the logs that it is based on."""
+    """Writes the source of a memory term; for an estimate, the logs on which it is based."""
     has_logs = term.status == "estimate" and ("log" in term.source or "assum" in term.source)
     return f"{term.origin} ({term.source})" if has_logs else term.origin
 
@@ -242,13 +250,13 @@ def _cache_bytes(memory: EngineMemory) -> int:
 
 
 def _signed_bytes(term: Term, has_budget: bool) -> int:
-    """Returns the bytes of a term: negative if it is subtracted from a budget."""
+    """Returns the bytes of a memory term: negative if the term is subtracted from a budget."""
     is_taken = has_budget and term.name not in ("budget", "kv_cache") and not term.origin.startswith("outside")
     return -term.bytes if is_taken else term.bytes
 
 
 def _terms_table(use: EngineUse) -> Table:
-    """Returns the terms, in the order in which they are subtracted from the budget."""
+    """Returns the memory terms, in the order in which the engine subtracts them from the budget."""
     rows = []
     has_budget = any(term.name == "budget" for term in use.memory.terms)
     for term in use.memory.terms:
@@ -257,14 +265,14 @@ def _terms_table(use: EngineUse) -> Table:
         rows.append(Row(cells, strong=term.name in CACHE_TERMS))
     memory = use.memory
     rows += _device_rows(use)
-    cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users(memory.max_concurrency)} users at once"]
+    cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users_text(memory.max_concurrency)} users at once"]
     rows.append(Row(cells))
-    notes = [*_notes(memory), *_launch_notes(use)]
-    return Table(_title(use), TERM_COLUMNS, rows, _heading_aside(use), notes, _answer(memory), name="terms")
+    notes = [*_memory_notes(memory), *_launch_notes(use)]
+    return Table(_title_text(use), TERM_COLUMNS, rows, _heading_aside(use), notes, _answer_text(memory), name="terms")
 
 
 def _device_rows(use: EngineUse) -> list[Row]:
-    """Returns the total of each device, and of the disk, for an engine that divides a model over GPUs and the host."""
+    """Returns the total of each device, and of the disk, for an engine that splits a model between GPUs and host."""
     if not use.memory.host:
         return []
     rows = []
@@ -277,8 +285,8 @@ def _device_rows(use: EngineUse) -> list[Row]:
 
 
 def _changes_table(use: EngineUse) -> Table:
-    where = "on the GPUs" if any(term.device for term in use.memory.terms) else "for the cache"
-    title = f"More room {where}" if use.memory.starts else "What would make it start"
+    device_text = "on the GPUs" if any(term.device for term in use.memory.terms) else "for the cache"
+    title = f"More room {device_text}" if use.memory.starts else "What would make it start"
     rows = [
         Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
         for change in use.changes
@@ -287,7 +295,7 @@ def _changes_table(use: EngineUse) -> Table:
 
 
 def _columns_table(uses: Sequence[EngineUse]) -> Table:
-    """Returns the terms of several engines, one column each."""
+    """Returns a table of the memory terms of several engines, one column each."""
     names = [_engine_name(use) for use in uses]
     columns = [
         Column("term", f"term, {units.GIB.name}", justify="left"),
@@ -299,18 +307,18 @@ def _columns_table(uses: Sequence[EngineUse]) -> Table:
     ]
     rows += [
         Row(["tokens", *(f"{use.memory.kv_tokens:,}" for use in uses)]),
-        Row(["users", *(_users(use.memory.max_concurrency) for use in uses)]),
+        Row(["users", *(_users_text(use.memory.max_concurrency) for use in uses)]),
         Row(["starts", *("yes" if use.memory.starts else "no" for use in uses)]),
     ]
     title = f"{uses[0].preset.display}, {uses[0].memory.devices} × {uses[0].hardware.title}"
     answer = ", ".join(
         f"{name} {'starts' if use.memory.starts else 'does not start'}" for use, name in zip(uses, names, strict=True)
     )
-    notes = list(dict.fromkeys(note for use in uses for note in _notes(use.memory)))
+    notes = list(dict.fromkeys(note for use in uses for note in _memory_notes(use.memory)))
     return Table(title, columns, rows, "", notes, answer, name="terms")
 
 
-def _data(use: EngineUse) -> dict[str, Any]:
+def _engine_document(use: EngineUse) -> dict[str, Any]:
     """Returns the JSON document of an engine on an accelerator."""
     memory = use.memory
     by_device: dict[str, int] = {}
@@ -319,14 +327,14 @@ def _data(use: EngineUse) -> dict[str, Any]:
         if term.name != "budget":
             by_device[term.device] = by_device.get(term.device, 0) + term.bytes
             by_kind[term.name] = by_kind.get(term.name, 0) + term.bytes
-    fullest = max((size for device, size in by_device.items() if device != HOST), default=0)
+    fullest_device_bytes = max((size for device, size in by_device.items() if device != HOST), default=0)
     return {
         "model": model_data(use.preset),
         "hardware": use.hardware.name,
         "devices": memory.devices,
         "engine": _engine_data(use),
         "memory": {
-            "device_bytes": fullest,
+            "device_bytes": fullest_device_bytes,
             "capacity_bytes": use.hardware.capacity_bytes,
             "by_kind": by_kind,
             **({"by_device": by_device} if set(by_device) != {""} else {}),
@@ -369,9 +377,9 @@ def _flag_values(use: EngineUse, flags: Any, shortest: bool = False) -> list[tup
 
 
 def _flags_cell(use: EngineUse, flags: Any) -> Shown:
-    """Returns the flags by their usual spellings, which a screen shows by the shortest ones."""
-    usual, brief = (
+    """Returns the flags by their usual spellings; a screen shows the shortest spellings."""
+    usual_flags, brief = (
         " ".join(f"{flag} {value}" for flag, value in _flag_values(use, flags, shortest)) or "—"
         for shortest in (False, True)
     )
-    return Shown(usual, brief)
+    return Shown(usual_flags, brief)

@@ -1,4 +1,4 @@
-"""`llmcalc explain`: formulas in symbols, with numbers, and their values."""
+"""The report of `llmcalc explain`: formulas in symbols, the same formulas with numbers, and their values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def report(
     bibtex: bool = False,
     share: RankShare | None = None,
 ) -> Report:
-    """Returns the answer as data and as tables.
+    """Returns the report of the formulas as data and as tables.
 
     latex: whether the text is LaTeX in place of tables.
     records: whether the table has one row per formula, for CSV and Markdown.
@@ -62,7 +62,7 @@ def report(
     share: the rank that is counted; default the whole model.
     """
     rows = [
-        _record(explanation, place, formula)
+        _formula_record(explanation, place, formula)
         for section in explanation.sections
         for place in section.places
         for formula in section.formulas
@@ -71,23 +71,23 @@ def report(
         "model": model_data(preset),
         **share_data(share),
         "node": explanation.node,
-        "setting": _setting(explanation),
+        "setting": _setting_text(explanation),
         "formulas": rows,
-        "symbols": _symbols(explanation),
+        "symbols": _symbol_meanings(explanation),
     }
     warnings = _without_symbols(explanation)
     if records:
-        return Report(data, [_records(preset, explanation, rows, share)], warnings=warnings).of(preset.target)
+        return Report(data, [_record_tables(preset, explanation, rows, share)], warnings=warnings).of(preset.target)
     if latex:
-        return Report(data, text=_latex(preset, explanation, bibtex, share))
-    tables = (_whole if explanation.node is None else _nodes)(preset, explanation, share)
+        return Report(data, text=_latex_text(preset, explanation, bibtex, share))
+    tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, share)
     return Report(data, tables, warnings=warnings)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def _setting(explanation: Explanation) -> dict[str, Any]:
+def _setting_text(explanation: Explanation) -> dict[str, Any]:
     setting, training = explanation.formulas.setting, explanation.training
     if training is None:
         return {"keys": setting.seq, "pairs": setting.pairs, "dtype": setting.dtype}
@@ -100,7 +100,7 @@ def _setting(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _record(explanation: Explanation, place: FormulaNode, formula: Formula) -> dict[str, Any]:
+def _formula_record(explanation: Explanation, place: FormulaNode, formula: Formula) -> dict[str, Any]:
     return {
         "node": place.name,
         "path": place.path,
@@ -122,14 +122,14 @@ def _write_plain(value: Fraction) -> int | float:
 
 
 def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
-    """Returns the style that writes every symbol but S as its number."""
+    """Returns the style that writes every symbol as its number, except S (the sequence length)."""
     return Style(
         latex=latex, values={m.name: m.value for m in explanation.formulas.meanings.values() if m.name != KEYS}
     )
 
 
-def _symbols(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
-    """Returns the symbols in formulas and repeats of layers: symbol → its field and its value."""
+def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
+    """Returns symbol → (field, value), of the symbols in formulas and of the repeats of layers."""
     used_symbols: set[Any] = set()
     for section in explanation.sections if sections is None else sections:
         if sections is None and explanation.node is None:
@@ -147,8 +147,8 @@ def _symbols(explanation: Explanation, sections: list[Section] | None = None) ->
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
-    """Returns one table per node; equal nodes share one."""
+def _node_tables(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
+    """Returns one table per node; equal nodes share a table."""
     tables: list[Table] = []
     for section in explanation.sections:
         source, is_first = section.places[0].source, not tables
@@ -156,25 +156,28 @@ def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) ->
         width = LINE - 4 - max(len(label) for label in (*labels, "in units of h"))
         rows: list[Row] = []
         for formula in section.formulas:
-            rows += _lines(QUANTITIES[formula.quantity][0], _chain(explanation, formula), width)
+            rows += _formula_rows(QUANTITIES[formula.quantity][0], _formula_steps(explanation, formula), width)
             if formula.in_hidden is not None:
-                rows += _lines("in units of h", [write(formula.in_hidden)], width)
-        columns = (Column("quantity", "quantity", justify="left"), Column("formula", _heading(section), justify="left"))
+                rows += _formula_rows("in units of h", [write(formula.in_hidden)], width)
+        columns = (
+            Column("quantity", "quantity", justify="left"),
+            Column("formula", _section_heading(section), justify="left"),
+        )
         notes = [_paths_text(section), f"source: {source}" if source else ""]
         model_text = with_rank(headline(preset.model), share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text, without_repetitions(notes)))
     rank_model = share_notes(share)
     return with_notes_below(
-        [*tables, *_legend(explanation)],
-        [*_without_symbols(explanation), *rank_model, *_training(explanation), *_conventions(explanation)],
+        [*tables, *_legend_table(explanation)],
+        [*_without_symbols(explanation), *rank_model, *_training_notes(explanation), *_convention_notes(explanation)],
     )
 
 
-def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
-    """Returns one table per quantity: every component of one layer of each kind, then the model."""
+def _quantity_tables(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
+    """Returns one table per quantity: every component of one layer of each kind, then the total of the model."""
     tables: list[Table] = []
     model, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
-    names = [_component(s) for s in explanation.sections]
+    names = [_component_text(s) for s in explanation.sections]
     width = LINE - 4 - max(len("  " * s.depth + name) for s, name in zip(explanation.sections, names, strict=True))
     for formula in model.formulas:
         title = QUANTITIES[formula.quantity][0]
@@ -183,13 +186,13 @@ def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) ->
             for part_formula in [f for f in section.formulas if f.quantity == formula.quantity]:
                 value = write(part_formula.open, Style(grouped=True))
                 steps = [value] if values_only else list(dict.fromkeys((write(part_formula.expression), value)))
-                rows += _lines(name, _with_unit(steps, part_formula), width, section.depth)
-        steps = _chain(explanation, formula)
+                rows += _formula_rows(name, _with_unit(steps, part_formula), width, section.depth)
+        steps = _formula_steps(explanation, formula)
         if len(steps) > 2 and len(steps[1]) > LONGEST * width:
             del steps[1]
-        rows += _lines("model", steps, width, strong=True)
+        rows += _formula_rows("model", steps, width, strong=True)
         if formula.in_hidden is not None:
-            rows += _lines("in units of h", [write(formula.in_hidden)], width, strong=True)
+            rows += _formula_rows("in units of h", [write(formula.in_hidden)], width, strong=True)
         columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         is_first = not tables
         model_text = with_rank(headline(preset.model), share) if is_first else ""
@@ -197,25 +200,25 @@ def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) ->
     has_proportions = any(f.in_hidden is not None for f in model.formulas)
     pairs = explanation.formulas.proportions() if has_proportions else ()
     proportions = ", ".join(f"{write(numerator)} = {write(denominator)}" for numerator, denominator in pairs)
-    repeated = (
+    repeat_text = (
         "× 2: repeated twice; the value is per layer"
         if values_only
         else "× L: repeated L times; the formula is per layer"
     )
     notes = [
         *_without_symbols(explanation),
-        repeated,
+        repeat_text,
         *share_notes(share),
-        *_training(explanation),
+        *_training_notes(explanation),
         f"in units of h: {proportions}" if proportions else "",
-        *_sources(explanation),
-        *_conventions(explanation),
+        *_source_notes(explanation),
+        *_convention_notes(explanation),
     ]
-    return with_notes_below([*tables, *_legend(explanation)], notes)
+    return with_notes_below([*tables, *_legend_table(explanation)], notes)
 
 
-def _component(section: Section) -> str:
-    """Writes a component and its repeat: `layers (moe) × L_moe`."""
+def _component_text(section: Section) -> str:
+    """Writes a component's name and the symbol of its repeats: `layers (moe) × L_moe`."""
     place = section.places[0]
     if not place.steps:
         return "in units of h"
@@ -225,7 +228,7 @@ def _component(section: Section) -> str:
     return displayed_name if type(repeat) is int and repeat == 1 else f"{displayed_name} × {repeat}"
 
 
-def _chain(explanation: Explanation, formula: Formula) -> list[str]:
+def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     """Returns the steps of a formula: in symbols, with numbers, and its value."""
     steps = [
         write(formula.expression),
@@ -249,7 +252,7 @@ def _with_unit(steps: list[str], formula: Formula) -> list[str]:
     return [*steps[:-1], f"{number_text} {unit.partition('/')[0]}{separator}{seq_text}"]
 
 
-def _lines(name: str, steps: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
+def _formula_rows(name: str, steps: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
     """Returns the rows of `name   a = b = c`: one line if it fits, else one per step, broken before + and −."""
     full_line = " = ".join(steps)
     lines = (
@@ -275,14 +278,14 @@ def _break_lines(text: str, width: int) -> list[str]:
     return lines
 
 
-def _split_terms(text: str, short: int) -> list[str]:
-    """Splits a text before every + and − outside brackets of less than `short` characters."""
+def _split_terms(text: str, short_length: int) -> list[str]:
+    """Splits a text before every + and − outside brackets of less than `short_length` characters."""
     open_brackets: list[int] = []
     unbroken: set[int] = set()
     for i, mark in enumerate(text):
         if mark == "(":
             open_brackets.append(i)
-        elif mark == ")" and open_brackets and i - open_brackets[-1] < short:
+        elif mark == ")" and open_brackets and i - open_brackets[-1] < short_length:
             unbroken.update(range(open_brackets.pop(), i))
         elif mark == ")" and open_brackets:
             open_brackets.pop()
@@ -290,35 +293,37 @@ def _split_terms(text: str, short: int) -> list[str]:
     return [text[a:b].strip() for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def _heading(section: Section) -> str:
+def _section_heading(section: Section) -> str:
     """Writes the common end of the paths of all places: `layers.self_attn (one of 32)`."""
-    times = sum(p.times for p in section.places if not p.optional)
-    shared: list[str] = []
+    repeat_count = sum(p.times for p in section.places if not p.optional)
+    shared_names: list[str] = []
     for names in zip(*(reversed(p.name.split(".")) for p in section.places), strict=False):
         if len(set(names)) > 1:
             break
-        shared.insert(0, names[0])
-    return (".".join(shared) or section.places[0].steps[-1][0]) + (f" (one of {times})" if times > 1 else "")
+        shared_names.insert(0, names[0])
+    return (".".join(shared_names) or section.places[0].steps[-1][0]) + (
+        f" (one of {repeat_count})" if repeat_count > 1 else ""
+    )
 
 
 def _paths_text(section: Section) -> str:
     """Writes every path of the node, and its total over the model."""
     counted_places = [p for p in section.places if not p.optional]
-    times = sum(p.times for p in counted_places)
+    repeat_count = sum(p.times for p in counted_places)
     paths = ", ".join(p.path or "model" for p in counted_places or section.places)
     left_out_paths = ", ".join(p.path for p in section.places if p.optional) if counted_places else ""
     left_out = f"; not counted: {left_out_paths}" if left_out_paths else ""
-    if not counted_places or times == 1:
+    if not counted_places or repeat_count == 1:
         return f"at {paths}{left_out}"
     totals = [
-        f"{units.exact(f.value.numerator * times)} {QUANTITIES[f.quantity][1]}"
+        f"{units.exact(f.value.numerator * repeat_count)} {QUANTITIES[f.quantity][1]}"
         for f in section.formulas
         if f.quantity in ("params", "activations") and f.value
     ]
     return f"at {paths}" + (f": {totals[0]} in total" if totals else "") + left_out
 
 
-def _legend(explanation: Explanation) -> list[Table]:
+def _legend_table(explanation: Explanation) -> list[Table]:
     """Returns a table of the meanings of symbols; none if the formulas have no symbol."""
     columns = (
         Column("symbol", "symbol", justify="left"),
@@ -327,12 +332,12 @@ def _legend(explanation: Explanation) -> list[Table]:
     )
     rows = [
         Row([name, entry["field"], None if name == KEYS else entry["value"]])
-        for name, entry in _symbols(explanation).items()
+        for name, entry in _symbol_meanings(explanation).items()
     ]
     return [Table("", columns, rows, name="symbols")] if rows else []
 
 
-def _sources(explanation: Explanation) -> list[str]:
+def _source_notes(explanation: Explanation) -> list[str]:
     by_source: dict[str, list[str]] = {}
     for section in explanation.sections:
         for place in section.places:
@@ -342,7 +347,7 @@ def _sources(explanation: Explanation) -> list[str]:
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
 
-def _conventions(explanation: Explanation) -> list[str]:
+def _convention_notes(explanation: Explanation) -> list[str]:
     quantities = {f.quantity for s in explanation.sections for f in s.formulas}
     setting = explanation.formulas.setting
     notes = []
@@ -368,15 +373,15 @@ def _without_symbols(explanation: Explanation) -> list[str]:
     return [] if explanation.formulas.has_symbols else [str(no_sympy("values only; a formula in symbols"))]
 
 
-def _training(explanation: Explanation) -> list[str]:
+def _training_notes(explanation: Explanation) -> list[str]:
     """Returns notes about the activations and the run in which they are counted."""
     training = explanation.training
     if training is None:
         return []
-    recomputed = "" if training.recompute == "none" else f"; --recompute {training.recompute}"
+    recompute_text = "" if training.recompute == "none" else f"; --recompute {training.recompute}"
     return [
         *explanation.notes,
-        f"activations kept for the backward pass, in {training.dtype}; attention: {training.attention}{recomputed}",
+        f"activations kept for the backward pass, in {training.dtype}; attention: {training.attention}{recompute_text}",
         "each storage counts once, whole, at the first module that saves it; weights and inputs do not count",
         "what an operation saves: tools/autograd/derivatives.yaml of PyTorch 2.13; softmax, norms and loss in float32",
     ]
@@ -385,25 +390,27 @@ def _training(explanation: Explanation) -> list[str]:
 # --- records and LaTeX ------------------------------------------------------------------------------------------------
 
 
-def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], share: RankShare | None) -> Table:
+def _record_tables(
+    preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], share: RankShare | None
+) -> Table:
     cells = [[row[c.key] for c in RECORDS] for row in rows]
     return Table(
         preset.display,
         RECORDS,
         [Row(c) for c in cells],
         with_rank(headline(preset.model), share),
-        [*_training(explanation), *_conventions(explanation)],
+        [*_training_notes(explanation), *_convention_notes(explanation)],
     )
 
 
-def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: RankShare | None) -> str:
+def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, share: RankShare | None) -> str:
     r"""Returns an `align*` environment of amsmath per node, with the sources as comments.
 
     bibtex: whether BibTeX entries of the papers are added.
     """
-    out: list[str] = [_comment(preset.display + ("" if share is None else f", {rank_text(share)}"))]
+    out: list[str] = [_latex_comment(preset.display + ("" if share is None else f", {rank_text(share)}"))]
     for section in explanation.sections:
-        out.append(_comment(", ".join(p.path or "model" for p in section.places)))
+        out.append(_latex_comment(", ".join(p.path or "model" for p in section.places)))
         lines = []
         for formula in section.formulas:
             steps = [
@@ -414,23 +421,23 @@ def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: RankSh
             name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             lines += [(name if i == 0 else "") + f" &= {step}" for i, step in enumerate(dict.fromkeys(steps))]
         out += [r"\begin{align*}", " \\\\\n".join(lines), r"\end{align*}"]
-    symbols = _symbols(explanation).items()
+    symbols = _symbol_meanings(explanation).items()
     legend = [
         rf"{LATEX.symbol(n)} &= {LATEX.number(Fraction(e['value']))} && \text{{{latex_text(e['field'])}}}"
         for n, e in symbols
     ]
     out += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
     sources = list(dict.fromkeys(p.source for section in explanation.sections for p in section.places if p.source))
-    out += [_comment(f"source: {source}") for source in sources]
+    out += [_latex_comment(f"source: {source}") for source in sources]
     if bibtex:
-        cited, uncited = papers(sources)
-        out += ["", *(paper.bibtex() for paper in cited)]
-        out += [_comment(f"no paper: {name}") for name in uncited]
+        cited_papers, uncited_sources = papers(sources)
+        out += ["", *(paper.bibtex() for paper in cited_papers)]
+        out += [_latex_comment(f"no paper: {name}") for name in uncited_sources]
     elif sources:
         out.append("% --bibtex adds their entries")
     return "\n".join(out) + "\n"
 
 
-def _comment(text: str) -> str:
+def _latex_comment(text: str) -> str:
     """Returns a LaTeX comment; the text is on one line."""
     return f"% {printable(text)}"

@@ -20,7 +20,7 @@ SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 @dataclass(frozen=True)
 class Style:
-    """The style in which a formula is written.
+    """The style in which a formula is written: plain text or LaTeX, letters or numbers.
 
     latex: whether it is LaTeX.
     values: symbol → number that is written in its place.
@@ -32,7 +32,7 @@ class Style:
     grouped: bool = False
 
     def number(self, value: Fraction) -> str:
-        """Writes all digits of a whole number; else a decimal of at most four digits, or a fraction."""
+        """Writes all digits of a whole number; of another number, at most four decimals or a fraction."""
         if value.denominator == 1:
             digits = f"{value.numerator:,}" if self.grouped else str(value.numerator)
         else:
@@ -73,7 +73,7 @@ LATEX = Style(latex=True)
 
 
 def decimal(value: Fraction) -> str:
-    """Writes `3.5` or `12.0625`; empty if the value has more than four decimals."""
+    """Writes a number with at most four decimals, such as `3.5` or `12.0625`; empty if it needs more."""
     digits = f"{float(value):.4f}".rstrip("0").rstrip(".")
     return digits if Fraction(digits) == value else ""
 
@@ -93,10 +93,10 @@ def write(expression: Any, style: Style = PLAIN) -> str:
     if expression.is_Symbol:
         return style.symbol(expression.name)
     if expression.is_Add:
-        return _sum(expression, style)
+        return _write_sum(expression, style)
     if expression.is_Mul or (expression.is_Pow and expression.exp.is_Integer):
         ceiling = _as_ceiling(expression)
-        return _in_brackets(ceiling, style, "⌈⌉", "ceil") if ceiling is not None else _product(expression, style)
+        return _in_brackets(ceiling, style, "⌈⌉", "ceil") if ceiling is not None else _write_product(expression, style)
     if isinstance(expression, sympy.Min | sympy.Max):
         name = "min" if isinstance(expression, sympy.Min) else "max"
         arguments_text = ", ".join(write(a, style) for a in sorted(expression.args, key=_term_order))
@@ -107,11 +107,11 @@ def write(expression: Any, style: Style = PLAIN) -> str:
 
 
 def terms(expression: Any, style: Style = PLAIN) -> list[str]:
-    """Returns the terms of a sum; each after the first begins with its sign."""
+    """Returns the terms of a sum as texts; each text after the first begins with its sign."""
     if not getattr(expression, "is_Add", False):
         return [write(expression, style)]
     constants_first = style.grouped and len(expression.free_symbols) == 1
-    ordered_terms = sorted(expression.args, key=_degree if constants_first else _term_order)
+    ordered_terms = sorted(expression.args, key=_degree_of if constants_first else _term_order)
     term_texts: list[str] = []
     for i, term in enumerate(ordered_terms):
         negative = term.could_extract_minus_sign()
@@ -121,18 +121,20 @@ def terms(expression: Any, style: Style = PLAIN) -> list[str]:
     return term_texts
 
 
-def _sum(expression: Any, style: Style) -> str:
+def _write_sum(expression: Any, style: Style) -> str:
     return " ".join(terms(expression, style))
 
 
-def _product(expression: Any, style: Style) -> str:
+def _write_product(expression: Any, style: Style) -> str:
     coefficient, factor_part = expression.as_coeff_Mul()
     numerator_factors: list[str] = []
     denominator_factors: list[str] = []
     for base, exponent in sorted(
         (f.as_base_exp() for f in factor_part.as_ordered_factors()), key=lambda p: (bool(p[1] < 0), _factor_order(p[0]))
     ):
-        (numerator_factors if exponent > 0 else denominator_factors).append(_power(base, abs(int(exponent)), style))
+        (numerator_factors if exponent > 0 else denominator_factors).append(
+            _write_power(base, abs(int(exponent)), style)
+        )
     coefficient_value = Fraction(int(coefficient.p), int(coefficient.q))
     if (
         not style.latex
@@ -154,7 +156,7 @@ def _product(expression: Any, style: Style) -> str:
     return f"{numerator}/{denominator}" if len(denominator_factors) == 1 else f"{numerator}/({denominator})"
 
 
-def _power(base: Any, exponent: int, style: Style) -> str:
+def _write_power(base: Any, exponent: int, style: Style) -> str:
     base_text = write(base, style)
     if base.is_Add or (exponent > 1 and not base_text.isalnum() and not base.is_Symbol):
         base_text = f"({base_text})"
@@ -169,7 +171,7 @@ def _in_brackets(content: Any, style: Style, marks: str, name: str) -> str:
 
 
 def _as_ceiling(expression: Any) -> Any:
-    """Returns x if the expression is −⌊−x⌋, which is ⌈x⌉; else None."""
+    """Returns x if the expression is −⌊−x⌋, which equals ⌈x⌉; None for other expressions."""
     import sympy
 
     if (
@@ -195,17 +197,17 @@ def _factor_order(base: Any) -> tuple[int, tuple[int, str]]:
     return (0, _letter_rank(PRODUCT_ORDER)(base.name)) if base.is_Symbol else (1, (0, str(base)))
 
 
-def _degree(expression: Any) -> Any:
-    """Returns the degree: for a product the sum of exponents, for a sum the largest degree of a term."""
+def _degree_of(expression: Any) -> Any:
+    """Returns the degree of an expression: the sum of a product's exponents, or the largest degree of a sum's terms."""
     if expression.is_Symbol:
         return 1
     if expression.is_Add:
-        return max(_degree(t) for t in expression.args)
+        return max(_degree_of(t) for t in expression.args)
     if expression.is_Mul:
-        return sum(_degree(f) for f in expression.args)
+        return sum(_degree_of(f) for f in expression.args)
     if expression.is_Pow:
-        return _degree(expression.base) * expression.exp
-    return max((_degree(a) for a in expression.args), default=0)
+        return _degree_of(expression.base) * expression.exp
+    return max((_degree_of(a) for a in expression.args), default=0)
 
 
 def _term_order(term: Any) -> tuple[Any, ...]:
@@ -220,4 +222,4 @@ def _term_order(term: Any) -> tuple[Any, ...]:
         names = [s.name for s in base.free_symbols]
         repeat = abs(int(exponent)) if base.is_Symbol else 1
         symbol_order += [rank(name) for name in names] * repeat
-    return (bool(term.could_extract_minus_sign()), -_degree(term), sorted(symbol_order), str(term))
+    return (bool(term.could_extract_minus_sign()), -_degree_of(term), sorted(symbol_order), str(term))

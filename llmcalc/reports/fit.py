@@ -1,4 +1,4 @@
-"""`llmcalc fit`: whether a run fits on an accelerator, the largest run that fits, and changes that make it fit."""
+"""The report of `llmcalc fit`: whether a run fits on an accelerator, the largest run that fits, and changes."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ OPTION_COLUMNS = (
 
 
 def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOption]) -> Report:
-    """Returns the answer as data and as a table: the fewest of each accelerator on which a run fits."""
+    """Returns the report of the fewest accelerators of each kind on which a run fits."""
     memory_use = memory.states
     warnings = too_long(memory.spec, memory_use.workload)
-    first = options[0]
-    fits = first.fit.verdict != "no"
+    first_option = options[0]
+    has_fitting_option = first_option.fit.verdict != "no"
     answer = (
-        f"{VERDICTS[first.fit.verdict]} on {plural(first.devices, first.fit.hardware.title)}"
-        if fits
+        f"{VERDICTS[first_option.fit.verdict]} on {plural(first_option.devices, first_option.fit.hardware.title)}"
+        if has_fitting_option
         else f"it does not fit on up to {MOST_DEVICES} accelerators"
     )
     rows = [
@@ -84,9 +84,9 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         "workload": workload_data(memory),
         "execution": execution_data(memory),
         "hardware": None,
-        "verdict": first.fit.verdict,
-        "device_bytes": first.fit.needed,
-        "usable_bytes": first.fit.capacity,
+        "verdict": first_option.fit.verdict,
+        "device_bytes": first_option.fit.needed,
+        "usable_bytes": first_option.fit.capacity,
         "options": options_data(options),
     }
     table = Table(
@@ -115,34 +115,39 @@ def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
     ]
 
 
-def report(preset: Preset, fitting: Fitting, options: Sequence[HardwareOption] = ()) -> Report:
-    """Returns the answer as data and as two tables: the largest numbers, and the changes.
+def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption] = ()) -> Report:
+    """Returns the report for one accelerator: a table of the largest numbers, and a table of changes.
 
     options: numbers of the same accelerator on which the run fits; default none.
     """
-    memory_use, hardware = fitting.memory.states, fitting.fit.hardware
+    memory_use, hardware = fit_answer.memory.states, fit_answer.fit.hardware
     rows = [
-        Row([_sequences(fitting), fitting.batch, memory_use.workload.batch]),
-        Row(["tokens of each sequence (--seq)", fitting.seq, memory_use.workload.seq]),
+        Row([_sequences_text(fit_answer), fit_answer.batch, memory_use.workload.batch]),
+        Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
     ]
     screen = _Screen(
-        f"{VERDICTS[fitting.fit.verdict]} on {hardware.title}", run_text(memory_use), rows, _notes(fitting)
+        f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}", run_text(memory_use), rows, _search_notes(fit_answer)
     )
-    data = _data(preset, fitting) | {"options": options_data(options), "decoding": _decoding_data(fitting)}
-    if fitting.decoding:
-        screen = screen._replace(more=[_decoding_table(fitting.decoding)])
+    data = _fit_document(preset, fit_answer) | {
+        "options": options_data(options),
+        "decoding": _decoding_data(fit_answer),
+    }
+    if fit_answer.decoding:
+        screen = screen._replace(more=[_decoding_table(fit_answer.decoding)])
     device_changes = [_more_devices(option) for option in options if option.devices > 1 and option.fit.verdict != "no"]
     remark = CHANGES_NOTE
-    if is_deep(fitting.memory):
+    if is_deep(fit_answer.memory):
         remark += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
-    return screen.report(preset, fitting.memory, fitting.fit, [*device_changes, *fitting.changes], data, remark)
+    return screen.report(
+        preset, fit_answer.memory, fit_answer.fit, [*device_changes, *fit_answer.changes], data, remark
+    )
 
 
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 
 def _decoding_table(runs: Sequence[TimedRun]) -> Table:
-    """The time of a token of every user: of the run's users, and of the most that fit."""
+    """Returns the table of seconds per token of every user: for the run's users, and for the most users that fit."""
     rows = [Row([run.sequences, *decoding_cells(run)]) for run in runs]
     notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
     return Table(
@@ -150,63 +155,71 @@ def _decoding_table(runs: Sequence[TimedRun]) -> Table:
     )
 
 
-def _decoding_data(fitting: Fitting) -> list[dict[str, Any]]:
-    return [{"users": run.sequences, **decoding_data(run)} for run in fitting.decoding]
+def _decoding_data(fit_answer: Fitting) -> list[dict[str, Any]]:
+    return [{"users": run.sequences, **decoding_data(run)} for run in fit_answer.decoding]
 
 
 def _more_devices(option: HardwareOption) -> Change:
-    """Returns the change to more accelerators."""
+    """Returns the change to a larger number of accelerators."""
     layout = "" if option.layout is None else option.layout.options()
     return Change(f"--devices {option.devices} {layout}".strip(), option.fit)
 
 
-def devices_report(preset: Preset, fitting: DeviceFitting) -> Report:
-    """Returns the answer for many devices: best layout, fewest devices, largest numbers and changes."""
-    planned, fit, best, memory_use = fitting.planned, fitting.fit, fitting.best, fitting.memory.states
-    rows = [Row(["fewest devices (--devices)", fitting.needed, planned.devices])]
+def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
+    """Returns the report for many devices: best layout, fewest devices, largest numbers and changes."""
+    layout_plan, fit, best_layout, memory_use = (
+        fit_answer.planned,
+        fit_answer.fit,
+        fit_answer.best,
+        fit_answer.memory.states,
+    )
+    rows = [Row(["fewest devices (--devices)", fit_answer.needed, layout_plan.devices])]
     if fit.verdict != "no":
         rows += [
-            Row(["sequences of a micro-batch (--batch)", fitting.batch, memory_use.workload.batch]),
-            Row(["tokens of each sequence (--seq)", fitting.seq, memory_use.workload.seq]),
+            Row(["sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch]),
+            Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
         ]
-    name = planned.framework.title
+    name = layout_plan.framework.title
     notes = [
-        f"kernels and buffers of {name}; first of the {plural(planned.plan.tried, 'layout')} that plan ranks",
-        f"fewest: halves and doubles of {planned.devices:,} devices were tried; each maximum changes one number",
+        f"kernels and buffers of {name}; first of the {plural(layout_plan.plan.tried, 'layout')} that plan ranks",
+        f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
     data = {
         "model": model_data(preset),
-        "workload": workload_data(fitting.memory),
-        "execution": execution_data(fitting.memory, attention_of(fitting.memory, planned.framework)),
+        "workload": workload_data(fit_answer.memory),
+        "execution": execution_data(fit_answer.memory, attention_of(fit_answer.memory, layout_plan.framework)),
         "hardware": fit.hardware.name,
-        "devices": planned.devices,
-        "framework": planned.framework.name,
-        "layout": best.layout.data(),
+        "devices": layout_plan.devices,
+        "framework": layout_plan.framework.name,
+        "layout": best_layout.layout.data(),
         **_fit_data(fit),
-        "needed_devices": fitting.needed,
-        "needed_layout": None if fitting.fewest is None else fitting.fewest.layout.data(),
-        "options": options_data([HardwareOption(planned.devices, best.layout, fit)]),
-        "largest": {"batch": fitting.batch, "seq": fitting.seq, "users": None},
-        "changes": _changes_data(fitting.changes),
+        "needed_devices": fit_answer.needed,
+        "needed_layout": None if fit_answer.fewest is None else fit_answer.fewest.layout.data(),
+        "options": options_data([HardwareOption(layout_plan.devices, best_layout.layout, fit)]),
+        "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
+        "changes": _changes_data(fit_answer.changes),
     }
     screen = _Screen(
-        f"{VERDICTS[fit.verdict]} on {plural(planned.devices, fit.hardware.title)}",
-        f"{run_text(memory_use)}, {plural(planned.global_batch, 'sequence')} a step, {layout_text(best.layout)}",
+        f"{VERDICTS[fit.verdict]} on {plural(layout_plan.devices, fit.hardware.title)}",
+        f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
+        f"{layout_text(best_layout.layout)}",
         rows,
         notes,
     )
-    return screen.report(preset, fitting.memory, fit, fitting.changes, data)
+    return screen.report(preset, fit_answer.memory, fit, fit_answer.changes, data)
 
 
-def serving_report(preset: Preset, serving: ServingFitting) -> Report:
-    """Returns the answer for inference on many devices: best layout, all layouts, largest numbers and changes."""
-    memory, best, worst = serving.memory, serving.best, serving.fitting
-    memory_use, fit, devices = memory.states, serving.best.fit, serving.best.layout.world
-    rows = [Row(["fewest devices of a replica", serving.needed, best.layout.tp * best.layout.pp])]
+def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
+    """Returns the report for inference on many devices: best layout, all layouts, largest numbers and changes."""
+    memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.fitting
+    memory_use, fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
+    rows = [
+        Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.tp * best_replica.layout.pp])
+    ]
     if fit.verdict != "no":
         rows += [
-            Row(["users of each replica (--users)", worst.batch, memory_use.workload.batch]),
-            Row(["tokens of each sequence (--seq)", worst.seq, memory_use.workload.seq]),
+            Row(["users of each replica (--users)", worst_fit.batch, memory_use.workload.batch]),
+            Row(["tokens of each sequence (--seq)", worst_fit.seq, memory_use.workload.seq]),
         ]
     notes = [
         "kernels of torch; the layout with most replicas that fits, or the one that requires least",
@@ -214,8 +227,8 @@ def serving_report(preset: Preset, serving: ServingFitting) -> Report:
     ]
     needed_column, share, verdict = CHANGE_COLUMNS[1:]
     columns = [Column("layout", "layout", justify="left"), needed_column, share, verdict]
-    timed = any(replica.decoding for replica in serving.tried)
-    if timed:
+    has_times = any(replica.decoding for replica in serving_answer.tried)
+    if has_times:
         columns[-1:] = [*DECODING_COLUMNS, verdict]
     layout_rows = [
         Row(
@@ -223,25 +236,25 @@ def serving_report(preset: Preset, serving: ServingFitting) -> Report:
                 layout_cell(replica.layout),
                 replica.fit.needed,
                 replica.fit.share,
-                *(decoding_cells(replica.decoding) if timed else ()),
+                *(decoding_cells(replica.decoding) if has_times else ()),
                 verdict_of(replica.fit),
             ]
         )
-        for replica in serving.tried
+        for replica in serving_answer.tried
     ]
-    stack = next((replica.decoding.stack.title for replica in serving.tried if replica.decoding), "")
+    stack = next((replica.decoding.stack.title for replica in serving_answer.tried if replica.decoding), "")
     layout_notes = (
         [f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"] if stack else []
     )
     data = {
-        **_data(preset, worst),
+        **_fit_document(preset, worst_fit),
         "devices": devices,
         "framework": "torch",
-        "layout": best.layout.data(),
-        "rank": best.rank,
-        "needed_devices": serving.needed,
-        "needed_layout": None if serving.fewest is None else serving.fewest.data(),
-        "options": options_data([HardwareOption(devices, best.layout, fit)]),
+        "layout": best_replica.layout.data(),
+        "rank": best_replica.rank,
+        "needed_devices": serving_answer.needed,
+        "needed_layout": None if serving_answer.fewest is None else serving_answer.fewest.data(),
+        "options": options_data([HardwareOption(devices, best_replica.layout, fit)]),
         "layouts": [
             {
                 "layout": replica.layout.data(),
@@ -249,24 +262,24 @@ def serving_report(preset: Preset, serving: ServingFitting) -> Report:
                 "verdict": replica.fit.verdict,
                 **decoding_data(replica.decoding),
             }
-            for replica in serving.tried
+            for replica in serving_answer.tried
         ],
     }
     screen = _Screen(
         f"{VERDICTS[fit.verdict]} on {plural(devices, fit.hardware.title)}",
-        f"{run_text(memory_use)} on each replica, {layout_text(best.layout)}, rank {best.rank}",
+        f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         rows,
         notes,
         [Table("Layouts", columns, layout_rows, notes=layout_notes, name="layouts")],
     )
-    return screen.report(preset, memory, fit, worst.changes, data, CHANGES_NOTE)
+    return screen.report(preset, memory, fit, worst_fit.changes, data, CHANGES_NOTE)
 
 
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
 
 
 class _Screen(NamedTuple):
-    """The shared part of the answers for one device and for several.
+    """The part that the reports for one device and for several devices share.
 
     answer, aside, rows, notes: those of the first table.
     more: tables after the first; default none.
@@ -287,7 +300,7 @@ class _Screen(NamedTuple):
         data: dict[str, Any],
         remark: str = "",
     ) -> Report:
-        """Returns the answer. remark: a note below the changes; default none."""
+        """Returns the report. remark: a note below the changes; default none."""
         warnings = too_long(memory.spec, memory.states.workload) + list(
             () if fit.hardware.sources else fit.hardware.notes
         )
@@ -310,20 +323,20 @@ class _Screen(NamedTuple):
         return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
-def _sequences(fitting: Fitting) -> str:
-    return "sequences at once (--batch)" if fitting.memory.states.phase == "training" else "users at once (--users)"
+def _sequences_text(fit_answer: Fitting) -> str:
+    return "sequences at once (--batch)" if fit_answer.memory.states.phase == "training" else "users at once (--users)"
 
 
-def _notes(fitting: Fitting) -> list[str]:
-    """Returns notes on the search for the numbers."""
-    fit, memory_use = fitting.fit, fitting.memory.states
+def _search_notes(fit_answer: Fitting) -> list[str]:
+    """Returns notes on the search for the largest numbers."""
+    fit, memory_use = fit_answer.fit, fit_answer.memory.states
     nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
     notes = [
         "each maximum changes one number of the run",
         f"{TIGHT_NOTE}{nominal}",
     ]
     context = memory_use.full_context
-    if context is not None and fitting.seq > context:
+    if context is not None and fit_answer.seq > context:
         notes.append(f"the model was made for sequences of up to {plural(context, 'token')}")
     return notes
 
@@ -344,20 +357,20 @@ def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
     ]
 
 
-def _data(preset: Preset, fitting: Fitting) -> dict[str, Any]:
+def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
     """Returns the document; bytes are exact integers."""
-    fit, training = fitting.fit, fitting.memory.settings.phase == "training"
+    fit, training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {
         "model": model_data(preset),
-        "workload": workload_data(fitting.memory),
-        "execution": execution_data(fitting.memory),
+        "workload": workload_data(fit_answer.memory),
+        "execution": execution_data(fit_answer.memory),
         "hardware": fit.hardware.name,
         **_fit_data(fit),
         "largest": {
-            "batch": fitting.batch if training else None,
-            "seq": fitting.seq,
-            "users": None if training else fitting.batch,
+            "batch": fit_answer.batch if training else None,
+            "seq": fit_answer.seq,
+            "users": None if training else fit_answer.batch,
         },
-        "changes": _changes_data(fitting.changes),
-        "memory": device_data(fitting.memory.device),
+        "changes": _changes_data(fit_answer.changes),
+        "memory": device_data(fit_answer.memory.device),
     }

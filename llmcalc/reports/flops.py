@@ -1,4 +1,4 @@
-"""`llmcalc flops`: the FLOPs of one pass, by component."""
+"""The report of `llmcalc flops`: the FLOPs of one pass, by component."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def report(
     count: FlopCount,
     rules: Sequence[Rule] = (),
     share: RankShare | None = None,
-    measured: Utilization | None = None,
+    measured_run: Utilization | None = None,
 ) -> Report:
-    """Returns the answer as data and as a table.
+    """Returns the report of the FLOPs of one pass as data and as a table.
 
     rules: rules of thumb, whose table comes first; default none.
     share: the rank that is counted; default the whole model.
-    measured: the utilization of a measured run, whose table comes first; default None.
+    measured_run: the utilization of a measured run, whose table comes first; default None.
     """
     warnings = too_long(count.spec, count.workload)
-    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(share))) + _notes(count)
+    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(share))) + _count_notes(count)
     data: dict[str, Any] = {
         "model": model_data(preset),
         **share_data(share),
@@ -88,26 +88,26 @@ def report(
             "attention_scores": count.scores,
         },
         "notes": notes,
-        "tree": _tree(count),
+        "tree": _tree_data(count),
     }
-    tables = [_table(preset, count, notes, share)]
+    tables = [_component_table(preset, count, notes, share)]
     if rules:
         data["flops"]["conventions"] = conventions.data(rules)
         tables.insert(0, conventions.table(preset.display, headline(count), count, rules))
-    if measured is not None:
-        data["utilization"] = utilization.data(measured)
-        tables.insert(0, utilization.table(preset.display, headline(count), measured))
+    if measured_run is not None:
+        data["utilization"] = utilization.data(measured_run)
+        tables.insert(0, utilization.table(preset.display, headline(count), measured_run))
     return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _without_towers(tree: Node) -> Node:
-    """Returns the tree without the parts whose FLOPs are not counted; a 0 would look like a count."""
+    """Returns the tree without the encoders whose FLOPs are not counted; a 0 would look like a count."""
     return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
 
 
-def _tree(count: FlopCount) -> dict[str, Any]:
+def _tree_data(count: FlopCount) -> dict[str, Any]:
     """Returns the tree with the FLOPs of its nodes, and the encoders that read images and audio in their own passes."""
-    figures = _figures(count.include)
+    figures = _figures_function(count.include)
     data = tree_data(_without_towers(count.tree).place(count.run_config), figures)
     if count.encoders and count.inputs is not None:
         encoders: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ def _tree(count: FlopCount) -> dict[str, Any]:
 
 
 def _rank_notes(share: RankShare | None) -> list[str]:
-    """Returns notes about the tokens and the experts of a rank."""
+    """Returns notes about the tokens and the experts of the counted rank."""
     if share is None:
         return []
     layout = share.layout
@@ -132,7 +132,7 @@ def _rank_notes(share: RankShare | None) -> list[str]:
     ]
 
 
-def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankShare | None) -> Table:
+def _component_table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankShare | None) -> Table:
     total, tokens, workload = count.total, count.tokens, count.workload
     scale, per_token = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
     columns = (
@@ -172,14 +172,14 @@ def headline(count: FlopCount) -> str:
     return f"{PASSES[workload.phase]} {tokens_of(count.spec, workload)}, {count.pairs} pairs{mla_text}"
 
 
-def _notes(count: FlopCount) -> list[str]:
+def _count_notes(count: FlopCount) -> list[str]:
     workload = count.workload
     experts = identity_experts(count.tree)
-    uncounted = "".join(
+    uncounted_text = "".join(
         f"; also not counted, as it is element by element: {operation}"
         for operation in _uncounted_operations(count.spec)
     )
-    notes = [PRODUCTS + uncounted, *_latent_notes(count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
+    notes = [PRODUCTS + uncounted_text, *_latent_notes(count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts] if experts else []
     if workload.phase == "decode":
         notes.append(
@@ -200,9 +200,9 @@ def _notes(count: FlopCount) -> list[str]:
         notes.append("per token: all FLOPs, the encoder's included, divided by the decoder's tokens")
     if count.spec.mtp is not None and MTP.name not in count.include:
         notes.append(f"not counted: {MTP.title}; {MTP.option} includes them")
-    counted = set() if count.inputs is None or not count.encoders else count.inputs.names
-    uncounted_towers = [name for name in count.spec.towers if name not in counted]
-    if uncounted_towers and not counted:
+    counted_encoders = set() if count.inputs is None or not count.encoders else count.inputs.names
+    uncounted_towers = [name for name in count.spec.towers if name not in counted_encoders]
+    if uncounted_towers and not counted_encoders:
         notes.append(
             f"not counted: {', '.join(uncounted_towers)}; of vision and audio encoders only the parameters are "
             f"counted (llmcalc params {TOWERS.option}), and their FLOPs with --image or --audio"
@@ -214,8 +214,8 @@ def _latent_notes(count: FlopCount) -> list[str]:
     """Returns the form in which latent attention runs, and the option for the other form."""
     if count.mla is None:
         return []
-    cached = count.mla == "expanded" and count.workload.context
-    from_cache = ", those of earlier tokens too, since only latents are cached" if cached else ""
+    expands_cache = count.mla == "expanded" and count.workload.context
+    from_cache = ", those of earlier tokens too, since only latents are cached" if expands_cache else ""
     other_form = "absorbed" if count.mla == "expanded" else "expanded"
     return [f"{MLA[count.mla]}{from_cache} (--mla {other_form}: the other form)"]
 
@@ -250,17 +250,17 @@ def _training_notes(count: FlopCount) -> list[str]:
     notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]
     if count.recomputed:
         notes.append(_recompute_note(count.run_config.execution.recompute))
-        saved = count.skipped_by_early_stop
+        saved_flops = count.skipped_by_early_stop
         if count.run_config.execution.recompute.saved_operations:
             return notes
-        if saved:
-            less = (
-                f"runs {units.flops(saved)} less ({units.exact(saved)}): it stops early, before the last "
+        if saved_flops:
+            fewer_text = (
+                f"runs {units.flops(saved_flops)} less ({units.exact(saved_flops)}): it stops early, before the last "
                 "product of what ends in one"
             )
         else:
-            less = "runs as much: it stops early, but nothing here ends in a plain product"
-        notes.append(f"torch's non-reentrant checkpointing {less}")
+            fewer_text = "runs as much: it stops early, but nothing here ends in a plain product"
+        notes.append(f"torch's non-reentrant checkpointing {fewer_text}")
         if MTP.name in count.include and count.spec.mtp is not None:
             notes.append(f"{MTP.title} are not recomputed")
     return notes
@@ -274,7 +274,7 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
 
 
 def _recompute_note(recompute: Recompute) -> str:
-    """Writes the modules that are recomputed in the backward pass."""
+    """Writes the names of the modules that are recomputed in the backward pass."""
     if recompute.core:
         return "recomputation: the attention scores and their products with values, once more"
     if recompute.nodes:
@@ -289,8 +289,8 @@ def _recompute_note(recompute: Recompute) -> str:
     return f"recomputation: {recomputed_part} once more, as torch's reentrant checkpointing runs it"
 
 
-def _figures(include: frozenset[str]) -> Figures:
-    """Returns a function that gives the FLOPs of a node in the JSON tree, without recomputation."""
+def _figures_function(include: frozenset[str]) -> Figures:
+    """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
     return lambda place: figures_of("flops", place, step_of, include)
 
 

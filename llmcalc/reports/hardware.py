@@ -1,4 +1,4 @@
-"""`llmcalc hardware`: the figures of accelerators, with their sources."""
+"""The report of `llmcalc hardware`: the figures of accelerators (FLOP/s, bytes, bytes/s, watts), with their sources."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .notes import aliases_note
 from .sourcing import source_data, source_notes
 
 
-def _rate(value: float) -> str:
+def _rate_text(value: float) -> str:
     return units.amount(value, "B/s")
 
 
-def _ratio(value: float) -> str:
+def _ratio_text(value: float) -> str:
     return f"{value:.0f}" if value >= 1 else f"{value:.1f}"
 
 
@@ -36,12 +36,12 @@ DETAIL_COLUMNS = (
     Column("text", "value"),
     Column("value", "exactly", units.exact),
     Column("unit", "", justify="left"),
-    Column("flops_per_byte", "FLOPs/byte", _ratio),
+    Column("flops_per_byte", "FLOPs/byte", _ratio_text),
 )
 
 
 def report(accelerators: Sequence[Hardware], details: bool) -> Report:
-    """Returns the answer as data and as tables: one row per accelerator, or with `details` one table each."""
+    """Returns the report: one row per accelerator, or with `details` one table each."""
     data = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
     return Report(
         data, [_detail_table(hardware) for hardware in accelerators] if details else [_list_table(accelerators)]
@@ -73,7 +73,7 @@ def _list_table(accelerators: Sequence[Hardware]) -> Table:
 def _detail_table(hardware: Hardware) -> Table:
     nic = f"NIC: {hardware.nic.name}, one accelerator's share" if hardware.nic is not None else ""
     sources = source_notes(hardware.sources, isinstance(hardware, ListedHardware))
-    notes = [*hardware.notes, nic, _sizes(hardware), aliases_note(hardware.aliases), *sources]
+    notes = [*hardware.notes, nic, _memory_sizes_text(hardware), aliases_note(hardware.aliases), *sources]
     if hardware.peak_flops and hardware.memory_bandwidth is not None:
         notes.insert(
             0,
@@ -82,8 +82,8 @@ def _detail_table(hardware: Hardware) -> Table:
         )
     elif hardware.peak_flops:
         notes.insert(0, "peaks are dense")
-    announced = f"announced {hardware.released}" if hardware.released else ""
-    details = (hardware.vendor, announced, "preliminary" if hardware.preliminary else "")
+    announcement = f"announced {hardware.released}" if hardware.released else ""
+    details = (hardware.vendor, announcement, "preliminary" if hardware.preliminary else "")
     vendor_text = ", ".join(detail for detail in details if detail)
     return Table(
         hardware.title,
@@ -96,7 +96,7 @@ def _detail_table(hardware: Hardware) -> Table:
 
 
 def _detail_rows(hardware: Hardware) -> list[Row]:
-    """Returns one row per known figure."""
+    """Returns one row per known figure of the accelerator."""
     rows = [Row(["memory", units.memory(hardware.memory_bytes), hardware.memory_bytes, "B", None])]
 
     def add(quantity: str, value: int | None, text: str, unit: str) -> None:
@@ -104,21 +104,21 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
             rows.append(Row([quantity, text, value, unit, None]))
 
     def add_rate(quantity: str, value: int | None) -> None:
-        add(quantity, value, _rate(value or 0), "B/s")
+        add(quantity, value, _rate_text(value or 0), "B/s")
 
     add("driver's total", hardware.driver_total, units.memory(hardware.driver_total or 0), "B")
     add("usable memory", hardware.usable_memory_bytes, units.memory(hardware.usable_memory_bytes or 0), "B")
     add("CUDA context", hardware.context_bytes, units.memory(hardware.context_bytes or 0), "B")
     add_rate("memory bandwidth", hardware.memory_bandwidth)
-    link, nic, parts = hardware.interconnect, hardware.nic, hardware.compute_units
+    link, nic, compute_units = hardware.interconnect, hardware.nic, hardware.compute_units
     if link is not None:
         add_rate(f"{link.name}, each way", link.bandwidth_per_direction)
         add("scale-up domain", link.domain_size, f"{link.domain_size} devices", "")
     if nic is not None:
         add_rate("NIC, each way", nic.bandwidth_per_direction)
     add("TDP", hardware.tdp_watts, f"{hardware.tdp_watts} W", "W")
-    if parts is not None:
-        add("compute units", parts.count, f"{parts.count} {parts.name}s", "")
+    if compute_units is not None:
+        add("compute units", compute_units.count, f"{compute_units.count} {compute_units.name}s", "")
     if hardware.compute_capability is not None:
         rows.append(Row(["compute capability", hardware.compute_capability, None, "", None]))
     clock = hardware.boost_clock_hz
@@ -135,8 +135,8 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
     return rows
 
 
-def _sizes(hardware: Hardware) -> str:
-    """Writes the names of a chip's memory sizes; empty if there is only one."""
+def _memory_sizes_text(hardware: Hardware) -> str:
+    """Writes the memory sizes in which a chip is sold; empty if there is only one."""
     if not hardware.configurations:
         return ""
     names = [f"{hardware.name}-{size.memory_bytes // 2**30}gb" for size in hardware.configurations]
@@ -144,7 +144,7 @@ def _sizes(hardware: Hardware) -> str:
 
 
 def _by_format(peaks: dict[str, int]) -> dict[str, int]:
-    """Returns peaks by number format, widest format first."""
+    """Returns peak FLOP/s by number format, widest format first."""
     return {dtype: peaks[dtype] for dtype in PEAK_DTYPES if dtype in peaks}
 
 

@@ -1,4 +1,4 @@
-"""Images and audio of a prompt in an answer: the tokens that they become."""
+"""The number of tokens that images and audio of a prompt become, in an answer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def with_inputs(report: Report, inputs: EncodedInputs | None) -> Report:
 
 
 def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
-    """Returns the entry of a document."""
+    """Returns the entry of images and audio in a JSON document."""
     return {"image_tokens": inputs.image_tokens, "audio_tokens": inputs.audio_tokens}
 
 
 def note(inputs: EncodedInputs) -> str:
-    """Writes `of each sequence, 2,508 tokens are images and 750 are audio`."""
-    parts = [
+    """Writes the tokens of images and audio: `of each sequence, 2,508 tokens are images and 750 are audio`."""
+    texts = [
         f"{units.exact(tokens)} {kind}"
         for tokens, kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
         if tokens
     ]
-    where = "tokens of each sequence" if inputs.in_sequence else "positions of the encoder, which the decoder reads"
-    return f"{where}: {' and '.join(parts)}, as the model's published processor cuts them"
+    unit_text = "tokens of each sequence" if inputs.in_sequence else "positions of the encoder, which the decoder reads"
+    return f"{unit_text}: {' and '.join(texts)}, as the model's published processor cuts them"

@@ -8,7 +8,7 @@ from ..characters import printable
 from ..witnesses.checks import Verdict
 
 
-def junit(verdicts: list[Verdict], skipped: dict[str, str]) -> str:
+def junit(verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
     """Returns the XML document of `llmcalc verify`."""
     root = ET.Element("testsuites", name="llmcalc verify")
     for verdict in verdicts:
@@ -30,7 +30,7 @@ def junit(verdicts: list[Verdict], skipped: dict[str, str]) -> str:
                     f"{check.measured if check.measured is None else format(check.measured, ',')}"
                 )
                 ET.SubElement(test_case, "failure", message=message).text = check.explanation(verdict.sizes)
-    for name, reason in skipped.items():
+    for name, reason in skipped_models.items():
         suite = ET.SubElement(root, "testsuite", name=name, tests="1", failures="0", skipped="1")
         ET.SubElement(ET.SubElement(suite, "testcase", classname=name, name="all"), "skipped", message=reason)
     return xml_text(root)

@@ -1,4 +1,4 @@
-"""`llmcalc kv`: the size of the KV cache, and its size with other attention or another format."""
+"""The report of `llmcalc kv`: the bytes of the KV cache, and its bytes with other attention or number formats."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DTYPES = ("bfloat16", "float8", "int8", "int4")
 
 
 def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> Report:
-    """Returns the answer as data and as three tables in one unit: by kind of layer, what-ifs, growth.
+    """Returns the report: tables by kind of layer, of what-if changes, and of growth with length, in one unit.
 
     share: the rank that is counted; default the whole model.
     """
     workload, what_if = cache.workload, cache.what_if
     warnings = too_long(cache.spec, workload)
-    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(cache, share))) + _notes(cache)
+    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(cache, share))) + _cache_notes(cache)
     source = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     workload_values = (
         {"batch": workload.batch, "seq": workload.seq}
@@ -53,12 +53,12 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
             "elements": cache.elements,
             "by_layer_kind": cache.by_layer_kind,
             "layers": [asdict(group) for group in cache.groups],
-            "by_dtype": {name: cache.bytes_in_format(name) for name in _dtypes(cache)},
+            "by_dtype": {name: cache.bytes_in_format(name) for name in _dtype_names(cache)},
             "what_if": {
                 alternative.what.key: {
                     "bytes": alternative.cache.bytes,
                     "ratio": alternative.ratio,
-                    "by_dtype": {name: alternative.cache.bytes_in_format(name) for name in _dtypes(cache)},
+                    "by_dtype": {name: alternative.cache.bytes_in_format(name) for name in _dtype_names(cache)},
                 }
                 for alternative in what_if
             },
@@ -69,17 +69,21 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
     scale = units.memory_scale(cache.bytes)
     return Report(
         data,
-        [_kinds(preset, cache, scale, notes, share), _what_ifs(cache, what_if, scale), _growth(cache, scale)],
+        [
+            _kinds_table(preset, cache, scale, notes, share),
+            _what_ifs(cache, what_if, scale),
+            _growth_table(cache, scale),
+        ],
         warnings=as_warnings(preset, warnings),
     ).of(preset.target)
 
 
-def _dtypes(cache: CacheSize) -> list[str]:
+def _dtype_names(cache: CacheSize) -> list[str]:
     return list(dict.fromkeys([*([] if cache.dtype in DTYPES else [cache.dtype]), *DTYPES]))
 
 
 def _rank_notes(cache: CacheSize, share: RankShare | None) -> list[str]:
-    """Returns notes about replicas, and about cached bytes that the ranks of a tensor group duplicate."""
+    """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
     if share is None:
         return []
     undivided_bytes = bits_to_bytes(
@@ -92,7 +96,9 @@ def _rank_notes(cache: CacheSize, share: RankShare | None) -> list[str]:
     ]
 
 
-def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], share: RankShare | None) -> Table:
+def _kinds_table(
+    preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], share: RankShare | None
+) -> Table:
     columns = (
         Column("layer_kind", "layer type", justify="left"),
         Column("layers", "layers", units.exact),
@@ -120,7 +126,7 @@ def headline(cache: CacheSize) -> str:
 
 
 def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -> Table:
-    dtypes = _dtypes(cache)
+    dtypes = _dtype_names(cache)
     rows: list[tuple[str, float, CacheSize]] = [
         ("current", 1.0, cache),
         *((what_if_case.what.title, what_if_case.ratio, what_if_case.cache) for what_if_case in what_if),
@@ -133,14 +139,14 @@ def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -
             for name in dtypes
         ),
     ]
-    filled = [
+    filled_rows = [
         Row([title, ratio, *(alternative.bytes_in_format(name) for name in dtypes)], strong=not i)
         for i, (title, ratio, alternative) in enumerate(rows)
     ]
-    return Table("", columns, filled, name="what-if")
+    return Table("", columns, filled_rows, name="what-if")
 
 
-def _growth(cache: CacheSize, scale: units.Scale) -> Table:
+def _growth_table(cache: CacheSize, scale: units.Scale) -> Table:
     sizes = cache.growth
     per_token = units.memory_scale(cache.bytes_per_token)
     batch = cache.workload.batch
@@ -156,10 +162,10 @@ def _growth(cache: CacheSize, scale: units.Scale) -> Table:
     return Table("", columns, rows, name="growth")
 
 
-def _notes(cache: CacheSize) -> list[str]:
+def _cache_notes(cache: CacheSize) -> list[str]:
     layer_kinds = set(cache.by_layer_kind)
-    scale, stored = binary(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
-    scales = f"{units.short_dtype(stored.name)}: {stored.what}" if stored.keys.bits < 16 else ""
+    scale, stored_format = binary(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
+    scales = f"{units.short_dtype(stored_format.name)}: {stored_format.what}" if stored_format.keys.bits < 16 else ""
     notes = ["; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scales, scale)))]
     if layer_kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")
@@ -178,7 +184,7 @@ def _notes(cache: CacheSize) -> list[str]:
 
 @frozen(repr=False)
 class Cache(CountedAnswer, CacheSize):
-    """The cache of a model."""
+    """The KV cache of a model, in bytes."""
 
     def report(self) -> Report:
         return with_inputs(with_draft(report(self.preset, self, self.share), self.draft), self.inputs)

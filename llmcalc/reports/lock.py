@@ -1,4 +1,4 @@
-"""`llmcalc lock`: the entries of a lock file as data, and what differs from them as a table."""
+"""The report of `llmcalc lock`: the entries of a lock file as data, and the values that differ from them as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .notes import plural
 
 
 def _short_digest(text: str) -> str:
-    """Returns the first digits of a digest, and other values as they are."""
+    """Returns the first digits of a hash digest; other values unchanged."""
     return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
@@ -36,12 +36,12 @@ CHANGE_COLUMNS = (
 
 def report(entries: Sequence[Locked]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
-    rows = [_row(entry.data) for entry in entries]
+    rows = [_entry_row(entry.data) for entry in entries]
     data = {"lock": 1, "llmcalc": program_version(), "models": [entry.data for entry in entries]}
     return Report(data, [Table("Lock", COLUMNS, rows, answer=plural(len(entries), "model"))])
 
 
-def _row(data: dict[str, Any]) -> Row:
+def _entry_row(data: dict[str, Any]) -> Row:
     per_token = None if data["cache"] is None else data["cache"]["bytes_per_token"]
     counts = data["params"]
     return Row(
@@ -50,9 +50,12 @@ def _row(data: dict[str, Any]) -> Row:
 
 
 def check_report(file: str, version: str, models: int, changes: Sequence[Change]) -> Report:
-    """Returns what differs from a lock file. version: of llmcalc, that wrote it. models: number of its models."""
+    """Returns the report of values that differ from a lock file. version: the llmcalc that wrote it.
+
+    models: their number.
+    """
     answer = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
-    rows = [Row([change.target, change.key, _text(change.locked), _text(change.now)]) for change in changes]
+    rows = [Row([change.target, change.key, _value_text(change.locked), _value_text(change.now)]) for change in changes]
     checked_by = program_version()
     notes = [f"locked by llmcalc {version}, checked by {checked_by}"] if version != checked_by else []
     data = {
@@ -68,7 +71,7 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
     return Report(data, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer)], warnings=notes)
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "none"
     return units.exact(value) if isinstance(value, int) else str(value)

@@ -1,4 +1,4 @@
-"""`llmcalc explain-log`: the terms of a log beside the computed ones, the term that is off, and the flag for it."""
+"""The report of `llmcalc explain-log`: each memory term of a log beside the computed term, and the flag to change."""
 
 from __future__ import annotations
 
@@ -31,58 +31,60 @@ LOG_COLUMNS = (
 )
 
 
-def log_report(explained: ExplainedLog) -> Report:
-    """Returns the answer: the document, and a table of the terms."""
-    reading = explained.reading
+def log_report(log_answer: ExplainedLog) -> Report:
+    """Returns the report: the JSON document, and a table of the memory terms."""
+    log_reading = log_answer.reading
     rows = [
-        Row([_title(term), _shown_value(term, term.term.value), _shown_value(term, term.computed), term.difference])
-        for term in explained.terms
+        Row(
+            [_term_title(term), _shown_value(term, term.term.value), _shown_value(term, term.computed), term.difference]
+        )
+        for term in log_answer.terms
     ]
     notes = [
-        *([f"{reading.message}"] if reading.message else []),
-        *(f"not computed without {text}" for text in explained.missing),
-        *explained.notes,
+        *([f"{log_reading.message}"] if log_reading.message else []),
+        *(f"not computed without {text}" for text in log_answer.missing),
+        *log_answer.notes,
     ]
     table = Table(
-        _heading(explained),
+        _heading_text(log_answer),
         LOG_COLUMNS,
         rows,
         f"of one device, in {units.GIB.name}",
         notes,
-        _answer(explained),
+        _answer_text(log_answer),
         name="terms",
     )
-    target = explained.preset.target if explained.preset is not None else ""
-    return Report(_data(explained), [table]).of(target)
+    target = log_answer.preset.target if log_answer.preset is not None else ""
+    return Report(_log_data(log_answer), [table]).of(target)
 
 
-def _heading(explained: ExplainedLog) -> str:
-    reading = explained.reading
-    program = f"{reading.title} {reading.version}".strip()
-    model = explained.preset.display if explained.preset is not None else reading.model
-    device = explained.hardware.title if explained.hardware is not None else reading.device
+def _heading_text(log_answer: ExplainedLog) -> str:
+    log_reading = log_answer.reading
+    program = f"{log_reading.title} {log_reading.version}".strip()
+    model = log_answer.preset.display if log_answer.preset is not None else log_reading.model
+    device = log_answer.hardware.title if log_answer.hardware is not None else log_reading.device
     return ", ".join(filter(None, (program, model, device)))
 
 
-def _answer(explained: ExplainedLog) -> str:
-    off = title_of(explained.off)
-    change = f"; {explained.flag} changes it" if explained.flag else ""
-    if explained.reading.kind == "oom":
-        return f"out of memory: {off}{change}"
-    if explained.reading.refused:
-        return f"it did not start: {off}{change}"
-    if not off:
-        is_computed = any(term.computed is not None for term in explained.terms)
+def _answer_text(log_answer: ExplainedLog) -> str:
+    wrong_term = title_of(log_answer.off)
+    change = f"; {log_answer.flag} changes it" if log_answer.flag else ""
+    if log_answer.reading.kind == "oom":
+        return f"out of memory: {wrong_term}{change}"
+    if log_answer.reading.refused:
+        return f"it did not start: {wrong_term}{change}"
+    if not wrong_term:
+        is_computed = any(term.computed is not None for term in log_answer.terms)
         return "no computed term is off" if is_computed else "nothing is computed"
-    return f"{off} is off{change}"
+    return f"{wrong_term} is off{change}"
 
 
 def title_of(name: str) -> str:
-    """Returns the title of a term."""
+    """Returns the displayed title of a memory term."""
     return LOG_TITLES.get(name, name.replace("_", " "))
 
 
-def _title(term: ComparedTerm) -> str:
+def _term_title(term: ComparedTerm) -> str:
     title = title_of(term.term.name)
     return f"{title}, {term.term.device}" if term.term.device else title
 
@@ -93,19 +95,19 @@ def _shown_value(term: ComparedTerm, value: int | None) -> Shown | None:
     return Shown(value, units.GIB.write(value) if term.term.unit == "bytes" else f"{value:,}")
 
 
-def _data(explained: ExplainedLog) -> dict[str, Any]:
-    reading = explained.reading
+def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
+    log_reading = log_answer.reading
     return {
         "engine": {
-            "name": reading.program,
-            "version": reading.version or None,
-            "record": explained.version.record if explained.version is not None else None,
+            "name": log_reading.program,
+            "version": log_reading.version or None,
+            "record": log_answer.version.record if log_answer.version is not None else None,
         },
-        "model": model_data(explained.preset) if explained.preset is not None else None,
-        "model_in_log": reading.model or None,
-        "hardware": explained.hardware.name if explained.hardware is not None else None,
-        "kind": reading.kind,
-        "message": reading.message or None,
+        "model": model_data(log_answer.preset) if log_answer.preset is not None else None,
+        "model_in_log": log_reading.model or None,
+        "hardware": log_answer.hardware.name if log_answer.hardware is not None else None,
+        "kind": log_reading.kind,
+        "message": log_reading.message or None,
         "terms": [
             {
                 "name": term.term.name,
@@ -115,9 +117,9 @@ def _data(explained: ExplainedLog) -> dict[str, Any]:
                 "computed": term.computed,
                 "difference": term.difference,
             }
-            for term in explained.terms
+            for term in log_answer.terms
         ],
-        "off": explained.off or None,
-        "flag": explained.flag or None,
-        "missing": list(explained.missing),
+        "off": log_answer.off or None,
+        "flag": log_answer.flag or None,
+        "missing": list(log_answer.missing),
     }

@@ -1,4 +1,4 @@
-"""`llmcalc params --measure`: the parameters of a class of transformers, measured."""
+"""The report of `llmcalc params --measure`: the measured parameters of a class of transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def report(name: str, class_name: str, tree: Measured) -> Report:
-    """Returns the answer as data and as a table."""
+    """Returns the report of a class's measured parameters as data and as a table."""
     total = tree.params
     data = {
         "model": {"name": name, "kind": "measured", "class": class_name},
@@ -29,7 +29,7 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
     }
     rows: list[Row] = []
     for child in tree.children:
-        _add(rows, child, 1, total, 0)
+        _add_rows(rows, child, 1, total, 0)
     rows.append(Row(["total", None, None, total, 1.0], strong=True, is_sum=True))
     notes = [
         f"measured on {class_name} of the installed transformers, on meta: no closed form, and nothing else is known "
@@ -40,33 +40,33 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
     )
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """Shortens a long list of module names to the first two and the last; JSON has all of them."""
     names = name.split(",")
     return name if len(names) <= 4 else ",".join((*names[:2], "…", names[-1]))
 
 
-def _add(rows: list[Row], node: Measured, times: int, total: int, depth: int) -> None:
-    times *= node.repeat
+def _add_rows(rows: list[Row], node: Measured, repeat_count: int, total: int, depth: int) -> None:
+    repeat_count *= node.repeat
     rows.append(
         Row(
             [
-                _short(node.name),
+                _short_name(node.name),
                 node.params,
-                times if times > 1 else None,
-                node.params * times,
-                node.params * times / total,
+                repeat_count if repeat_count > 1 else None,
+                node.params * repeat_count,
+                node.params * repeat_count / total,
             ],
             depth,
         )
     )
     for child in node.children:
-        _add(rows, child, times, total, depth + 1)
+        _add_rows(rows, child, repeat_count, total, depth + 1)
 
 
 @dataclass(frozen=True, repr=False)
 class MeasuredParams(Answer):
-    """Parameters of a `transformers` class. name: of its config. cls: class name. tree: its modules."""
+    """The parameters of a `transformers` class. name: the config's name. cls: the class's name. tree: its modules."""
 
     name: str
     cls: str

@@ -1,4 +1,4 @@
-"""`llmcalc memory`: the memory of a run by kind and over time, and the accelerators on which it fits."""
+"""The report of `llmcalc memory`: the bytes of a run by kind and over time, and the accelerators on which it fits."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def _shorten_path(path: str) -> str:
     """Shortens a long path between its layer and its end: `layers.31.….core`."""
     if len(path) <= LONGEST_PATH:
         return path
-    *above, last = path.split(".")
-    while len(above) > 1 and len(".".join((*above, "…", last))) > LONGEST_PATH:
-        above.pop()
-    return ".".join((*above, "…", last))
+    *parents, name = path.split(".")
+    while len(parents) > 1 and len(".".join((*parents, "…", name))) > LONGEST_PATH:
+        parents.pop()
+    return ".".join((*parents, "…", name))
 
 
 PHASE_COLUMNS = (
@@ -94,60 +94,66 @@ STATUS = {
 """Verification status of a term → its text in a note; untested terms have a warning instead."""
 
 
-def report(preset: Preset, memory: Memory, fits: Sequence[Fit], assumed: str = "") -> Report:
-    """Returns the answer as data and as tables: kinds of memory, phases and accelerators.
+def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assumed_accelerator: str = "") -> Report:
+    """Returns the report: tables of the kinds of memory, of phases and of accelerators.
 
-    assumed: the accelerator whose runtime is assumed, where none was named.
+    assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
     """
     memory_use, device = memory.states, memory.device
     warnings = too_long(memory_use.count.spec, memory_use.workload)
-    warnings += [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
+    warnings += [remark for fit in accelerator_fits if not fit.hardware.sources for remark in fit.hardware.notes]
     warnings += untested_notes(device)
     answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
     settings_line = settings_text(memory, memory.attention) + parameters
-    notes = without_repetitions([*warnings, *_notes(preset, memory, assumed)])
+    notes = without_repetitions([*warnings, *_memory_notes(preset, memory, assumed_accelerator)])
     columns, rows = (
-        phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _rows(memory_use, device))
+        phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _kind_rows(memory_use, device))
     )
-    parts = Table(preset.display, columns, rows, settings_line, notes, answer, name="parts")
+    parts_table = Table(preset.display, columns, rows, settings_line, notes, answer, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
-    fitting = fits_table(fits, f"On one accelerator, in {units.GIB.name}")
+    fits_section = fits_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
-        memory_data(preset, memory, fits), [parts, phases, fitting], warnings=as_warnings(preset, warnings)
+        memory_data(preset, memory, accelerator_fits),
+        [parts_table, phases, fits_section],
+        warnings=as_warnings(preset, warnings),
     ).of(preset.target)
 
 
 def term_name(term: Term) -> str:
-    """Returns the name of a term in tables."""
+    """Returns the displayed name of a memory term."""
     return TERM_NAMES.get(term.name, term.name)
 
 
 def estimated_parts(device: DeviceMemory) -> list[tuple[str, int]]:
-    """Returns names and bytes of the estimated terms that the allocator and the runtime add to the tensors."""
+    """Returns the names and bytes of the estimated terms that allocator and runtime add to the tensors."""
     estimates = [term for term in device.terms if term.status == "estimate"]
     return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates[-2:]]
 
 
-def fits_table(fits: Sequence[Fit], title: str) -> Table:
+def fits_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
-    rows = [Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in fits]
+    rows = [
+        Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in accelerator_fits
+    ]
     note = f"{TIGHT_NOTE}; headroom: negative for a shortfall"
-    if any(fit.nominal for fit in fits):
+    if any(fit.nominal for fit in accelerator_fits):
         title, note = f"{title}; *: of the nominal memory", f"{note}; *: the usable memory is not known"
-    first = next((i for i, fit in enumerate(fits) if fit.verdict != "no"), len(fits) - 1)
-    return Table(title, FIT_COLUMNS, rows, notes=[note], name="fits", sooner=True, centre=first)
+    first_fitting = next(
+        (i for i, fit in enumerate(accelerator_fits) if fit.verdict != "no"), len(accelerator_fits) - 1
+    )
+    return Table(title, FIT_COLUMNS, rows, notes=[note], name="fits", sooner=True, centre=first_fitting)
 
 
 def verdict_of(fit: Fit) -> str:
-    """Writes `fits`, `tight` or `no`; with `*` if the usable memory is not known and the nominal memory is compared."""
+    """Writes `fits`, `tight` or `no`; with `*` if the usable memory is unknown and the nominal memory is compared."""
     return f"{fit.verdict}*" if fit.nominal else fit.verdict
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def memory_data(preset: Preset, memory: Memory, fits: Sequence[Fit]) -> dict[str, Any]:
+def memory_data(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit]) -> dict[str, Any]:
     """Returns the document; bytes are exact integers."""
     memory_use = memory.states
     return {
@@ -165,12 +171,12 @@ def memory_data(preset: Preset, memory: Memory, fits: Sequence[Fit]) -> dict[str
             "not_counted": not_counted(memory_use),
         },
         **host_data(memory.device),
-        "fits": fits_data(fits),
+        "fits": fits_data(accelerator_fits),
     }
 
 
 def host_data(device: DeviceMemory) -> dict[str, Any]:
-    """Returns the bytes on the host and their terms; empty if nothing is on the host."""
+    """Returns the bytes of host memory and their terms; empty if nothing is on the host."""
     if not device.host:
         return {}
     terms = [
@@ -180,16 +186,19 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
-    """Writes the terms of host memory, with their sources. ranks: ranks of one host with as much each; default 1."""
+    """Writes the terms of host memory, with their sources.
+
+    ranks: the ranks per host, each with these terms; default 1.
+    """
     if not device.host:
         return []
-    parts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
+    term_texts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
     sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
     ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
-    return [f"host: {parts}{ranks_note}; {'; '.join(sources)}"]
+    return [f"host: {term_texts}{ranks_note}; {'; '.join(sources)}"]
 
 
-def fits_data(fits: Sequence[Fit]) -> list[dict[str, Any]]:
+def fits_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
     """Returns plain data that say whether a run fits on each accelerator."""
     return [
         {
@@ -201,7 +210,7 @@ def fits_data(fits: Sequence[Fit]) -> list[dict[str, Any]]:
             "left_bytes": fit.left_bytes,
             "verdict": fit.verdict,
         }
-        for fit in fits
+        for fit in accelerator_fits
     ]
 
 
@@ -288,14 +297,14 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
-    """Returns the quantization scheme and the bytes of weights by part; None for weights that are not quantized."""
+    """Returns the quantization scheme and the bytes of weights by part; None if weights are not quantized."""
     size = memory_use.quantized
     if size is None:
         return {"quantization": None, "weights_by_part": None, "weights_by_component": None}
     return {
         "quantization": {"scheme": size.scheme.label, "source": size.scheme.source, "unconverted_dtype": size.dtype},
         "weights_by_part": size.by_part.data(),
-        "weights_by_component": {kind: parts.data() for kind, parts in size.by_component.items()},
+        "weights_by_component": {kind: component_bytes.data() for kind, component_bytes in size.by_component.items()},
     }
 
 
@@ -308,13 +317,13 @@ def _optimizer_data(state: OptimizerState | None) -> dict[str, Any]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
-    """Returns the kinds of memory at the peak, and the overhead of the allocator and the runtime."""
+def _kind_rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
+    """Returns rows of the kinds of memory at the peak, and of the overhead of allocator and runtime."""
 
     def row(name: str, dtype: str, size: int, depth: int = 0, strong: bool = False, kind: str = "") -> Row:
-        part = size / device.device_bytes
-        bar = None if depth or strong else Bar(part, palette.KINDS.get(kind, palette.OTHER))
-        return Row([name, units.short_dtype(dtype) if dtype else None, size, part, bar], depth, strong, is_sum=strong)
+        share = size / device.device_bytes
+        bar = None if depth or strong else Bar(share, palette.KINDS.get(kind, palette.OTHER))
+        return Row([name, units.short_dtype(dtype) if dtype else None, size, share, bar], depth, strong, is_sum=strong)
 
     formats = {"weights": memory_use.dtype, "cache": memory_use.kv_dtype}
     rows: list[Row] = []
@@ -331,12 +340,16 @@ def _rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
 
 
 def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
-    """Returns the parts of quantized weights."""
+    """Returns rows of the parts of quantized weights."""
     size = memory_use.quantized
     if size is None:
         return []
     formats = {"unconverted": size.dtype}
-    return [row(name, formats.get(name, ""), stored, 1) for name, stored in size.by_part.data().items() if stored]
+    return [
+        row(name, formats.get(name, ""), part_bytes, 1)
+        for name, part_bytes in size.by_part.data().items()
+        if part_bytes
+    ]
 
 
 def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
@@ -381,34 +394,34 @@ def _kind_text(memory_use: MemoryUse, kind: str) -> str:
 
 
 def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) -> list[Row]:
-    """Returns the master weights and the optimizer's states, which stay in all phases. phases: kind → bytes of each."""
+    """Returns rows of master weights and optimizer states, which stay in all phases. phases: phase → bytes by kind."""
     if memory_use.optimizer is None or any(kinds.get("optimizer") != phases[0].get("optimizer") for kinds in phases):
         return []
 
     state = memory_use.optimizer
-    parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
-    parts += [
+    optimizer_parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
+    optimizer_parts += [
         (name, "" if state.dtype == "uint8" else state.dtype, size)
         for name, size in state.states.items()
         if name != "step"
     ]
-    names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in parts]
-    return [Row([name, *(size for _ in phases)], 1) for name, (_, _, size) in zip(names, parts, strict=True)]
+    names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in optimizer_parts]
+    return [Row([name, *(size for _ in phases)], 1) for name, (_, _, size) in zip(names, optimizer_parts, strict=True)]
 
 
 def phase_rows(device: DeviceMemory) -> list[Row]:
-    """Returns one row per phase: its peak, the module of the peak, and memory over time."""
+    """Returns one row per phase: its peak in bytes, the module of the peak, and a bar of memory over time."""
     rows = []
     for phase in device.moments:
         points = [point for point in device.timeline if point.phase == phase]
-        highest = max(points, key=lambda point: point.bytes)
+        highest_point = max(points, key=lambda point: point.bytes)
         values = [point.bytes for point in _leaf_points(points)]
         rows.append(
             Row(
                 [
                     PHASE_NAMES[phase],
-                    highest.bytes,
-                    highest.node or "the model",
+                    highest_point.bytes,
+                    highest_point.node or "the model",
                     bars.timeline_bar(values, device.peak_bytes),
                 ]
             )
@@ -427,7 +440,7 @@ def _leaf_points(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def untested_notes(device: DeviceMemory) -> list[str]:
-    """Returns one warning per missing measurement, with the terms that depend on it."""
+    """Returns one warning per missing measurement, with the memory terms that depend on it."""
     names: dict[str, list[str]] = {}
     for term in device.terms:
         if term.status == "untested":
@@ -452,7 +465,7 @@ def not_counted(memory_use: MemoryUse) -> list[str]:
 
 
 def run_text(memory_use: MemoryUse) -> str:
-    """Writes `training of 2,048 tokens (bf16-master)`."""
+    """Writes a run's phase, tokens and precision: `training of 2,048 tokens (bf16-master)`."""
     workload = memory_use.workload
     batch = "" if workload.batch == 1 else f"{workload.batch:,} × "
     precision = f" ({memory_use.precision})" if memory_use.precision else ""
@@ -487,17 +500,17 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
 
 
 def _pure_note(memory: Memory) -> str:
-    """Writes the tensors that pure bf16 keeps; empty for another precision than the default."""
+    """Writes which tensors pure bf16 keeps in 16 bits; empty for another precision than the default."""
     if memory.states.precision != "bf16-master":
         return ""
     try:
         pure = memory.with_(precision="bf16").states.total_bytes
     except InputError:
         return ""
-    saved = memory.states.total_bytes - pure
+    saved_bytes = memory.states.total_bytes - pure
     return (
         "in pure bf16, as transformers trains a bf16 checkpoint, weights, gradients and states are "
-        f"{units.memory(pure)}, {units.memory(saved)} less (--precision bf16)"
+        f"{units.memory(pure)}, {units.memory(saved_bytes)} less (--precision bf16)"
     )
 
 
@@ -507,7 +520,7 @@ def keeps_small_segments(memory: Memory) -> bool:
     return not memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
 
 
-def _notes(preset: Preset, memory: Memory, assumed: str) -> list[str]:
+def _memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> list[str]:
     memory_use, settings = memory.states, memory.settings
     notes = [_pure_note(memory), _execution_note(memory)]
     if settings.has_kbit_base and settings.recompute == "full":
@@ -531,10 +544,10 @@ def _notes(preset: Preset, memory: Memory, assumed: str) -> list[str]:
     left_out = not_counted(memory_use)
     notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary(units.GIB)]
     notes += host_notes(memory.device)
-    tested = [term for term in memory.device.terms if term.bytes and term.status != "untested"]
-    notes += [f"{STATUS[term.status]}: {term_name(term)} ({term.witness})" for term in tested]
-    if assumed:
-        notes.append(f"runtime of an {assumed} (--hardware)")
+    tested_terms = [term for term in memory.device.terms if term.bytes and term.status != "untested"]
+    notes += [f"{STATUS[term.status]}: {term_name(term)} ({term.witness})" for term in tested_terms]
+    if assumed_accelerator:
+        notes.append(f"runtime of an {assumed_accelerator} (--hardware)")
     if memory_use.quantized is not None:
         notes += memory_use.quantized.scheme.notes()
     elif units.dtype(preset.dtype) != memory_use.dtype:
@@ -561,7 +574,7 @@ def _execution_note(memory: Memory) -> str:
 
 
 def _chunk_note(memory: Memory) -> str:
-    """Writes the length of chunks of prompts; empty if prompts are read whole."""
+    """Writes the chunk length of a chunked prefill; empty if prompts are processed whole."""
     chunk, seq = prompt_chunk(memory.settings, memory.states), memory.states.workload.seq
     if memory.settings.phase == "decode" or chunk is None or chunk >= seq:
         return ""
@@ -588,7 +601,7 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
         return notes
     rule = ZERO_RULE * parameters
     difference = against(rule / memory_use.total_bytes - 1, "what stays in memory")
-    same = (
+    same_text = (
         "; --master-weights fp32 counts that"
         if not memory_use.has_master and memory_use.dtype in ("bfloat16", "float16")
         else ""
@@ -596,6 +609,6 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     notes.append(
         f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "
         "states) = "
-        f"{units.GIB.write(rule)} {units.GIB.name}, {difference}{same}"
+        f"{units.GIB.write(rule)} {units.GIB.name}, {difference}{same_text}"
     )
     return notes

@@ -1,4 +1,4 @@
-"""The memory of a model on one device, and the accelerators on which it fits."""
+"""The answer about the memory of a model on one device, and the accelerators on which it fits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASSUMED = "H100"
 
 
 class MemoryAnswer(Answer):
-    """Base class of the answers for one device and for many.
+    """The base class of memory answers, for one device and for many devices.
 
     accelerators: the accelerators that were named; empty if common ones are listed.
     workspace: value of CUBLAS_WORKSPACE_CONFIG; None if it is not set.
@@ -38,15 +38,15 @@ class MemoryAnswer(Answer):
     @property
     @abstractmethod
     def memory(self) -> Memory:
-        """The run on one device."""
+        """The run's memory on one device."""
 
     @abstractmethod
     def largest_on(self, runtime: Runtime) -> DeviceMemory:
-        """Returns the memory of the device that needs most, on accelerators with this runtime."""
+        """Returns the memory of the device that needs most, on accelerators with this CUDA runtime."""
 
     @property
     def assumed(self) -> str:
-        """The accelerator whose runtime is assumed because the question names none; else empty."""
+        """The accelerator whose runtime is assumed if the question names none; otherwise empty."""
         return "" if self.accelerators else ASSUMED
 
     @cached_property
@@ -69,7 +69,7 @@ class MemoryAnswer(Answer):
 
 @dataclass(frozen=True, repr=False)
 class DeviceUse(MemoryAnswer, Memory):
-    """The memory of a model on one device.
+    """The answer about the memory of a model on one device.
 
     preset: the model.
     accelerators: the accelerators that were named; default none.

@@ -35,7 +35,7 @@ _BINARY = {"KiB": "2^10", "MiB": "2^20", "GiB": "2^30", "TiB": "2^40"}
 
 
 def binary(scale: units.Scale) -> str:
-    """Writes `1 GiB = 2^30 bytes`; empty for a decimal unit."""
+    """Writes the meaning of a binary unit: `1 GiB = 2^30 bytes`; empty for a decimal unit."""
     return f"1 {scale.name} = {_BINARY[scale.name]} bytes" if scale.name in _BINARY else ""
 
 
@@ -48,7 +48,7 @@ def flops_per_token_note(seq: int) -> str:
 
 
 def cache_per_token_note(dtype: str) -> str:
-    """Returns the conventions of bytes of cache per token."""
+    """Returns the conventions of the cache's bytes per token."""
     return f"KV cache per token: summed over all layers, before any sliding window fills, in {units.short_dtype(dtype)}"
 
 
@@ -58,12 +58,12 @@ def against(difference: float, reference: str) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Writes `1 token` or `2,048 tokens`."""
+    """Writes a number with its noun: `1 token` or `2,048 tokens`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def tokens_of(spec: ModelSpec, workload: Workload) -> str:
-    """Writes `2,048 tokens`, `16 × 1 tokens after 8,192` or `2,048 tokens, 2,048 in the encoder`."""
+    """Writes a workload's tokens: `2,048 tokens`, `16 × 1 tokens after 8,192`, `2,048 tokens, 2,048 in the encoder`."""
     new_tokens = (
         plural(workload.seq, "token") if workload.batch == 1 else f"{workload.batch:,} × {workload.seq:,} tokens"
     )
@@ -83,15 +83,15 @@ def too_long(spec: ModelSpec, workload: Workload) -> list[str]:
     """Returns a note if a sequence has more tokens than the model's context length; decoding is asked for by those that
     it reads.
     """
-    longest = workload.context if workload.phase == "decode" else workload.context + workload.seq
+    longest_length = workload.context if workload.phase == "decode" else workload.context + workload.seq
     if spec.kind == "encoder-decoder":
-        longest = max(longest, workload.source)
-    length_note = too_long_note(spec, longest)
+        longest_length = max(longest_length, workload.source)
+    length_note = too_long_note(spec, longest_length)
     return [length_note] if length_note else []
 
 
 def as_warnings(preset: Preset, notes: Sequence[str]) -> list[str]:
-    """Returns notes as warnings, each with the name of its model."""
+    """Returns notes as warnings, each preceded by the name of its model."""
     return [f"{preset.name}: {note}" for note in notes]
 
 
@@ -112,5 +112,5 @@ def identity_experts(tree: Node) -> str:
 
 
 def aliases_note(aliases: Sequence[str]) -> str:
-    """Writes `also called: h100, h100-80gb`; empty without aliases."""
+    """Writes the other names of an accelerator: `also called: h100, h100-80gb`; empty without other names."""
     return f"also called: {', '.join(aliases)}" if aliases else ""

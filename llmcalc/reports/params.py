@@ -1,4 +1,4 @@
-"""`llmcalc params`: the parameters of a model, by component."""
+"""The report of `llmcalc params`: the parameters of a model, by component."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 def report(preset: Preset, count: ParameterCount, share: RankShare | None = None) -> Report:
-    """Returns the answer as data and as a table. share: the rank that is counted; default the whole model."""
+    """Returns the report of parameters as data and as a table. share: the counted rank; default the whole model."""
     total = count.total
     data = {
         "model": model_data(preset),
@@ -52,80 +52,80 @@ def report(preset: Preset, count: ParameterCount, share: RankShare | None = None
             "left_out": count.left_out,
             "published": preset.published.parameters,
         },
-        "tree": tree_data(count.tree.place(), _figures(count.include)),
+        "tree": tree_data(count.tree.place(), _figures_function(count.include)),
     }
     if count.active_at_least != count.active:
         data["params"] |= {"active_at_least": count.active_at_least, "active_evenly": count.active_evenly}
     if share is not None:
         data["params"]["copied"] = share.model.copied(count.include)
-    rows = _rows(count.tree, total, count.include)
+    rows = _component_rows(count.tree, total, count.include)
     rows.append(Row(["total", None, None, total, 1.0, None], strong=True, is_sum=True))
     if count.active != total:
         rows.append(
             Row(["active per token", None, None, count.active, count.active / total, None], strong=True, is_sum=True)
         )
-    model_text, notes = with_rank(headline(preset.model), share), _notes(preset, count, share)
+    model_text, notes = with_rank(headline(preset.model), share), _params_notes(preset, count, share)
     table = Table(preset.display, COLUMNS, rows, model_text, notes, answer(count))
     return Report(data, [table]).of(preset.target)
 
 
 def answer(count: ParameterCount) -> str:
-    """Writes `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
-    active = "" if count.active == count.total else f", {units.count(count.active)} active per token"
-    return f"{units.count(count.total)} parameters{active}"
+    """Writes the number of parameters: `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
+    active_text = "" if count.active == count.total else f", {units.count(count.active)} active per token"
+    return f"{units.count(count.total)} parameters{active_text}"
 
 
 Part: TypeAlias = tuple[str, Row]
 """(component, row without its bar)."""
 
 
-def _rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
-    """Returns one row per part of the model, and per sublayer of a group of layers; norms are summed."""
-    parts: list[Part] = []
+def _component_rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
+    """Returns one row per part of the model and per sublayer of a group of layers; the norms share a row."""
+    table_parts: list[Part] = []
     for place in tree.place().children():
         if not place.optional or place.optional in include:
-            _add_rows(parts, place, total, include, 0)
-    return _with_bars(parts)
+            _add_rows(table_parts, place, total, include, 0)
+    return _with_bars(table_parts)
 
 
-def _add_rows(parts: list[Part], place: Place, total: int, include: frozenset[str], depth: int) -> None:
+def _add_rows(table_parts: list[Part], place: Place, total: int, include: frozenset[str], depth: int) -> None:
     node, per_repeat = place.node, place.cost_per_repeat(total_of, include)
     if not per_repeat:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name
-    parts.append((place.kind, _row(name, per_repeat, place.times, total, depth)))
+    table_parts.append((place.kind, _component_row(name, per_repeat, place.times, total, depth)))
     children = list(place.children())
     if node.kind == "layer" or node.is_stack or node.optional:
         norms = [child for child in children if child.node.kind == "norm"]
         for child in children:
             if child.node.kind != "norm":
-                _add_rows(parts, child, total, include, depth + 1)
+                _add_rows(table_parts, child, total, include, depth + 1)
         if node.kind == "layer" and norms:
             norm_total = sum(norm.total(total_of) for norm in norms)
             if norm_total:
-                parts.append(("norm", _row("norms", norm_total, place.times, total, depth + 1)))
+                table_parts.append(("norm", _component_row("norms", norm_total, place.times, total, depth + 1)))
         else:
             for norm in norms:
-                _add_rows(parts, norm, total, include, depth + 1)
+                _add_rows(table_parts, norm, total, include, depth + 1)
     elif node.kind == "experts":
         for child in children:
-            _add_rows(parts, child, total, include, depth + 1)
+            _add_rows(table_parts, child, total, include, depth + 1)
 
 
-def _row(name: str, per_repeat: int, repeat: int, total: int, depth: int) -> Row:
+def _component_row(name: str, per_repeat: int, repeat: int, total: int, depth: int) -> Row:
     return Row(
         [name, per_repeat, repeat if repeat > 1 else None, per_repeat * repeat, per_repeat * repeat / total], depth
     )
 
 
-def _with_bars(parts: Sequence[Part]) -> list[Row]:
-    """Adds a bar to each row of one component; the bars add up to the whole."""
+def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
+    """Adds a bar to each row of one component, in proportion to the whole model."""
     rows: list[Row] = []
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
-    for i, (kind, row) in enumerate(parts):
+    for i, (kind, row) in enumerate(table_parts):
         covered_depth = -1 if row.depth <= covered_depth else covered_depth
-        later_indices = (j for j in range(i + 1, len(parts)) if parts[j][1].depth <= row.depth)
-        nested_parts = parts[i + 1 : next(later_indices, len(parts))]
+        later_indices = (j for j in range(i + 1, len(table_parts)) if table_parts[j][1].depth <= row.depth)
+        nested_parts = table_parts[i + 1 : next(later_indices, len(table_parts))]
         bar = None
         if covered_depth < 0 and all(component == kind for component, _ in nested_parts):
             bar, covered_depth = Bar(row.cells[-1], palette.COMPONENTS.get(kind, palette.OTHER)), row.depth
@@ -133,7 +133,7 @@ def _with_bars(parts: Sequence[Part]) -> list[Row]:
     return rows
 
 
-def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> list[str]:
+def _params_notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> list[str]:
     notes = _published_notes(preset, count) if share is None else _rank_notes(preset, count, share)
     for option, size in count.left_out.items():
         notes.append(
@@ -157,15 +157,15 @@ def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> li
 
 
 def _rank_notes(preset: Preset, count: ParameterCount, share: RankShare) -> list[str]:
-    """Returns notes about the rank, its copied parameters and the whole model."""
+    """Returns notes about the counted rank, its copied parameters and the whole model."""
     model_total = preset.model.tree().total(total_of, include=count.include)
     spec, chunks = preset.model, share.model.chunks
-    tied = spec.tie_word_embeddings and share.layout.pp > 1 and chunks.first != chunks.last
+    is_tied = spec.tie_word_embeddings and share.layout.pp > 1 and chunks.first != chunks.last
     return share_notes(
         share,
         f"the whole model has {units.exact(model_total)} parameters",
         copies_text(share.model.copied(count.include)),
-        "the first and the last stage each have the tied embedding" if tied else "",
+        "the first and the last stage each have the tied embedding" if is_tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"
         if share.layout.ep > 1 and count.active != count.total
         else "",
@@ -174,21 +174,21 @@ def _rank_notes(preset: Preset, count: ParameterCount, share: RankShare) -> list
 
 def _published_notes(preset: Preset, count: ParameterCount) -> list[str]:
     """Compares the count with the published figure; a difference has the first reason that the preset states."""
-    published, note = preset.published, preset.published.parameters_note or ""
+    published_figures, note = preset.published, preset.published.parameters_note or ""
     first_reason, further_reasons, _ = note.partition("; ")
     if further_reasons and preset.name in model_names():
         note = f"{first_reason}; llmcalc presets {preset.name} says more"
     reason_text = f" ({note})" if note else ""
-    if published.parameters is not None:
-        difference = count.total - published.parameters
+    if published_figures.parameters is not None:
+        difference = count.total - published_figures.parameters
         verdict = units.difference(difference) + (
             " (the published figure may exclude the optional modules you added)" if difference and count.include else ""
         )
-        return [f"published {units.exact(published.parameters)}: {verdict}{reason_text if difference else ''}"]
-    if not published.nominal:
+        return [f"published {units.exact(published_figures.parameters)}: {verdict}{reason_text if difference else ''}"]
+    if not published_figures.nominal:
         return []
-    active = f", {published.active} active" if published.active else ""
-    return [f"published as {published.nominal}{active}; no exact count was published{reason_text}"]
+    active_text = f", {published_figures.active} active" if published_figures.active else ""
+    return [f"published as {published_figures.nominal}{active_text}; no exact count was published{reason_text}"]
 
 
 DENSE_DECODER_COMPONENTS = {"embedding", "position", "norm", "attention", "feed_forward", "lm_head"}
@@ -210,13 +210,13 @@ def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
     )
 
 
-def _figures(include: frozenset[str]) -> Figures:
-    """Returns a function that gives total parameters of a node in the JSON tree, and active ones if fewer."""
+def _figures_function(include: frozenset[str]) -> Figures:
+    """Returns a function that gives a node's total parameters for the JSON tree, and its active ones if fewer."""
 
     def figures(place: Place) -> dict[str, Any]:
         data = figures_of("params", place, total_of, include)
-        active = place.total(active_of, include)
-        return data if active == data["params"] else data | {"active": active}
+        active_params = place.total(active_of, include)
+        return data if active_params == data["params"] else data | {"active": active_params}
 
     return figures
 

@@ -1,4 +1,4 @@
-"""`llmcalc plan`: the layouts that fit, best first, and the reasons why others do not."""
+"""The report of `llmcalc plan`: the layouts that fit, best first, and the reasons why others do not fit."""
 
 from __future__ import annotations
 
@@ -37,39 +37,41 @@ TIMED_COLUMNS = (
 REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Column("count", "layouts", units.exact))
 
 
-def report(preset: Preset, planned: LayoutPlan, instead: str = "", sizes: Mapping[str, int] | None = None) -> Report:
-    """Returns the answer as data and as tables: the best layouts, and the number of refused layouts per reason.
+def report(
+    preset: Preset, layout_plan: LayoutPlan, instead: str = "", sizes: Mapping[str, int] | None = None
+) -> Report:
+    """Returns the report: the best layouts, and the number of refused layouts per reason.
 
     instead: the nearest possible layouts if no layout is possible; default empty.
     sizes: sizes of a layout whose place in the order is shown; default none.
     """
-    plan, memory = planned.plan, planned.memory
-    capacity = f"{units.GIB.write(planned.hardware.capacity_bytes)} {units.GIB.name}"
-    accelerators = f"{plural(planned.devices, 'device')} with {capacity} each"
-    run = f"{run_text(memory.states)}, {plural(planned.global_batch, 'sequence')} a step"
-    run_description = f"{run}, on {accelerators} ({planned.hardware.title}); sizes in {units.GIB.name}"
+    plan, memory = layout_plan.plan, layout_plan.memory
+    capacity = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
+    accelerators = f"{plural(layout_plan.devices, 'device')} with {capacity} each"
+    run = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
+    run_description = f"{run}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(memory.spec, memory.states.workload)
-    tied = ties(plan.feasible)
-    rows = [_row(planned, candidate, tie) for candidate, tie in zip(plan.feasible, tied, strict=True)]
+    time_ties = ties(plan.feasible)
+    rows = [_layout_row(layout_plan, candidate, tie) for candidate, tie in zip(plan.feasible, time_ties, strict=True)]
     if not rows and plan.nearest is not None:
-        rows = [_row(planned, plan.nearest)]
-    place = None if sizes is None else _place(planned, sizes)
+        rows = [_layout_row(layout_plan, plan.nearest)]
+    place = None if sizes is None else _rank_of_layout(layout_plan, sizes)
     notes = without_repetitions(
-        [*warnings, instead, *([] if place is None else [_place_text(place)]), *_notes(planned)]
+        [*warnings, instead, *([] if place is None else [_place_text(place)]), *_plan_notes(layout_plan)]
     )
     title = preset.display
-    columns = LAYOUT_COLUMNS if planned.times is None else TIMED_COLUMNS
-    tables = [Table(title, columns, rows, run_description, notes, _answer(planned), name="feasible")]
+    columns = LAYOUT_COLUMNS if layout_plan.times is None else TIMED_COLUMNS
+    tables = [Table(title, columns, rows, run_description, notes, _answer_text(layout_plan), name="feasible")]
     if plan.refused:
         reasons = [Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda item: -item[1])]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
-    data = _data(preset, planned) | ({} if place is None else {"where": place})
+    data = _plan_data(preset, layout_plan) | ({} if place is None else {"where": place})
     return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
-def _place(planned: LayoutPlan, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the place of a layout among those whose tensors may fit; its place is None if it is not among them."""
-    order = planned.plan.order
+def _rank_of_layout(layout_plan: LayoutPlan, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the rank of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
+    order = layout_plan.plan.order
     return {"layout": dict(sizes), "place": place_of(order, sizes), "of": len(order)}
 
 
@@ -80,81 +82,85 @@ def _place_text(place: dict[str, Any]) -> str:
     return f"{layout}: place {place['place']:,} of {place['of']:,}"
 
 
-def _answer(planned: LayoutPlan) -> str:
-    """Writes the number of layouts that fit, of all or of the replayed layouts, and the time of the fastest."""
-    plan = planned.plan
-    fastest = planned.range(plan.feasible[0]) if plan.feasible else None
-    time_text = "" if fastest is None else f"; the fastest takes {range_text(fastest)} a step"
-    return _fitting(plan) + time_text
+def _answer_text(layout_plan: LayoutPlan) -> str:
+    """Writes how many layouts fit, of all or of the replayed layouts, and the seconds of the fastest layout."""
+    plan = layout_plan.plan
+    fastest_time = layout_plan.range(plan.feasible[0]) if plan.feasible else None
+    time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
+    return _fitting_count(plan) + time_text
 
 
-def _fitting(plan: Plan) -> str:
+def _fitting_count(plan: Plan) -> str:
     if not plan.unreplayed:
         return f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
     return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} fit"
 
 
-def _row(planned: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
+def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
     recomputation = "" if candidate.recompute == AS_CONFIGURED else f" recompute {candidate.recompute}"
     cells = [layout_cell(candidate.layout) + recomputation, candidate.micro_batches]
-    if planned.times is None:
+    if layout_plan.times is None:
         cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(cells)
-    estimate = planned.range(candidate)
+    estimate = layout_plan.range(candidate)
     if estimate is None:
         return Row([*cells, None, None, "", candidate.device_bytes, candidate.headroom])
     step, seconds = Shown(candidate.seconds, duration(candidate.seconds or 0.0, digits=3)), range_of(estimate)
     return Row([*cells, step, seconds, "=" if tie else "", candidate.device_bytes, candidate.headroom])
 
 
-def _order_notes(planned: LayoutPlan) -> list[str]:
-    """Returns notes on the order of layouts and its uncertainty."""
-    if planned.times is None:
-        untimed = f"; no time: {planned.untimed}" if planned.untimed else ""
+def _order_notes(layout_plan: LayoutPlan) -> list[str]:
+    """Returns notes on the order of layouts and on its uncertainty."""
+    if layout_plan.times is None:
+        untimed_text = f"; no time: {layout_plan.untimed}" if layout_plan.untimed else ""
         return [
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
-            f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed}"
+            f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
         ]
-    feasible = planned.plan.feasible
-    first = planned.range(feasible[0]) if feasible else None
+    feasible = layout_plan.plan.feasible
+    first_time = layout_plan.range(feasible[0]) if feasible else None
     return [
-        *([] if first is None else [class_text(first, planned.times.stack.title)]),
+        *([] if first_time is None else [class_text(first_time, layout_plan.times.stack.title)]),
         f"=: within {TIE:.0%} of the first row of its tie; ranges move together, so the order is surer than the "
         "seconds: measure the first three",
     ]
 
 
-def _notes(planned: LayoutPlan) -> list[str]:
+def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
     notes = [
-        *_order_notes(planned),
-        f"kernels and buffers of {planned.framework.title}; required and headroom: of the rank that needs "
+        *_order_notes(layout_plan),
+        f"kernels and buffers of {layout_plan.framework.title}; required and headroom: of the rank that needs "
         "most; sent: by one rank in a step",
     ]
-    if attention_of(planned.memory, planned.framework) == "eager":
+    if attention_of(layout_plan.memory, layout_plan.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
-    if planned.recomputed is not None:
-        fit_text = f"{planned.recomputed:,} of {planned.plan.tried:,} may fit"
+    if layout_plan.recomputed is not None:
+        fit_text = f"{layout_plan.recomputed:,} of {layout_plan.plan.tried:,} may fit"
         notes.insert(0, f"with --recompute full {fit_text}: their tensors do")
-    if planned.plan.unreplayed:
-        count = len(planned.plan.unreplayed)
-        upper_bound = max(candidate.upper_bound for candidate in planned.plan.unreplayed)
+    if layout_plan.plan.unreplayed:
+        count = len(layout_plan.plan.unreplayed)
+        upper_bound = max(candidate.upper_bound for candidate in layout_plan.plan.unreplayed)
         notes.insert(
             0,
-            f"{count:,} more of {plural(planned.plan.tried, 'layout')} may fit: their tensors do, and the allocator's "
+            f"{count:,} more of {plural(layout_plan.plan.tried, 'layout')} may fit: their tensors do, and the "
+            "allocator's "
             f"overhead is not known (at most {units.GIB.write(upper_bound)} {units.GIB.name} in all); --rows "
-            f"{planned.rows + count} replays more of them",
+            f"{layout_plan.rows + count} replays more of them",
         )
-    if not planned.plan.tried:
-        notes.insert(0, f"the given group sizes do not divide {plural(planned.devices, 'device')}")
-    if not planned.plan.feasible and planned.plan.nearest is not None:
+    if not layout_plan.plan.tried:
+        notes.insert(0, f"the given group sizes do not divide {plural(layout_plan.devices, 'device')}")
+    if not layout_plan.plan.feasible and layout_plan.plan.nearest is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")
     return notes
 
 
 def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool = False) -> dict[str, Any]:
-    """Returns a layout as plain data; bytes are exact integers. tie: whether its time equals the layouts before it."""
-    timed = {} if seconds is None else {"seconds": seconds.seconds(), "tie": tie}
-    return timed | {
+    """Returns a layout as plain data; bytes are exact integers.
+
+    tie: whether its time equals that of the layouts before it.
+    """
+    time_data = {} if seconds is None else {"seconds": seconds.seconds(), "tie": tie}
+    return time_data | {
         "layout": candidate.layout.data(),
         "options": candidate.options,
         "num_microbatches": candidate.micro_batches,
@@ -179,22 +185,22 @@ def unreplayed_data(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _data(preset: Preset, planned: LayoutPlan) -> dict[str, Any]:
-    plan = planned.plan
+def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
+    plan = layout_plan.plan
     return {
         "model": model_data(preset),
-        "hardware": planned.hardware.name,
-        "devices": planned.devices,
-        "framework": planned.framework.name,
-        "global_batch": planned.global_batch,
+        "hardware": layout_plan.hardware.name,
+        "devices": layout_plan.devices,
+        "framework": layout_plan.framework.name,
+        "global_batch": layout_plan.global_batch,
         "tried": plan.tried,
-        "by": "memory" if planned.times is None else "time",
+        "by": "memory" if layout_plan.times is None else "time",
         "feasible": [
-            candidate_data(candidate, planned.range(candidate), tie)
+            candidate_data(candidate, layout_plan.range(candidate), tie)
             for candidate, tie in zip(plan.feasible, ties(plan.feasible), strict=True)
         ],
         "unreplayed": [unreplayed_data(candidate) for candidate in plan.unreplayed],
-        "feasible_with_recompute": planned.recomputed,
+        "feasible_with_recompute": layout_plan.recomputed,
         "refused": plan.refused,
         "nearest": None if plan.nearest is None else candidate_data(plan.nearest),
     }

@@ -1,4 +1,4 @@
-"""`llmcalc presets`: the models that come with llmcalc, their counts, published counts and sources."""
+"""The report of `llmcalc presets`: the models that come with llmcalc, their counts, published counts and sources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DETAIL_COLUMNS = (
 
 
 def report(presets: Sequence[Counted], details: bool) -> Report:
-    """Returns the answer as data and as tables: one row per model, or with `details` one table per model."""
+    """Returns the report: one row per model, or with `details` one table per model."""
     data = {"presets": [preset_data(preset, count) for preset, count in presets]}
     return Report(
         data, [_detail_table(preset, count) for preset, count in presets] if details else [_list_table(presets)]
@@ -56,9 +56,18 @@ def report(presets: Sequence[Counted], details: bool) -> Report:
 def _list_table(presets: Sequence[Counted]) -> Table:
     rows = []
     for preset, count in presets:
-        active = None if count.active == count.total else count.active
+        active_params = None if count.active == count.total else count.active
         rows.append(
-            Row([preset.name, preset.model.kind, preset.released, count.total, active, _verdict(preset, count)])
+            Row(
+                [
+                    preset.name,
+                    preset.model.kind,
+                    preset.released,
+                    count.total,
+                    active_params,
+                    _published_verdict(preset, count),
+                ]
+            )
         )
     notes = [
         CONVENTION,
@@ -70,27 +79,27 @@ def _list_table(presets: Sequence[Counted]) -> Table:
     return Table("Models", LIST_COLUMNS, rows, notes=notes)
 
 
-def _verdict(preset: Preset, count: ParameterCount) -> str:
-    """Writes `equal`, a difference, or `≈70B`."""
-    exact = preset.published.parameters
-    if exact is None:
+def _published_verdict(preset: Preset, count: ParameterCount) -> str:
+    """Writes the comparison with the published count: `equal`, a difference, or `≈70B`."""
+    published_params = preset.published.parameters
+    if published_params is None:
         return f"≈{preset.published.nominal}" if preset.published.nominal else ""
-    return units.difference(count.total - exact)
+    return units.difference(count.total - published_params)
 
 
 def _detail_table(preset: Preset, count: ParameterCount) -> Table:
-    published, training = preset.published, preset.training
+    published_figures, training = preset.published, preset.training
     rows = [Row(["total parameters", units.count(count.total), count.total])]
     if count.active != count.total:
         rows.append(Row(["active per token", units.count(count.active), count.active]))
     for option, size in count.left_out.items():
         rows.append(Row([f"not in the total: {option}", units.count(size), size]))
-    if published.parameters is not None:
-        rows.append(Row(["published weights", _verdict(preset, count), published.parameters]))
+    if published_figures.parameters is not None:
+        rows.append(Row(["published weights", _published_verdict(preset, count), published_figures.parameters]))
     published_fields = {
-        "published figure": published.nominal,
-        "published active": published.active,
-        "training tokens": published.training_tokens,
+        "published figure": published_figures.nominal,
+        "published active": published_figures.active,
+        "training tokens": published_figures.training_tokens,
     }
     settings = training.model_dump(exclude_none=True, exclude={"note"})
     for name, value in {"dtype of the weights": preset.dtype, **published_fields, **settings}.items():
@@ -98,7 +107,7 @@ def _detail_table(preset: Preset, count: ParameterCount) -> Table:
             rows.append(Row([name.replace("_", " "), str(value), None]))
     notes = [
         aliases_note(preset.aliases),
-        f"on the published figure: {published.parameters_note}" if published.parameters_note else "",
+        f"on the published figure: {published_figures.parameters_note}" if published_figures.parameters_note else "",
         f"training: {training.note}" if training.note else "",
         *(f"assumed: {assumption}" for assumption in preset.assumptions),
         *source_notes(preset.sources),

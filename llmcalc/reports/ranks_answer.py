@@ -1,4 +1,4 @@
-"""The memory of a model on the ranks of a layout, and the accelerators on which the largest rank fits."""
+"""The answer about the memory of a model on a layout's ranks, and the accelerators on which the largest rank fits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class RanksUse(MemoryAnswer, Cluster):
-    """The memory of a model on the ranks of a layout.
+    """The answer about the memory of a model on the ranks of a layout.
 
     preset: the model.
     accelerators: the accelerators that were named; default none.
@@ -50,7 +50,7 @@ class RanksUse(MemoryAnswer, Cluster):
         return self.device_rank.device
 
     def phases_on(self, hardware: Hardware) -> list[RolloutPhase]:
-        """The phases of a run of reinforcement learning on an accelerator; none of any other run."""
+        """Returns the phases of a reinforcement-learning run on an accelerator; none for any other run."""
         if self.launch is None or self.launch.rollout is None:
             return []
         from ..studies.rollout_phases import rollout_phases
@@ -61,7 +61,7 @@ class RanksUse(MemoryAnswer, Cluster):
 
     @cached_property
     def phases(self) -> list[RolloutPhase]:
-        """The phases on the first accelerator that was named, or the assumed one."""
+        """The phases of the run on the first named accelerator, or on the assumed one."""
         return self.phases_on(self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED.lower()}-sxm"))
 
     @cached_property
@@ -70,7 +70,7 @@ class RanksUse(MemoryAnswer, Cluster):
         return [self._over_phases(fit) for fit in super().fits if self._serves_on(fit.hardware)]
 
     def _serves_on(self, hardware: Hardware) -> bool:
-        """Whether the engine of the rollouts runs on an accelerator; true of any other run."""
+        """Whether the rollouts' engine runs on an accelerator; true for any other run."""
         rollout = None if self.launch is None else self.launch.rollout
         if rollout is None or not rollout.engine or self.accelerators:
             return True
@@ -79,13 +79,13 @@ class RanksUse(MemoryAnswer, Cluster):
         return engine(rollout.engine).runs_on(hardware)
 
     def _over_phases(self, fit: Fit) -> Fit:
-        """Returns the fit of the phase that needs most."""
+        """Returns the verdict of the phase that needs most memory."""
         peak_bytes = max((phase.bytes for phase in self.phases_on(fit.hardware)), default=0)
         return fit if peak_bytes <= fit.needed else Fit(fit.hardware, peak_bytes)
 
     @property
     def states(self) -> MemoryUse:
-        """Static memory of the model on one device, in closed form."""
+        """The bytes of the model's static memory on one device, in closed form."""
         return self.memory.states
 
     def largest_on(self, runtime: Runtime) -> DeviceMemory:

@@ -1,4 +1,4 @@
-"""The phases of reinforcement learning on one device: rollout, weights to the engine, log-probabilities, update."""
+"""The memory phases of reinforcement learning on a device: rollout, weight transfer, log-probabilities, update."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ NOTE = (
 
 
 def fullest(phases: Sequence[RolloutPhase]) -> RolloutPhase:
-    """Returns the phase that needs most."""
+    """Returns the phase that needs most memory."""
     return max(phases, key=lambda phase: phase.bytes)
 
 
 def engine_note(rollout: Rollout | None) -> str:
-    """Writes the engine of the rollouts with its flags; empty without one."""
+    """Writes the engine of the rollouts with its flags; empty without an engine."""
     if rollout is None or not rollout.engine:
         return ""
     flags = " ".join(f"{name}={value}" for name, value in rollout.flags.items())
-    idle = "weights and cache are freed" if rollout.sleeps else "weights and cache stay on the device"
-    return f"rollouts by {rollout.engine} (newest rules): {flags}; while it is idle its {idle}"
+    idle_text = "weights and cache are freed" if rollout.sleeps else "weights and cache stay on the device"
+    return f"rollouts by {rollout.engine} (newest rules): {flags}; while it is idle its {idle_text}"
 
 
 def phases_table(phases: Sequence[RolloutPhase], heading: str, aside: str, answer: str, notes: Sequence[str]) -> Table:
-    """Returns the terms of each phase, one phase a column, and their sums."""
+    """Returns a table of memory terms with one column per phase, and their sums."""
     columns = [
         Column("term", f"{units.GIB.name} of one device", justify="left"),
         *(Column(f"{phase.name}_bytes", TITLES[phase.name], units.GIB.write) for phase in phases),
@@ -75,7 +75,7 @@ def phases_table(phases: Sequence[RolloutPhase], heading: str, aside: str, answe
 
 
 def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:
-    """Returns the phases of the document."""
+    """Returns the phases as entries of a JSON document."""
     return [
         {
             "name": phase.name,

@@ -1,4 +1,4 @@
-"""`llmcalc plot schedule` in a terminal: a row per stage, time to the right, micro-batches in flight beside it."""
+"""The report of `llmcalc plot schedule` as text: a row per stage, time to the right, and micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FILL, IDLE, LEFT_OUT = "-", ".", " … "
 
 
 def title(layout: Layout, timetable: Timetable) -> str:
-    """Writes `1F1B on 4 ranks, 8 micro-batches`."""
+    """Writes a schedule's name and sizes: `1F1B on 4 ranks, 8 micro-batches`."""
     count = timetable.pipeline.micro_batches
     microbatch_text = f"{count:,} micro-batch" + ("" if count == 1 else "es")
     if layout.pp == 1:
@@ -50,7 +50,7 @@ def kinds_of(timetable: Timetable) -> list[Kind]:
 
 
 def costs_text(timetable: Timetable) -> str:
-    """Writes the durations: `F 1, B 2, a send 0`."""
+    """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
     costs = timetable.costs
     passes = [f"{kind} {costs.duration(kind):g}" for kind in kinds_of(timetable)]
     if any(action.overlapped for order in timetable.pipeline.orders for action in order):
@@ -59,7 +59,7 @@ def costs_text(timetable: Timetable) -> str:
 
 
 def in_flight_text(in_flight: InFlight, chunk: int) -> str:
-    """Writes `4`, or `1 + 3` if three micro-batches wait for the backward pass of the weights only."""
+    """Writes micro-batches in flight: `4`, or `1 + 3` if three wait only for the backward pass of the weights."""
     awaiting_backward, weights = in_flight.awaiting_backward[chunk], in_flight.weights[chunk]
     return f"{awaiting_backward} + {weights}" if weights else str(awaiting_backward)
 
@@ -87,12 +87,17 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
     sends = "" if pipeline.ranks == 1 else f"{timetable.sends:,} sends between ranks"
     table = Table(
-        title(layout, timetable), columns, rows, sends, list(_notes(timetable, in_flight, chart)), headline_text
+        title(layout, timetable),
+        columns,
+        rows,
+        sends,
+        list(_schedule_notes(timetable, in_flight, chart)),
+        headline_text,
     )
     return Report(data(layout, timetable), [table])
 
 
-def _notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: Chart) -> Iterator[str]:
+def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: Chart) -> Iterator[str]:
     pipeline = timetable.pipeline
     pass_kinds = kinds_of(timetable)
     blank = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
@@ -128,10 +133,10 @@ class Chart(NamedTuple):
 
     @classmethod
     def of(cls, timetable: Timetable, free_width: int) -> Chart:
-        """Returns a chart in which the shortest pass has room for its name; if too wide, only beginning and end."""
-        shortest = min(timetable.costs.duration(a.kind) for order in timetable.pipeline.orders for a in order)
+        """Returns a chart in which the shortest pass has room for its name; if too wide, only its beginning and end."""
+        shortest_pass = min(timetable.costs.duration(a.kind) for order in timetable.pipeline.orders for a in order)
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
-        scale = name_width / shortest
+        scale = name_width / shortest_pass
         total_width = round(timetable.time * scale)
         if total_width <= free_width:
             return cls(scale, (range(total_width),))
@@ -140,7 +145,7 @@ class Chart(NamedTuple):
 
     @property
     def left_out(self) -> tuple[float, float] | None:
-        """(start, end) of the time that is not drawn; None if all is."""
+        """The (start, end) of the time range that is not drawn; None if all is drawn."""
         if len(self.windows) == 1:
             return None
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale

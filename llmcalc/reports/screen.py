@@ -29,11 +29,11 @@ def trim_to_screen(report: Report) -> Report:
 
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:
-    """Returns the tables of one target that fit; the notes of the others stand below the last."""
+    """Returns one model's tables that fit; the notes of the left-out tables stand below the last table."""
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
     for i in sorted(range(len(tables)), key=lambda i: (i > 0, not tables[i].sooner, i)):
-        shorter = _trim_table(tables[i], free_lines - bool(placed_tables), always=not placed_tables)
+        shorter = _trim_table(tables[i], free_lines - bool(placed_tables), must_show=not placed_tables)
         if shorter is not None:
             placed_tables[i] = shorter
             free_lines -= line_count(shorter, COLUMNS) + (len(placed_tables) > 1)
@@ -51,20 +51,20 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     return shown_tables
 
 
-def _trim_table(table: Table, room: int, always: bool = False) -> Table | None:
+def _trim_table(table: Table, room: int, must_show: bool = False) -> Table | None:
     """Shortens a table to a number of lines, without its totals.
 
-    Returns None if too few rows would be left, unless `always`.
+    Returns None if too few rows would be left, unless `must_show`.
     """
     while line_count(table, COLUMNS) > room:
-        deepest = max((row.depth for row in table.rows), default=0)
+        deepest_level = max((row.depth for row in table.rows), default=0)
         plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
-        if deepest:
-            table = table._replace(rows=[row for row in table.rows if row.depth < deepest])
+        if deepest_level:
+            table = table._replace(rows=[row for row in table.rows if row.depth < deepest_level])
         elif plain_rows and len(table.rows) > FEWEST_ROWS:
-            farthest = max(plain_rows, key=lambda i: (abs(i - table.centre), i))
-            rows = [row for i, row in enumerate(table.rows) if i != farthest]
-            table = table._replace(rows=rows, centre=table.centre - (farthest < table.centre))
+            farthest_row = max(plain_rows, key=lambda i: (abs(i - table.centre), i))
+            rows = [row for i, row in enumerate(table.rows) if i != farthest_row]
+            table = table._replace(rows=rows, centre=table.centre - (farthest_row < table.centre))
         else:
-            return table if always else None
+            return table if must_show else None
     return table

@@ -1,4 +1,4 @@
-"""`llmcalc time`: the range of an estimate, its class, and the parts of the time with the bound of each."""
+"""The report of `llmcalc time`: the range of an estimate in seconds, its class, and the parts of the time."""
 
 from __future__ import annotations
 
@@ -52,50 +52,50 @@ FEW_NODES = 4
 
 
 def duration(seconds: float, unit: str = "", digits: int = 2) -> str:
-    """Writes a duration with two digits: `6.8 s`, `35 ms`, `12 min`. unit: the unit; default the largest."""
+    """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. unit: default the largest that fits."""
     unit = unit or unit_of(seconds)
     value = seconds / FACTORS[unit]
-    rounded = float(f"{value:.{digits}g}")
-    decimals = max(0, digits - 1 - _exponent(rounded))
-    return f"{rounded:,.{decimals}f} {unit}"
+    rounded_value = float(f"{value:.{digits}g}")
+    decimals = max(0, digits - 1 - _exponent_of(rounded_value))
+    return f"{rounded_value:,.{decimals}f} {unit}"
 
 
 FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def unit_of(seconds: float) -> str:
-    """Returns the largest unit in which a duration is at least 1; hours and minutes from 2 on."""
+    """Returns the largest unit in which a duration is at least 1; for hours and minutes at least 2."""
     for unit, minimum in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= minimum:
             return unit
     return "us"
 
 
-def _exponent(value: float) -> int:
+def _exponent_of(value: float) -> int:
     return 0 if value == 0 else int(f"{value:e}".partition("e")[2])
 
 
 def range_text(estimate: Range) -> str:
-    """Writes `5.8 to 8.7 s, likely 6.8`."""
+    """Writes the range of an estimate: `5.8 to 8.7 s, likely 6.8`."""
     unit = unit_of(float(estimate.estimate))
-    likely = duration(float(estimate.estimate), unit).removesuffix(f" {unit}")
-    return f"{range_of(estimate, ' to ')} {unit}, likely {likely}"
+    likely_text = duration(float(estimate.estimate), unit).removesuffix(f" {unit}")
+    return f"{range_of(estimate, ' to ')} {unit}, likely {likely_text}"
 
 
-def range_of(estimate: Range, between: str = "-") -> str:
-    """Writes the ends of a range in the unit of its estimate: `5.8-8.7`."""
+def range_of(estimate: Range, separator: str = "-") -> str:
+    """Writes the ends of a range, in the unit of the likely value: `5.8-8.7`."""
     unit = unit_of(float(estimate.estimate))
-    low, high = (duration(float(end), unit).removesuffix(f" {unit}") for end in (estimate.low, estimate.high))
-    return f"{low}{between}{high}"
+    low_text, high_text = (duration(float(end), unit).removesuffix(f" {unit}") for end in (estimate.low, estimate.high))
+    return f"{low_text}{separator}{high_text}"
 
 
 def tpot_text(run: TimedRun) -> str:
-    """Writes the range of a time: `8.1-12 ms`."""
+    """Writes the range of the seconds per token: `8.1-12 ms`."""
     return f"{range_of(run.range)} {unit_of(run.seconds)}"
 
 
 def decoding_data(run: TimedRun | None) -> dict[str, Any]:
-    """Returns the time of a token of every user, and the tokens/s, as plain data; null without a time."""
+    """Returns the seconds per token of every user and the tokens/s as plain data; null without an estimate."""
     return {
         "tpot": None if run is None else run.range.seconds(),
         "tokens_per_second": None if run is None else rounded(run.tokens_per_second),
@@ -114,41 +114,44 @@ DECODING_COLUMNS = (
 
 
 def class_text(estimate: Range, title: str) -> str:
-    """Writes the class of an estimate in words, with its tested errors."""
-    tested = estimate.tested
-    if tested is None:
+    """Writes the class of an estimate in words, with the tested errors of the class."""
+    tested_errors = estimate.tested
+    if tested_errors is None:
         return f"{title} on this device was never tested: the range is the widest"
-    median, p90 = (units.percent(error, 0) for error in (tested.median_error, tested.p90_error))
+    median, p90 = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
     return (
-        f"{tested.words} ({title}): {plural(tested.rows, 'measured row')}; sources never seen before were {median} off "
+        f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before "
+        f"were {median} off "
         f"by median, one in ten by more than {p90}"
     )
 
 
 def report(
-    preset: Preset, run: TimedRun, by_node: int | None = None, measured: tuple[float, list[str]] | None = None
+    preset: Preset, run: TimedRun, by_node: int | None = None, measured_run: tuple[float, list[str]] | None = None
 ) -> Report:
-    """Returns the answer as data and as tables.
+    """Returns the report of an estimated time as data and as tables.
 
     by_node: levels of the model's tree that nodes are listed by; None for the shortest list.
-    measured: a measured time and the lines that could explain it; None without one.
+    measured_run: a measured time and the lines that could explain it; None without one.
     """
     from ..workload.workload import Workload
 
     warnings = too_long(run.spec, Workload(run.sequences, run.seq, run.context))
     nodes = run.nodes(by_node or 2)
     answer = f"{SUBJECTS[run.phase]} takes {range_text(run.range)}"
-    notes = [*warnings, class_text(run.range, run.stack.title), *_measured_notes(run, measured), *_notes(run)]
-    parts = Table(preset.display, PART_COLUMNS, list(_part_rows(run)), _run_text(run), notes, answer, name="parts")
+    notes = [*warnings, class_text(run.range, run.stack.title), *_measured_notes(run, measured_run), *_time_notes(run)]
+    parts_table = Table(
+        preset.display, PART_COLUMNS, list(_part_rows(run)), _run_text(run), notes, answer, name="parts"
+    )
     shown_nodes = nodes if by_node else nodes[:FEW_NODES]
     rows = [_node_row(node, run.seconds) for node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
-    data = _data(preset, run, nodes, measured)
-    return Report(data, [parts, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
+    data = _time_data(preset, run, nodes, measured_run)
+    return Report(data, [parts_table, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _run_text(run: TimedRun) -> str:
-    """Writes `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
+    """Writes a timed run: `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
     sequences = plural(run.sequences, "sequence")
     tokens = {
         "training": f"training of {sequences} of {run.seq:,} tokens",
@@ -161,15 +164,15 @@ def _run_text(run: TimedRun) -> str:
 
 
 def _part_rows(run: TimedRun) -> list[Row]:
-    """Returns the parts of the run, with the shares of their bounds."""
+    """Returns rows of the parts of the run, with the share of each bound (compute, memory, communication)."""
     unit = unit_of(run.seconds)
-    parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
+    time_parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
     bounds = sorted(run.bounds.items(), key=lambda item: -item[1])
     rows: list[Row] = []
-    for part, bound in zip_longest(parts, bounds):
+    for time_part, bound in zip_longest(time_parts, bounds):
         cells: list[Any] = [None, None, None]
-        if part is not None:
-            name, seconds = part
+        if time_part is not None:
+            name, seconds = time_part
             cells = [PART_NAMES[name], Shown(seconds, duration(seconds, unit, 3)), seconds / run.seconds]
         cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / run.seconds]
         rows.append(Row(cells))
@@ -181,16 +184,16 @@ def _node_row(node: Node, total: float) -> Row:
     return Row([node.path, node.kind, seconds, node.seconds / total, BOUND_NAMES[node.bound], node.reached])
 
 
-def _measured_notes(run: TimedRun, measured: tuple[float, list[str]] | None) -> list[str]:
-    if measured is None:
+def _measured_notes(run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
+    if measured_run is None:
         return []
-    seconds, lines = measured
+    seconds, lines = measured_run
     is_in_range = run.range.low <= seconds <= run.range.high
     place = "inside" if is_in_range else "outside"
     return [f"measured {duration(seconds, digits=3)}: {place} the range; {'; '.join(lines)}"]
 
 
-def _notes(run: TimedRun) -> list[str]:
+def _time_notes(run: TimedRun) -> list[str]:
     rate, devices = run.tokens_per_second, run.devices
     per_device = f" ({rate / devices:,.0f} a device)" if devices > 1 else ""
     lines = [f"{rate:,.0f} tokens/s{per_device}"]
@@ -226,7 +229,9 @@ def node_data(node: Node, total: float) -> dict[str, Any]:
     }
 
 
-def _data(preset: Preset, run: TimedRun, nodes: list[Node], measured: tuple[float, list[str]] | None) -> dict[str, Any]:
+def _time_data(
+    preset: Preset, run: TimedRun, nodes: list[Node], measured_run: tuple[float, list[str]] | None
+) -> dict[str, Any]:
     data: dict[str, Any] = {
         "model": model_data(preset),
         "workload": {
@@ -251,8 +256,8 @@ def _data(preset: Preset, run: TimedRun, nodes: list[Node], measured: tuple[floa
         "rules": run.rules,
         "not_counted": list(NOT_COUNTED[run.phase]),
     }
-    if measured is not None:
-        seconds, lines = measured
+    if measured_run is not None:
+        seconds, lines = measured_run
         is_in_range = bool(run.range.low <= seconds <= run.range.high)
         data["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": lines}
     return data

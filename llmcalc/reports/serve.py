@@ -1,4 +1,4 @@
-"""`llmcalc serve`: the cheapest server that keeps the limits, the others beside it, and its load curve."""
+"""The report of `llmcalc serve`: the cheapest server within the limits, the other servers, and its load curve."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NOT_COUNTED = (
 
 
 def money(value: float) -> str:
-    """Writes money with three digits, without a currency."""
+    """Writes an amount of money with three significant digits, without a currency."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _rate(value: float) -> str:
+def _rate_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
@@ -38,8 +38,8 @@ SHARED_COLUMNS = (
 )
 
 RATE_COLUMNS = (
-    Column("output_tokens_per_second", "tokens/s", _rate),
-    Column("per_device", "a device", _rate),
+    Column("output_tokens_per_second", "tokens/s", _rate_text),
+    Column("per_device", "a device", _rate_text),
     Column("cost_per_million", "a million", money),
 )
 
@@ -71,7 +71,7 @@ CURVE_COLUMNS = (
 
 
 def layout_text(server: Server) -> str:
-    """Writes `2 × tp4 pp2, fp8-dynamic, kv fp8`."""
+    """Writes a server's replicas, layout and formats: `2 × tp4 pp2, fp8-dynamic, kv fp8`."""
     sizes = server.sizes
     layout = " ".join(f"{name}{size}" for name, size in vars(sizes).items() if size > 1) or "tp1"
     copies = f"{server.replicas} × " if server.replicas > 1 else ""
@@ -80,29 +80,31 @@ def layout_text(server: Server) -> str:
 
 
 def report(study: ServeStudy, servers: Servers) -> Report:
-    """Returns the answer as data and as tables."""
+    """Returns the report of a study of servers as data and as tables."""
     from ..workload.workload import Workload
 
     preset, requests = study.preset, study.requests
     warnings = too_long(preset.model, Workload(1, requests.length))
     chosen = servers.chosen
-    notes = [*warnings, *_notes(study, servers)]
+    notes = [*warnings, *_serve_notes(study, servers)]
     title = f"{preset.display}, {load_text(study)}"
     rows = _server_rows(study, servers)
     columns = list(SERVER_COLUMNS)
     if study.trace is not None:
         rows, columns = _trace_rows(study, servers), list(TRACE_COLUMNS)
-    columns = _columns(columns, study)
-    tables = [Table(title, columns, rows, _aside(study), notes, _answer(study, servers), name="servers")]
+    columns = _server_columns(columns, study)
+    tables = [Table(title, columns, rows, _aside_text(study), notes, _answer_text(study, servers), name="servers")]
     if chosen is not None:
         server = servers.servers[chosen.index]
         rows = [Row(_curve_cells(point, study), strong=point == chosen.point) for point in servers.curves[chosen.index]]
-        tables.append(Table(f"Load of {layout_text(server)}", _columns(CURVE_COLUMNS, study), rows, name="curve"))
-    return Report(_data(study, servers), tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+        tables.append(
+            Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), rows, name="curve")
+        )
+    return Report(_serve_data(study, servers), tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def load_text(study: ServeStudy) -> str:
-    """Writes the load: `64 users of 8,192 + 1,024 tokens`."""
+    """Writes the load of a study: `64 users of 8,192 + 1,024 tokens`."""
     limits, requests = study.limits, study.requests
     if study.trace is not None:
         number = f"{plural(len(study.trace.requests), 'request')} in {duration(study.trace.span)}"
@@ -112,53 +114,53 @@ def load_text(study: ServeStudy) -> str:
     return f"{load} of {requests.input:,} + {requests.output:,} tokens"
 
 
-def _columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
-    """The columns: with a price the cost of a token, which is in proportion to the devices over its rate."""
-    unused = "cost_per_million" if study.price is None else "per_device"
-    return [column for column in columns if column.key != unused]
+def _server_columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
+    """Returns the columns; with a price also the cost per million tokens."""
+    unused_column = "cost_per_million" if study.price is None else "per_device"
+    return [column for column in columns if column.key != unused_column]
 
 
-def _answer(study: ServeStudy, servers: Servers) -> str:
+def _answer_text(study: ServeStudy, servers: Servers) -> str:
     chosen = servers.chosen
     if chosen is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
     server, price = servers.servers[chosen.index], chosen.point.cost_per_million
     if servers.traces:
-        price = _cost(study, server, servers.traces[chosen.index])
+        price = _cost_of_trace(study, server, servers.traces[chosen.index])
     cost = "" if price is None else f", {money(price)} per million tokens"
     return f"{layout_text(server)} on {server.devices} {study.hardware.title}{cost}"
 
 
-def _aside(study: ServeStudy) -> str:
+def _aside_text(study: ServeStudy) -> str:
     limits = study.limits
     limit_texts = [f"TTFT ≤ {duration(limits.ttft)}"] if limits.ttft is not None else []
     limit_texts += [f"TPOT ≤ {duration(limits.tpot)}"] if limits.tpot is not None else []
-    cached = study.requests.cached
+    cached_tokens = study.requests.cached
     return ", ".join(
         [
             f"{study.engine.title} {study.version.version}",
             *limit_texts,
-            *([f"{cached:,} tokens of a prompt cached"] if cached else []),
+            *([f"{cached_tokens:,} tokens of a prompt cached"] if cached_tokens else []),
             *([f"{study.price:g} a device and hour"] if study.price is not None else []),
         ]
     )
 
 
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
-    """Returns rows of servers: the chosen one, then others that keep the limits, the cheapest first, then the rest."""
+    """Returns rows of servers: the chosen server, then others within the limits, the cheapest first, then the rest."""
     chosen = servers.chosen
-    order = sorted(range(len(servers.servers)), key=lambda index: _order(servers, index))
+    order = sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index))
     rows = []
     for index in order:
         server, point = servers.servers[index], servers.points[index]
         keeps = servers.keeps_limits[index]
         shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
-        cells = [layout_text(server), server.devices, *_cells(shown_point, study), "fits" if keeps else "no"]
+        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "fits" if keeps else "no"]
         rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
     return rows
 
 
-def _order(servers: Servers, index: int) -> tuple[bool, float, int]:
+def _server_order(servers: Servers, index: int) -> tuple[bool, float, int]:
     point = servers.points[index]
     if servers.traces:
         return not servers.keeps_limits[index], servers.servers[index].devices, index
@@ -166,56 +168,56 @@ def _order(servers: Servers, index: int) -> tuple[bool, float, int]:
 
 
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
-    """Returns rows of a trace's servers: servers that keep the limits, the fewest devices first, then the others."""
+    """Returns rows of a trace's servers: servers within the limits, the fewest devices first, then the others."""
     chosen = servers.chosen
     rows = []
-    for index in sorted(range(len(servers.servers)), key=lambda index: _order(servers, index)):
-        server, times = servers.servers[index], servers.traces[index]
+    for index in sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index)):
+        server, trace_times = servers.servers[index], servers.traces[index]
         seconds = [
             Shown(spread.estimate, _range_cell(spread))
-            for spread in (times.ttft[50], times.ttft[LIMIT_PERCENTILE], times.tpot[LIMIT_PERCENTILE])
+            for spread in (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
         ]
-        rate = times.output_tokens_per_second
-        last = rate / server.devices if study.price is None else _cost(study, server, times)
+        rate = trace_times.output_tokens_per_second
+        last_cell = rate / server.devices if study.price is None else _cost_of_trace(study, server, trace_times)
         verdict = "fits" if servers.keeps_limits[index] else "no"
-        cells = [layout_text(server), server.devices, *seconds, rate, last, verdict]
+        cells = [layout_text(server), server.devices, *seconds, rate, last_cell, verdict]
         rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
     return rows
 
 
-def _cost(study: ServeStudy, server: Server, times: TraceTimes) -> float | None:
-    """Money of a million output tokens of the trace; None without a price."""
+def _cost_of_trace(study: ServeStudy, server: Server, trace_times: TraceTimes) -> float | None:
+    """Returns the money per million output tokens of the trace; None without a price."""
     if study.price is None:
         return None
-    return study.price * server.devices / 3600 / times.output_tokens_per_second * 1e6
+    return study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
 
 
-def _cells(point: Point, study: ServeStudy) -> list[Any]:
-    ttft, tpot = (Shown(float(part.estimate), _range_cell(part)) for part in (point.ttft, point.tpot))
-    return [point.concurrency, ttft, tpot, *_rates(point, study)]
+def _point_cells(point: Point, study: ServeStudy) -> list[Any]:
+    ttft, tpot = (Shown(float(latency.estimate), _range_cell(latency)) for latency in (point.ttft, point.tpot))
+    return [point.concurrency, ttft, tpot, *_rate_cells(point, study)]
 
 
-def _rates(point: Point, study: ServeStudy) -> list[Any]:
-    last = point.per_device if study.price is None else point.cost_per_million
-    return [point.output_tokens_per_second, last]
+def _rate_cells(point: Point, study: ServeStudy) -> list[Any]:
+    last_cell = point.per_device if study.price is None else point.cost_per_million
+    return [point.output_tokens_per_second, last_cell]
 
 
 def _range_cell(seconds: Range | Amount) -> str:
-    """Writes `0.42-12 s`, in the unit of its upper end."""
-    low, high = float(seconds.low), float(seconds.high)
-    unit = unit_of(high)
-    range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low, high))
+    """Writes a range of seconds, in the unit of its upper end: `0.42-12 s`."""
+    low_seconds, high_seconds = float(seconds.low), float(seconds.high)
+    unit = unit_of(high_seconds)
+    range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low_seconds, high_seconds))
     return f"{'-'.join(range_ends)} {unit}"
 
 
 def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
-    concurrency, ttft, tpot, *rates = _cells(point, study)
-    likely, end_to_end = float(point.tpot.estimate), point.load.end_to_end
-    seconds = [Shown(likely, duration(likely)), Shown(end_to_end, duration(end_to_end))]
+    concurrency, ttft, tpot, *rates = _point_cells(point, study)
+    likely_tpot, end_to_end = float(point.tpot.estimate), point.load.end_to_end
+    seconds = [Shown(likely_tpot, duration(likely_tpot)), Shown(end_to_end, duration(end_to_end))]
     return [concurrency, ttft, tpot, *seconds, *rates]
 
 
-def _notes(study: ServeStudy, servers: Servers) -> list[str]:
+def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     title, chosen = study.stack.title, servers.chosen
     example = servers.curves[0][0] if servers.curves else None
     why_not = ", ".join(f"{reason} ({number})" for reason, number in servers.why_not.items())
@@ -241,7 +243,7 @@ def _notes(study: ServeStudy, servers: Servers) -> list[str]:
 
 
 def speculation_text(speculation: Speculation) -> str:
-    """Writes the draft of speculative decoding, and the tokens of a step."""
+    """Writes the draft model of speculative decoding, and the tokens per step."""
     return (
         f"{plural(speculation.tokens, 'token')} drafted in a step, each accepted with the chance "
         f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; this was "
@@ -250,7 +252,7 @@ def speculation_text(speculation: Speculation) -> str:
 
 
 def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
-    """Returns the draft of speculative decoding as plain data; None without one."""
+    """Returns the draft model of speculative decoding as plain data; None without a draft model."""
     speculation = study.speculation
     if speculation is None:
         return None
@@ -262,7 +264,7 @@ def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
 
 
 def point_data(point: Point) -> dict[str, Any]:
-    """Returns a point as plain data."""
+    """Returns a server at one concurrency as plain data."""
     return {
         "concurrency": point.concurrency,
         "ttft": point.ttft.seconds(),
@@ -274,15 +276,15 @@ def point_data(point: Point) -> dict[str, Any]:
     }
 
 
-def _options(server: Server) -> dict[str, Any]:
+def _server_options(server: Server) -> dict[str, Any]:
     return {**vars(server.sizes), "quantize": server.quantize, "kv_dtype": server.kv_dtype}
 
 
-def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
+def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
     limits, requests = study.limits, study.requests
-    listed = [
+    listed_servers = [
         {
-            "options": _options(server),
+            "options": _server_options(server),
             "devices": server.devices,
             "replicas": server.replicas,
             "most_sequences": server.most_sequences,
@@ -302,7 +304,7 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "trace": _trace_data(study),
         "speculation": _speculation_data(study),
         "price": study.price,
-        "servers": listed,
+        "servers": listed_servers,
         "front": [{"server": index, "concurrency": concurrency} for index, concurrency in servers.front],
         "chosen": _chosen_data(servers, servers.chosen),
         "why_not": servers.why_not,
@@ -312,23 +314,23 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
 
 
 def _trace_data(study: ServeStudy) -> dict[str, Any] | None:
-    """The trace's requests as plain data; None without one."""
+    """Returns the trace's requests as plain data; None without a trace."""
     trace = study.trace
     if trace is None:
         return None
     return {"requests": len(trace.requests), "span": trace.span, "longest": trace.longest}
 
 
-def _times_data(study: ServeStudy, server: Server, times: TraceTimes) -> dict[str, Any]:
-    cost = _cost(study, server, times)
+def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> dict[str, Any]:
+    cost = _cost_of_trace(study, server, trace_times)
     return {
         **{
-            name: {f"p{percent}": amount.data() for percent, amount in getattr(times, name).items()}
+            name: {f"p{percent}": amount.data() for percent, amount in getattr(trace_times, name).items()}
             for name in ("ttft", "tpot")
         },
-        "seconds": rounded(times.seconds),
-        "output_tokens_per_second": rounded(times.output_tokens_per_second),
-        "mean_concurrency": rounded(times.mean_concurrency),
+        "seconds": rounded(trace_times.seconds),
+        "output_tokens_per_second": rounded(trace_times.output_tokens_per_second),
+        "mean_concurrency": rounded(trace_times.mean_concurrency),
         "cost_per_million": None if cost is None else rounded(cost),
     }
 
@@ -339,7 +341,7 @@ def _chosen_data(servers: Servers, chosen: Chosen | None) -> dict[str, Any] | No
     server = servers.servers[chosen.index]
     return {
         "server": chosen.index,
-        "options": _options(server),
+        "options": _server_options(server),
         "devices": server.devices,
         "replicas": server.replicas,
         **point_data(chosen.point),

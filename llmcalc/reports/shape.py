@@ -1,4 +1,4 @@
-"""`llmcalc shape`: shapes of one budget, compared with published studies of depth and width."""
+"""The report of `llmcalc shape`: shapes of equal cost, compared with published studies of depth and width."""
 
 from __future__ import annotations
 
@@ -57,28 +57,28 @@ LITERATURE_COLUMNS = (
 def report(
     study: Study, preset: Preset, is_target: bool = True, literature: bool = False, flat: bool = False
 ) -> Report:
-    """Returns the answer as data and as tables.
+    """Returns the report of a study of shapes as data and as tables.
 
     preset: the model whose ratios the shapes have.
     is_target: whether that model is the TARGET; False if no TARGET was given.
     literature: whether a second table compares with published studies; the data always do.
     flat: whether there is one table of raw values, for CSV.
     """
-    shapes = [_data(shape) for shape in study.shapes]
+    shapes = [_shape_data(shape) for shape in study.shapes]
     data: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
     data |= {
-        "budget": _budget(study),
+        "budget": _budget_text(study),
         "ratios_of": preset.name,
-        "proportions": _proportions(study),
+        "proportions": _proportions_text(study),
         "shapes": shapes,
-        "literature": _literature(study),
+        "literature": _literature_data(study),
     }
     if flat:
-        raw = [
+        raw_rows = [
             {**entry, **entry["literature"], "head_sizes": " ".join(map(str, entry["head_sizes"]))} for entry in shapes
         ]
         return Report(
-            data, [Table("", FULL_COLUMNS, [Row([entry[c.title] for c in FULL_COLUMNS]) for entry in raw])]
+            data, [Table("", FULL_COLUMNS, [Row([entry[c.title] for c in FULL_COLUMNS]) for entry in raw_rows])]
         ).of(preset.target if is_target else "")
     value = study.budget.value
     title = (
@@ -90,7 +90,7 @@ def report(
         f"{title}, same ratios as {preset.display}",
         _cost_columns(study),
         [_cost_row(shape) for shape in study.shapes],
-        notes=_notes(study, preset, is_target, literature),
+        notes=_shape_notes(study, preset, is_target, literature),
     )
     if not literature:
         return Report(data, [costs])
@@ -98,27 +98,27 @@ def report(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
         [_literature_row(s) for s in study.shapes],
-        notes=_sources(study, preset),
+        notes=_source_notes(study, preset),
     )
     return Report(data, [costs, findings])
 
 
 def _cost_columns(study: Study) -> Sequence[Column]:
-    """Returns the columns. Each has the unit in which its smallest value is at least 1."""
+    """Returns the columns of costs. A column's unit is the one in which its smallest value is at least 1."""
     sizes = units.count_scale(min(s.parameters for s in study.shapes))
     flops_scale = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
-    cached = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
+    cache_scale = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
     return (
         *SIZE_COLUMNS,
         Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
         Column("budget_difference", "vs budget", units.signed_percent),
         Column("flops_per_token", flops_scale.name, flops_scale.write),
-        Column("kv_bytes_per_token", f"KV {cached.name}", cached.write),
+        Column("kv_bytes_per_token", f"KV {cache_scale.name}", cache_scale.write),
         Column("head_sizes", "head sizes"),
     )
 
 
-def _sizes(shape: Shape) -> list[Any]:
+def _size_cells(shape: Shape) -> list[Any]:
     layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
     return [layers, shape.stack.hidden_size, aspect(shape.stack.aspect_ratio, shape.in_dense_band)]
 
@@ -126,7 +126,7 @@ def _sizes(shape: Shape) -> list[Any]:
 def _cost_row(shape: Shape) -> Row:
     heads = " ".join(map(str, shape.head_sizes)) or "none"
     costs = [shape.parameters, shape.difference, shape.forward_flops_per_token, shape.kv_bytes_per_token, heads]
-    return Row([*_sizes(shape), *costs], strong=shape.target)
+    return Row([*_size_cells(shape), *costs], strong=shape.target)
 
 
 def _literature_row(shape: Shape) -> Row:
@@ -134,11 +134,12 @@ def _literature_row(shape: Shape) -> Row:
     kaplan = "within" if v.in_kaplan_range else "outside"
     tay = "past" if v.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
     return Row(
-        [*_sizes(shape), kaplan, tay, v.critical_depth, "past" if v.past_critical else "within"], strong=shape.target
+        [*_size_cells(shape), kaplan, tay, v.critical_depth, "past" if v.past_critical else "within"],
+        strong=shape.target,
     )
 
 
-def _data(shape: Shape) -> dict[str, Any]:
+def _shape_data(shape: Shape) -> dict[str, Any]:
     stack, v = shape.stack, shape.verdicts
     return {
         "target": shape.target,
@@ -167,7 +168,7 @@ def _data(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _budget(study: Study) -> dict[str, Any]:
+def _budget_text(study: Study) -> dict[str, Any]:
     budget = study.budget
     trains = budget.kind == "train_flops"
     return {
@@ -183,8 +184,8 @@ def _budget(study: Study) -> dict[str, Any]:
     }
 
 
-def _proportions(study: Study) -> dict[str, Any]:
-    """Returns the ratios that all shapes share, taken from the first."""
+def _proportions_text(study: Study) -> dict[str, Any]:
+    """Returns the ratios that all shapes share, read from the first shape."""
     family, stack = study.family, study.shapes[0].stack
     return {
         "feed_forward_ratio": stack.feed_forward_ratio,
@@ -197,7 +198,7 @@ def _proportions(study: Study) -> dict[str, Any]:
     }
 
 
-def _literature(study: Study) -> list[dict[str, Any]]:
+def _literature_data(study: Study) -> list[dict[str, Any]]:
     findings: list[dict[str, Any]] = [
         {"key": f.key, "source": f.source, "arxiv": f.arxiv, "says": f.says, "limits": f.limits} for f in FINDINGS
     ]
@@ -207,7 +208,7 @@ def _literature(study: Study) -> list[dict[str, Any]]:
     return findings
 
 
-def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> list[str]:
+def _shape_notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> list[str]:
     family, first_stack = study.family, study.shapes[0].stack
     notes = [_fixed_sizes(study)]
     if family.head_divisor > 1:
@@ -251,9 +252,9 @@ def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> l
 
 
 def _fixed_sizes(study: Study) -> str:
-    """Writes the sizes that all shapes share, taken from the first."""
+    """Writes the sizes that all shapes share, read from the first shape."""
     spec, first_stack = study.family.spec, study.shapes[0].stack
-    tied = "tied" if spec.tie_word_embeddings else "untied"
+    tying_text = "tied" if spec.tie_word_embeddings else "untied"
     kv = (
         ""
         if first_stack.num_key_value_heads is None
@@ -263,7 +264,8 @@ def _fixed_sizes(study: Study) -> str:
     width = "active d_ff" if first_stack.mixture_of_experts else "d_ff"
     return (
         f"held fixed: {width} = {first_stack.feed_forward_ratio:.2f} h, head_dim {first_stack.head_dim}{kv}, "
-        f"vocabulary {spec.vocab_size:,} {tied}; h is a multiple of {study.family.step}, so that head counts stay "
+        f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {study.family.step}, so that head counts "
+        "stay "
         "integers"
     )
 
@@ -281,20 +283,20 @@ def _training_budget(study: Study) -> str:
     )
 
 
-def _active(study: Study) -> list[int]:
-    """Returns active parameters per token: the target's, else the budget's; for mixtures of experts least and most."""
+def _active_text(study: Study) -> list[int]:
+    """Returns active parameters per token: the target model's, else the budget's; for experts least and most."""
     of_target = [shape.active for shape in study.shapes if shape.target]
     if of_target or not study.shapes[0].stack.mixture_of_experts:
         return of_target or [study.budget.value]
     return sorted({min(shape.active for shape in study.shapes), max(shape.active for shape in study.shapes)})
 
 
-def _sources(study: Study, preset: Preset) -> Sequence[str]:
+def _source_notes(study: Study, preset: Preset) -> Sequence[str]:
     notes = [f"{f.source} (arXiv:{f.arxiv}): {f.says}. Limits: {f.limits}" for f in FINDINGS]
     if study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")
     if study.budget.kind == "parameters":
-        tokens = " to ".join(units.count(TOKENS_PER_PARAMETER * n) for n in _active(study))
+        tokens = " to ".join(units.count(TOKENS_PER_PARAMETER * n) for n in _active_text(study))
         notes.append(f"{TOKENS_PER_PARAMETER} tokens per parameter are {tokens} tokens here")
     if study.scaled is not None:
         h, layers, ratio = study.scaled

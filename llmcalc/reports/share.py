@@ -1,4 +1,4 @@
-"""Texts and data about the rank that an answer counts."""
+"""Texts and data about the single rank of a layout whose counts an answer has."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def layout_text(layout: Layout) -> str:
-    """Writes the groups of more than one rank: `tp 2 · sp · pp 4 · dp 8`; sp is sequence parallelism."""
-    return " · ".join(_groups(layout)) or ALONE
+    """Writes the groups with more than one rank: `tp 2 · sp · pp 4 · dp 8`; sp is sequence parallelism."""
+    return " · ".join(_group_sizes(layout)) or ALONE
 
 
 def layout_cell(layout: Layout) -> str:
     """Writes `tp2 sp pp4 dp8` for a table, where lines break only between groups."""
-    return " ".join(group.replace(" ", "") for group in _groups(layout)) or ALONE
+    return " ".join(group.replace(" ", "") for group in _group_sizes(layout)) or ALONE
 
 
 ALONE = "one device"
 
 
-def _groups(layout: Layout) -> list[str]:
+def _group_sizes(layout: Layout) -> list[str]:
     names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
     group_texts = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
     if layout.sequence_parallel:
@@ -38,17 +38,17 @@ def _groups(layout: Layout) -> list[str]:
 
 
 def share_data(share: RankShare | None) -> dict[str, Any]:
-    """Returns the fields that only the document of a single rank has."""
+    """Returns the fields that only a single rank's document has."""
     return {} if share is None else {"layout": share.layout.data(), "rank": share.rank}
 
 
 def with_rank(subtitle: str, share: RankShare | None) -> str:
-    """Adds the rank to a text: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
+    """Adds the rank to a subtitle: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
     return subtitle if share is None else f"{subtitle}; {rank_text(share)}"
 
 
 def rank_text(share: RankShare) -> str:
-    """Writes `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
+    """Writes the rank and its layers: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
     layout, chunks = share.layout, share.model.chunks
     rank_description = f"rank {share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
@@ -63,7 +63,7 @@ def share_notes(share: RankShare | None, *notes: str) -> list[str]:
     return [f"rank {share.rank:,} is {share.reason}" if share.reason else "", *notes]
 
 
-def copies_text(copied: dict[str, Number]) -> str:
-    """Writes which parameters are replicated over the tensor-parallel group; empty without any."""
-    parts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied.items())
-    return f"other ranks of its tensor group have these parameters too: {parts}" if parts else ""
+def copies_text(copied_params: dict[str, Number]) -> str:
+    """Writes which parameters are replicated over the tensor-parallel group; empty if none are."""
+    texts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied_params.items())
+    return f"other ranks of its tensor group have these parameters too: {texts}" if texts else ""

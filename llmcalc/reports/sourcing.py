@@ -14,12 +14,12 @@ def source_data(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return [source.model_dump(mode="json") for source in sources]
 
 
-def source_notes(sources: Sequence[Source], listed: bool = True) -> list[str]:
-    """Returns one note per source: the facts that it gives, its address, and when it was checked.
+def source_notes(sources: Sequence[Source], lists_facts: bool = True) -> list[str]:
+    """Returns one note per source: the facts that it states, its address, and the date on which it was read.
 
-    listed: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
+    lists_facts: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
     """
-    note = Linked if listed else str
+    note = Linked if lists_facts else str
     return [
         note(
             f"source of {s.gives}: {s.url}"

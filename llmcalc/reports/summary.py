@@ -14,20 +14,20 @@ from ..studies.layers import distinct_blocks
 
 
 def headline(spec: ModelSpec) -> str:
-    """Writes `decoder, 32 layers, hidden 4096, GQA 32/8 × 128, SwiGLU 14336, RMSNorm (pre), RoPE`."""
+    """Writes one line: `decoder, 32 layers, hidden 4096, GQA 32/8 × 128, SwiGLU 14336, RMSNorm (pre), RoPE`."""
     depth = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
     blocks = distinct_blocks(spec)
-    parts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
+    texts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
     networks = zip_longest(*(block.networks() for block in blocks))  # those beside the others after the others
     for parts_of_kind in ([b.attention for b in blocks], *networks):
-        parts += _merge_texts(unique(describe(described_part, spec.hidden_size) for described_part in parts_of_kind))
-    parts += unique(norm_style(b) for b in blocks)
-    parts += unique(positions(spec))
-    return ", ".join(parts)
+        texts += _merge_texts(unique(describe(described_part, spec.hidden_size) for described_part in parts_of_kind))
+    texts += unique(norm_style(b) for b in blocks)
+    texts += unique(positions(spec))
+    return ", ".join(texts)
 
 
 def _merge_texts(texts: list[str]) -> list[str]:
-    """Merges texts that differ only by an addition: `GQA 16/8 × 256 with and without window 4096`."""
+    """Merges texts that differ only by an added phrase: `GQA 16/8 × 256 with and without window 4096`."""
     additions = {
         longer_text: longer_text.removeprefix(f"{base_text}, ")
         for base_text in texts
@@ -53,7 +53,7 @@ def describe(part: Part | None, hidden_size: int) -> str:
 
 
 def unique(texts: Iterable[str]) -> list[str]:
-    """Returns the texts without empty ones and repetitions."""
+    """Returns the texts in their order, without empty and repeated texts."""
     return list(dict.fromkeys(t for t in texts if t))
 
 
@@ -68,12 +68,12 @@ def norm_place(block: Layer) -> str:
 
 
 def norm_style(block: Layer) -> str:
-    """Writes kind and place of the norms, such as `RMSNorm (pre)`."""
+    """Writes the kind and the place of the norms, such as `RMSNorm (pre)`."""
     return f"{norm_name(block)} ({norm_place(block)})"
 
 
 def positions(spec: ModelSpec) -> list[str]:
-    """Names the position encodings: `RoPE`, `learned 1024`, `ALiBi`, …; `no positions` without any."""
+    """Writes the position encodings: `RoPE`, `learned 1024`, `ALiBi`, …; `no positions` if there are none."""
     names: list[str] = []
     for _, stack in spec.stacks():
         if stack.position is not None:

@@ -1,4 +1,4 @@
-"""`llmcalc explain --quantity time`: closed forms of the seconds of a node's kernels, with numbers and sources."""
+"""The report of `llmcalc explain --quantity time`: closed forms of the seconds of a node's kernels."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ COLUMNS = (
 
 
 def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, Any]) -> Report:
-    """Returns the answer as data and as a table. setting: the run in which the formulas are evaluated."""
+    """Returns the report of the formulas. setting: the run in which the formulas are evaluated."""
     data = {
         "model": model_data(preset),
         "node": setting["node"],
         "setting": {name: value for name, value in setting.items() if name != "node"},
-        "formulas": [_record(formula) for formula in formulas],
-        "symbols": {name: {"field": SYMBOLS[name], "value": None} for name in _used(formulas)},
+        "formulas": [_formula_record(formula) for formula in formulas],
+        "symbols": {name: {"field": SYMBOLS[name], "value": None} for name in _used_symbols(formulas)},
     }
     total = sum(formula.seconds * formula.repeat for formula in formulas)
     run = f"{setting['phase']} of {setting['batch']} x {setting['seq']:,} tokens on one {setting['hardware']}"
-    legend = "; ".join(f"{name}: {SYMBOLS[name]}" for name in _used(formulas))
+    legend = "; ".join(f"{name}: {SYMBOLS[name]}" for name in _used_symbols(formulas))
     notes = without_repetitions(
         [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
     )
     answer = f"{duration(total)} of kernels"
-    rows = [_row(formula) for formula in formulas]
+    rows = [_formula_row(formula) for formula in formulas]
     table = Table(preset.display, COLUMNS, rows, f"{run}; {headline(preset.model)}", notes, answer)
     return Report(data, [table]).of(preset.target)
 
 
-def _used(formulas: Sequence[TimeFormula]) -> list[str]:
-    """The symbols that the formulas have."""
+def _used_symbols(formulas: Sequence[TimeFormula]) -> list[str]:
+    """Returns the symbols that occur in the formulas."""
     words = {word for formula in formulas for word in formula.symbolic.replace("(", " ").replace(")", " ").split()}
     return [name for name in SYMBOLS if name in {word.rstrip(",") for word in words}]
 
 
-def _row(formula: TimeFormula) -> Row:
+def _formula_row(formula: TimeFormula) -> Row:
     direction = f"{formula.kernel}, backward" if formula.backward else formula.kernel
     text = f"{formula.symbolic} = {formula.substituted}"
     return Row(
@@ -55,7 +55,7 @@ def _row(formula: TimeFormula) -> Row:
     )
 
 
-def _record(formula: TimeFormula) -> dict[str, Any]:
+def _formula_record(formula: TimeFormula) -> dict[str, Any]:
     return {
         "node": formula.path,
         "path": formula.path,

@@ -43,7 +43,7 @@ def table(title: str, headline: str, run: Utilization) -> Table:
 
 
 def data(run: Utilization) -> dict[str, Any]:
-    """Returns the utilization as plain data; MFU and HFU are fractions."""
+    """Returns the utilization as plain data; MFU and HFU are fractions of the peak FLOP/s."""
     return {
         "hardware": run.hardware.name,
         "devices": run.devices,

@@ -1,4 +1,4 @@
-"""`llmcalc verify`: which quantities agree, and every mismatch."""
+"""The report of `llmcalc verify`: which quantities agree with the witness, and every mismatch."""
 
 from __future__ import annotations
 
@@ -38,106 +38,117 @@ MOST_MISSING = 5
 """Largest number of names in a note."""
 
 
-def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
-    """Returns one row per model, then one row per mismatch. skipped: model → why it could not be compared."""
+def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
+    """Returns one row per model, then one row per mismatch. skipped_models: model → why it could not be compared."""
     data = [v.data() for v in verdicts] + [
-        {"model": {"name": name}, "checks": [], "ok": None, "skipped": reason} for name, reason in skipped.items()
+        {"model": {"name": name}, "checks": [], "ok": None, "skipped": reason}
+        for name, reason in skipped_models.items()
     ]
     return Report(
-        single_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)], warnings=_untested_warnings(verdicts)
+        single_or_list(data),
+        [_summary_table(verdicts, skipped_models), *_failure_tables(verdicts)],
+        warnings=_untested_warnings(verdicts),
     )
 
 
 def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
-    """Returns one warning for the parts whose memory was never measured, with the models that use them."""
+    """Returns one warning for the parts whose memory was never measured, with the models that use those parts."""
     models: dict[str, list[str]] = {}
     for verdict in verdicts:
-        for part in verdict.untested:
-            models.setdefault(str(part), []).append(verdict.target)
+        for untested_part in verdict.untested:
+            models.setdefault(str(untested_part), []).append(verdict.target)
     several = len(verdicts) > 1
     names = [f"{name} ({plural(len(targets), 'model')})" if several else name for name, targets in models.items()]
     return [f"untested: {', '.join(names)}: no measurement of its memory is stated"] if names else []
 
 
-def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
-    checked_groups = {_group(c) for v in verdicts for c in v.checks}
-    compared = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
+def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
+    checked_groups = {_quantity_group(c) for v in verdicts for c in v.checks}
+    compared_groups = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
     columns = [
         Column("target", "model", justify="left"),
-        *(Column(q.strip("."), SHORT[q], verdict=True) for q in compared),
+        *(Column(q.strip("."), SHORT[q], verdict=True) for q in compared_groups),
     ]
     columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
-    column_count = len(columns) - (MEMORY in compared)  # all of them would not fit 80 columns
-    rows = [[v.target, *(_verdict(v, q) for q in compared), len(v.checks), round(v.seconds, 3)] for v in verdicts]
-    rows += [[name, *(["skipped"] + [None] * (len(compared) - 1) if compared else []), None, None] for name in skipped]
-    notes = _notes(verdicts, skipped)
+    column_count = len(columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
+    rows = [
+        [v.target, *(_verdict_sign(v, q) for q in compared_groups), len(v.checks), round(v.seconds, 3)]
+        for v in verdicts
+    ]
+    rows += [
+        [name, *(["skipped"] + [None] * (len(compared_groups) - 1) if compared_groups else []), None, None]
+        for name in skipped_models
+    ]
+    notes = _verify_notes(verdicts, skipped_models)
     return Table("", columns[:column_count], [Row(row[:column_count]) for row in rows], notes=notes, name="checks")
 
 
-def _speed(measured: dict[str, Any]) -> str:
-    """Writes the measured speed of one forward pass, in a line."""
+def _speed_text(measured_speed: dict[str, Any]) -> str:
+    """Writes the measured speed of one forward pass in one line."""
     rate = (
-        f"{units.amount(measured['flops_per_second'], 'FLOP/s')} over a forward pass of {measured['tokens']:,} tokens"
+        f"{units.amount(measured_speed['flops_per_second'], 'FLOP/s')} over a forward pass of "
+        f"{measured_speed['tokens']:,} tokens"
     )
     memory = (
-        f"; weights {units.memory(measured['weights_bytes'])}, peak {units.memory(measured['peak_allocated_bytes'])}"
-        if "weights_bytes" in measured
+        f"; weights {units.memory(measured_speed['weights_bytes'])}, peak "
+        f"{units.memory(measured_speed['peak_allocated_bytes'])}"
+        if "weights_bytes" in measured_speed
         else ""
     )
     return (
-        f"{rate} in {units.seconds(measured['forward_seconds'])} on {measured['device']}, torch "
-        f"{measured['torch']}{memory} (information, not checked)"
+        f"{rate} in {units.seconds(measured_speed['forward_seconds'])} on {measured_speed['device']}, torch "
+        f"{measured_speed['torch']}{memory} (information, not checked)"
     )
 
 
-def _group(check: Check) -> str:
-    """Returns the quantity under which a check is reported; all checks of memory have the same."""
+def _quantity_group(check: Check) -> str:
+    """Returns the quantity under which a check is reported; all checks of memory share a quantity."""
     return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
 
 
-def _verdict(verdict: Verdict, quantity: str) -> str | None:
+def _verdict_sign(verdict: Verdict, quantity: str) -> str | None:
     """Returns the sign that shows whether a quantity agrees.
 
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.
     """
-    checks = [c for c in verdict.checks if _group(c) == quantity]
-    wrong = sum(not c.ok for c in checks)
-    agreed = "±" if any(c.explained for c in checks) else "≈" if any(c.within for c in checks) else "="
-    return None if not checks else f"≠ {wrong}" if wrong else agreed
+    checks = [c for c in verdict.checks if _quantity_group(c) == quantity]
+    wrong_count = sum(not c.ok for c in checks)
+    agreement_sign = "±" if any(c.explained for c in checks) else "≈" if any(c.within for c in checks) else "="
+    return None if not checks else f"≠ {wrong_count}" if wrong_count else agreement_sign
 
 
-def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
+def _verify_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
     return [
         *_untested_warnings(verdicts),
-        *_count_notes(verdicts, skipped),
+        *_count_notes(verdicts, skipped_models),
         *_explained_differences(verdicts),
-        _legend(verdicts),
+        _sign_legend(verdicts),
         *_witness_notes(verdicts),
-        *(f"{v.target}: {_speed(v.info['measured'])}" for v in verdicts if "measured" in v.info),
-        *_skipped_notes(skipped),
+        *(f"{v.target}: {_speed_text(v.info['measured'])}" for v in verdicts if "measured" in v.info),
+        *_skipped_notes(skipped_models),
     ]
 
 
-def _count_notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
+def _count_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
     """Returns the number of failed checks of one model, or of several models the number that pass all checks."""
     checks = sum(len(v.checks) for v in verdicts)
-    if len(verdicts) + len(skipped) > 1:
-        passed = sum(v.ok for v in verdicts)
-        text = f"{passed} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
-        return [text + (f"; {len(skipped)} skipped" if skipped else "")]
-    failed = [v for v in verdicts if not v.ok]
-    return [f"{len(v.failures):,} of {plural(checks, 'check')} failed" for v in failed]
+    if len(verdicts) + len(skipped_models) > 1:
+        passed_count = sum(v.ok for v in verdicts)
+        text = f"{passed_count} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
+        return [text + (f"; {len(skipped_models)} skipped" if skipped_models else "")]
+    failed_verdicts = [v for v in verdicts if not v.ok]
+    return [f"{len(v.failures):,} of {plural(checks, 'check')} failed" for v in failed_verdicts]
 
 
-def _legend(verdicts: list[Verdict]) -> str:
+def _sign_legend(verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
     texts = ["=: all checks pass"]
     if any(v.ok and any(c.explained for c in v.checks) for v in verdicts):
         texts.append("±: they differ, explained above")
     within_tolerance = [c for v in verdicts for c in v.checks if c.within]
     if within_tolerance:
-        texts.append(f"≈: {_bounds(within_tolerance)}")
+        texts.append(f"≈: {_tolerances_text(within_tolerance)}")
     if not all(v.ok for v in verdicts):
         texts.append("≠: number of mismatching nodes; difference: measured − closed form")
     return "; ".join(texts)
@@ -152,7 +163,7 @@ def _witness_notes(verdicts: list[Verdict]) -> list[str]:
         return _distributed_note(verdicts)
     if witness == "transformers":
         classes = ", ".join(dict.fromkeys(v.info["class"] for v in verdicts))
-        return [f"against transformers on meta, eager attention: {classes}", _coverage(verdicts)]
+        return [f"against transformers on meta, eager attention: {classes}", _coverage_note(verdicts)]
     if witness == "published":
         return ["against the published count of the released weights"]
     return []
@@ -168,14 +179,14 @@ def _reference_notes(verdicts: list[Verdict]) -> list[str]:
     note = f"against llmcalc's PyTorch reference on {info['device']}, {size}, eager attention"
     if any(v.info["layers_run"] != v.info["layers"] for v in verdicts):
         note += "; identical layers are run once (--every-layer runs all)"
-    return [note, *_memory(verdicts)]
+    return [note, *_memory_note(verdicts)]
 
 
-def _skipped_notes(skipped: dict[str, str]) -> list[str]:
+def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
     """Returns one note per reason, with the models that are skipped for it."""
     return [
-        f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped.items() if skip_reason == reason)}"
-        for reason in dict.fromkeys(skipped.values())
+        f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped_models.items() if skip_reason == reason)}"
+        for reason in dict.fromkeys(skipped_models.values())
     ]
 
 
@@ -189,7 +200,7 @@ def _explained_differences(verdicts: list[Verdict]) -> list[str]:
     ]
 
 
-def _bounds(checks: list[Check]) -> str:
+def _tolerances_text(checks: list[Check]) -> str:
     """Writes the tolerance of each quantity."""
     by_bound: dict[float, dict[str, None]] = {}
     for check in checks:
@@ -201,13 +212,13 @@ def _bounds(checks: list[Check]) -> str:
     )
 
 
-def _memory(verdicts: list[Verdict]) -> list[str]:
-    """Returns which runs the memory was compared in, and which runs were left out."""
-    compared = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
-    notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in compared if memory["runs"]]
+def _memory_note(verdicts: list[Verdict]) -> list[str]:
+    """Returns the runs whose memory was compared, and the runs that were left out."""
+    compared_memory = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
+    notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in compared_memory if memory["runs"]]
     if len(notes) > 1:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
-    for name, memory in compared:
+    for name, memory in compared_memory:
         reasons: dict[str, list[str]] = {}
         for phase, reason in memory["left_out"].items():
             reasons.setdefault(reason, []).append(phase)
@@ -216,7 +227,7 @@ def _memory(verdicts: list[Verdict]) -> list[str]:
 
 
 def _distributed_note(verdicts: list[Verdict]) -> list[str]:
-    """Returns which processes ran, and which of their bytes are not compared."""
+    """Returns which distributed processes ran, and which of their bytes were not compared."""
     info = verdicts[0].info
     layout = info["layout"]
     degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
@@ -232,18 +243,25 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
     ]
 
 
-def _coverage(verdicts: list[Verdict]) -> str:
-    """Writes the number of parts with parameters that are compared individually, and lists the others."""
-    covered = [(v, v.coverage) for v in verdicts if v.coverage is not None]
-    single, summed = sum(len(c.alone) for _, c in covered), sum(len(c.summed) for _, c in covered)
-    missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in covered for path in c.missing]
-    more = ", … (--format json lists all)" if len(missing) > MOST_MISSING else ""
+def _coverage_note(verdicts: list[Verdict]) -> str:
+    """Writes the number of parts with parameters that were compared individually, and lists the others."""
+    covered_models = [(v, v.coverage) for v in verdicts if v.coverage is not None]
+    single_count, summed_count = (
+        sum(len(c.alone) for _, c in covered_models),
+        sum(len(c.summed) for _, c in covered_models),
+    )
+    missing_paths = [
+        path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in covered_models for path in c.missing
+    ]
+    more_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (
-        f"{single:,} of {plural(single + summed + len(missing), 'part')} that hold parameters are compared individually"
-        + (f", {summed:,} as sums, where the class fuses several modules into one" if summed else "")
+        f"{single_count:,} of {plural(single_count + summed_count + len(missing_paths), 'part')} that hold parameters "
+        "are compared individually"
+        + (f", {summed_count:,} as sums, where the class fuses several modules into one" if summed_count else "")
         + (
-            f", {len(missing):,} only within the totals above them: {', '.join(missing[:MOST_MISSING])}{more}"
-            if missing
+            f", {len(missing_paths):,} only within the totals above them: "
+            f"{', '.join(missing_paths[:MOST_MISSING])}{more_text}"
+            if missing_paths
             else ""
         )
     )
@@ -257,7 +275,7 @@ def _node_or_moment(check: Check) -> str:
     return f"{check.where}: {moment}" if check.quantity.startswith(MEMORY) else check.where
 
 
-def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
+def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of the nodes that differ, for each quantity of each model."""
     remaining = MOST_FAILURES
     columns = (
@@ -267,7 +285,7 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
         Column("difference", "difference", justify="left", wrap=True),
     )
     for verdict in verdicts:
-        for quantity, group in groupby(verdict.failures, key=_group):
+        for quantity, group in groupby(verdict.failures, key=_quantity_group):
             checks = list(group)
             listed_checks, remaining = checks[:remaining], remaining - len(checks[:remaining])
             rows = [

@@ -1,4 +1,4 @@
-"""Replays the kernels of a framework on tensors without values, with the storage of every tensor.
+"""Replays a framework's kernels on tensors without values, and follows the memory of every tensor.
 
 `tensor` has tensors with shapes, strides and storages; `autograd` records nodes and runs the backward pass; `aten` has
 torch's operations on them. A profile in `profiles` lowers the steps of a program to these operations.

@@ -57,13 +57,13 @@ class Adapters:
 
     @property
     def decodes_to_half(self) -> bool:
-        """Whether a 4-bit weight is first decoded to float16 and then copied to the compute format."""
+        """Whether a 4-bit weight is first decoded to float16 and then copied to the format of the products."""
         return self._older_than(KEEPS_DTYPE)
 
     def _older_than(self, version: tuple[int, ...]) -> bool:
-        """Whether the adapter library is older than a version."""
+        """Whether the adapter library is older than the given version."""
         return bool(self.bitsandbytes) and tuple(map(int, self.bitsandbytes.split("."))) < version
 
     def stored_bytes(self, rows: Number, columns: Number) -> Number:
-        """Returns the bytes of a quantised matrix with its scales."""
+        """Returns the bytes of a quantized matrix, including its scales."""
         return stored_bytes(self.base, rows, columns)

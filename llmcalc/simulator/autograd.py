@@ -21,14 +21,14 @@ from .tensor import UINT8, Backward, Dtype, Gradient, Meter, Node, Saved, Storag
 
 
 class Results(Protocol):
-    """Stores results of operations for selective recomputation, or returns stored ones."""
+    """Stores the results of operations for selective recomputation, or returns results stored earlier."""
 
     def operation_result(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Returns the result of an operation. make: computes it. name: the operation."""
 
 
 class Graph:
-    """The autograd state shared by all operations of a run.
+    """The autograd state that all operations of a run share.
 
     enabled: whether operations record nodes.
     adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
@@ -102,7 +102,7 @@ class Graph:
         return Saved(tensor.detached())
 
     def leave_autocast(self) -> None:
-        """Leaves autocast, and drops its copies of weights."""
+        """Leaves the autocast context, and frees the weights' copies that autocast cached."""
         self.autocast, self.casts = None, {}
 
     @contextmanager
@@ -178,7 +178,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
     assert out.node is not None
     pending_uses = _uses_of_leaves(out.node)
     gradients: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
-    queue, queued = [(-out.node.number, out.node)], {id(out.node)}
+    queue, queued_ids = [(-out.node.number, out.node)], {id(out.node)}
     attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
     current_place = None
     with graph.no_grad():
@@ -200,18 +200,20 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
                 key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
                 if incoming is not None:
                     if key in gradients:
-                        _add(graph, gradients, key, incoming, None if isinstance(target, Tensor) else target[0])
+                        _add_gradient(
+                            graph, gradients, key, incoming, None if isinstance(target, Tensor) else target[0]
+                        )
                     else:
                         gradients[key] = incoming
-                        if not isinstance(target, Tensor) and key[0] not in queued:
-                            queued.add(key[0])
+                        if not isinstance(target, Tensor) and key[0] not in queued_ids:
+                            queued_ids.add(key[0])
                             heapq.heappush(queue, (-target[0].number, target[0]))
                 del incoming
                 if isinstance(target, Tensor):
                     attributes.append(target)  # by the node that accumulates its gradient
                     pending_uses[key[0]] -= 1
                     if not pending_uses[key[0]] and key in gradients:
-                        _accumulate(graph, target, gradients.pop(key))
+                        _accumulate_leaf(graph, target, gradients.pop(key))
             del edges, target
         if at_end is not None:
             at_end()
@@ -231,10 +233,10 @@ def _run_node(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]
         output_gradients = gradients.pop((id(node), 0), None)
     else:
         output_gradients = [gradients.pop((id(node), i), None) for i in range(node.outputs)]
-    saved = [tensor.unpack() for tensor in node.saved] if node.saved else ()
+    saved_tensors = [tensor.unpack() for tensor in node.saved] if node.saved else ()
     needs_input_grad = [edge is not None for edge in node.edges]
-    outs = list(node.backward(output_gradients, needs_input_grad, *saved))
-    del saved  # what was made again goes now; what the node keeps stays until it has run
+    outs = list(node.backward(output_gradients, needs_input_grad, *saved_tensors))
+    del saved_tensors  # what was made again goes now; what the node keeps stays until it has run
     for i, (shape, dtype) in enumerate(node.inputs):
         if not needs_input_grad[i]:
             outs[i] = None
@@ -251,7 +253,7 @@ def _run_node(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]
 
 
 def _reference_count(value: object) -> int:
-    """Counts the references to a function's argument."""
+    """Counts the Python references to a function's argument."""
     return sys.getrefcount(value)
 
 
@@ -260,10 +262,10 @@ OWN_REFERENCES = _reference_count(object())
 where calls borrow variables."""
 
 
-def _add(
+def _add_gradient(
     graph: Graph, gradients: dict[tuple[int, int], Tensor], key: tuple[int, int], gradient: Tensor, node: Node | None
 ) -> None:
-    """Accumulates another gradient: in place if nothing else references the first gradient.
+    """Accumulates a further gradient: in place if nothing else references the first gradient.
 
     node: whose output's gradient it is; None for a trained tensor's.
 
@@ -293,7 +295,7 @@ def _add(
         gradients[key] = graph.new(first_gradient.shape, first_gradient.dtype, strides)
 
 
-def _accumulate(graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
+def _accumulate_leaf(graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
     """Stores the complete gradient of a leaf in its `grad`, or adds it in place.
 
     What something else holds, or is stored in another order than the tensor itself, is copied first.

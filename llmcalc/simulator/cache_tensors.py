@@ -1,4 +1,4 @@
-"""The caches and recurrent states that a pass leaves to the next pass."""
+"""The KV caches and recurrent states that one forward pass leaves to the next."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .tensor import FLOAT32, Dtype, Tensor, counted_as, empty
 
 
 class CacheTensors(ParameterTensors):
-    """The caches and recurrent states that a pass leaves to the next pass."""
+    """The KV caches and recurrent states that one forward pass leaves to the next."""
 
     def cached(self, name: str) -> tuple[Tensor, ...] | None:
-        """Returns the tensors cached under a name in the current module; None in the first pass."""
+        """Returns the tensors that the current module has cached under a name; None in the first pass."""
         return None if self.store is None else self.store.get((*self.cache_path, name))
 
     def keep(self, name: str, *tensors: Tensor) -> None:
@@ -32,9 +32,9 @@ class CacheTensors(ParameterTensors):
         """
         if self.store is None:
             return ()
-        cached = self.cached(step.name)
-        if cached is not None:
-            return cached
+        cached_states = self.cached(step.name)
+        if cached_states is not None:
+            return cached_states
         assert isinstance(step.op, State)
         assert sum(map(count, shapes)) == step.op.size, (shapes, step.op)
         dtype, batch = self.dtype if step.op.bits is None else FLOAT32, self.run_config.batch
@@ -45,7 +45,7 @@ class CacheTensors(ParameterTensors):
         return states
 
     def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """Creates a tensor in the pool, which is not counted here."""
+        """Creates a tensor in the paged cache's pool, whose bytes are counted elsewhere."""
         return empty(NoMeter(), shape, dtype)
 
     def pooled(self, x: Tensor) -> bool:

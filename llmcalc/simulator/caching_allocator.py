@@ -177,40 +177,40 @@ class CachingAllocator:
         """
         starts, ends, block_of, lists = self._starts, self._ends, self._block_of, self._lists
         block_of += [0] * (count - len(block_of))
-        allocated, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
+        allocated_units, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
         expandable, (small_pool, large_pool) = self.expandable_segments, self._pools_of_stream(self._stream)
         small_free, large_free, large_rest = small_pool.free, large_pool.free, large_pool.least_rest
         for x, size, n in steps:
             if not size:
                 block = block_of[x + base]
                 address, n = block & ADDRESS, block >> BITS
-                allocated -= n
+                allocated_units -= n
                 block_end = address + n
-                free = lists[address >> RANGE]
+                free_list = lists[address >> RANGE]
                 if block_end in starts:  # the block after it is free too
                     neighbour = starts.pop(block_end)
-                    list_index = bisect_left(free, neighbour)
+                    list_index = bisect_left(free_list, neighbour)
                     block += neighbour - block_end
                     block_end += neighbour >> BITS
                     if address in ends:
-                        del free[list_index]
+                        del free_list[list_index]
                         neighbour = ends.pop(address)
-                        list_index = bisect_left(free, neighbour)
+                        list_index = bisect_left(free_list, neighbour)
                         block += neighbour - address
                 elif address in ends:
                     neighbour = ends.pop(address)
-                    list_index = bisect_left(free, neighbour)
+                    list_index = bisect_left(free_list, neighbour)
                     block += neighbour - address
                 else:
                     starts[address] = ends[block_end] = block
-                    insort(free, block)
+                    insort(free_list, block)
                     continue
                 starts[block & ADDRESS] = ends[block_end] = block
-                if block < free[list_index + 1]:
-                    free[list_index] = block  # it is larger than the block that it replaces
+                if block < free_list[list_index + 1]:
+                    free_list[list_index] = block  # it is larger than the block that it replaces
                 else:
-                    del free[list_index]
-                    insort(free, block)
+                    del free_list[list_index]
+                    insort(free_list, block)
                 continue
             if size < 0:
                 self._stream = n
@@ -218,39 +218,39 @@ class CachingAllocator:
                 small_free, large_free = small_pool.free, large_pool.free
                 continue
             if n > SMALL:
-                free, least_rest = large_free, large_rest
+                free_list, least_rest = large_free, large_rest
             else:
-                free, least_rest = small_free, 1
-            list_index = bisect_left(free, size)
-            block = free[list_index]
+                free_list, least_rest = small_free, 1
+            list_index = bisect_left(free_list, size)
+            block = free_list[list_index]
             if block == NO_BLOCK:
-                block = self._reserve(large_pool if n > SMALL else small_pool, n)
-                list_index = bisect_left(free, block)
-            elif expandable and free[list_index + 1] != NO_BLOCK:
-                top = (large_pool if n > SMALL else small_pool).top
-                if (block & ADDRESS) + (block >> BITS) == top:
+                block = self._reserve_block(large_pool if n > SMALL else small_pool, n)
+                list_index = bisect_left(free_list, block)
+            elif expandable and free_list[list_index + 1] != NO_BLOCK:
+                top_block = (large_pool if n > SMALL else small_pool).top
+                if (block & ADDRESS) + (block >> BITS) == top_block:
                     list_index += 1  # a block that can grow counts with the size that it can grow to
-                    block = free[list_index]
+                    block = free_list[list_index]
             address, block_size = block & ADDRESS, block >> BITS
             remainder = block_size - n
-            allocated += n
+            allocated_units += n
             del starts[address]
             if remainder >= least_rest:
                 block_of[x + base] = size + address
                 block += n - size
                 starts[address + n] = ends[address + block_size] = block
-                if not list_index or free[list_index - 1] < block:
-                    free[list_index] = block  # it is smaller than the block that it replaces
+                if not list_index or free_list[list_index - 1] < block:
+                    free_list[list_index] = block  # it is smaller than the block that it replaces
                 else:
-                    del free[list_index]
-                    insort(free, block)
+                    del free_list[list_index]
+                    insort(free_list, block)
             else:
                 block_of[x + base] = block
-                del free[list_index], ends[address + block_size]
-                allocated += remainder
-            if allocated > peak_allocated:  # noqa: PLR1730
-                peak_allocated = allocated
-        self.allocated = allocated << UNIT
+                del free_list[list_index], ends[address + block_size]
+                allocated_units += remainder
+            if allocated_units > peak_allocated:  # noqa: PLR1730
+                peak_allocated = allocated_units
+        self.allocated = allocated_units << UNIT
         self.peak_allocated = peak_allocated << UNIT
 
     def copy(self) -> CachingAllocator:
@@ -262,8 +262,8 @@ class CachingAllocator:
             self.peak_allocated,
         )
         for stream, pools in self._pools.items():
-            for copied, pool in zip(duplicate._pools_of_stream(stream), pools, strict=True):
-                copied.free[:], copied.top = pool.free, pool.top
+            for copied_pool, pool in zip(duplicate._pools_of_stream(stream), pools, strict=True):
+                copied_pool.free[:], copied_pool.top = pool.free, pool.top
         duplicate._starts, duplicate._ends, duplicate._block_of = (
             self._starts.copy(),
             self._ends.copy(),
@@ -272,7 +272,7 @@ class CachingAllocator:
         duplicate._stream = self._stream
         return duplicate
 
-    def _reserve(self, pool: Pool, n: int) -> int:
+    def _reserve_block(self, pool: Pool, n: int) -> int:
         """Reserves device memory for a block of n units. Returns a free block of at least that size.
 
         The memory is a new segment (get_allocation_size), or more pages at the end of an expandable segment
@@ -342,7 +342,7 @@ class RequestedBytes:
     def steps(self, events: Sequence[Event]) -> list[Step]:
         """Encodes the next events."""
         bytes_of_storage, renamed_storages, units_of_storage = self._bytes, self._named, self._units
-        requested, peak_requested = self.requested, self.peak_requested
+        requested_bytes, peak_requested = self.requested, self.peak_requested
         steps: list[Step] = []
         append = steps.append
         x: Any
@@ -353,7 +353,7 @@ class RequestedBytes:
                 bytes = bytes_of_storage[x]
                 if bytes:
                     append((x, 0, 0))
-                    requested -= bytes
+                    requested_bytes -= bytes
                 continue
             if size == TAKEN:
                 if bytes_of_storage[x] is not None:
@@ -367,15 +367,15 @@ class RequestedBytes:
                 if step is None:
                     step = units_of_storage[size] = allocation(x, size)
                 append((x, step[1], step[2]))
-                requested += size
-                if requested > peak_requested:  # noqa: PLR1730
-                    peak_requested = requested
+                requested_bytes += size
+                if requested_bytes > peak_requested:  # noqa: PLR1730
+                    peak_requested = requested_bytes
             elif size == NAMED:
                 renamed_storages[x] = renamed_storages.get(detail, detail)
             elif size == STREAMED:
                 append(on_stream(detail))
             else:
                 bytes_of_storage[x] = 0
-        self.requested = requested
+        self.requested = requested_bytes
         self.peak_requested = peak_requested
         return steps

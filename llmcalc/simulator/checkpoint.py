@@ -23,7 +23,7 @@ class _AllRecomputed(Exception):
 
 
 class Region:
-    """One checkpointed call (non-reentrant). Its arguments live until its last node has run.
+    """A checkpointed call (non-reentrant). Its arguments stay referenced until its last node has run.
 
     run: computes the call's result from its arguments. early: whether running again stops at the last tensor that is
     needed. kept: the operations whose results are kept (selective checkpointing), by name. alternate: of these, those
@@ -56,7 +56,7 @@ class Region:
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
     def keeps(self, name: str, calls: Counter[str]) -> bool:
-        """Whether the next result of an operation is stored. calls: operation → number of calls, incremented here."""
+        """Whether an operation's next result is stored. calls: operation → number of calls, incremented here."""
         calls[name] += 1
         return name in self.saved_operations and (name not in self.alternate or calls[name] % 2 == 1)
 
@@ -67,7 +67,7 @@ class Region:
         return recomputed_tensor
 
     def drop_unread(self) -> None:
-        """Drops stored results after the last saved tensor, which the backward pass does not need."""
+        """Drops stored results after the last saved tensor, because the backward pass does not need them."""
         for name, result_number, saved_before in self.made_after:
             if saved_before == len(self.packed):
                 self.results[name][result_number] = None
@@ -75,43 +75,53 @@ class Region:
     def unpack(self, tensor_number: int) -> Tensor:
         """Returns the saved tensor with an index; it lives as long as the caller references it."""
         if self.recomputed is None:
-            self._recompute()
+            self._recompute_region()
         assert self.recomputed is not None
         tensor = self.recomputed[tensor_number]
         assert tensor is not None
         self.recomputed[tensor_number] = None
         return tensor
 
-    def _recompute(self) -> None:
+    def _recompute_region(self) -> None:
         """Runs the call again, until all saved tensors are recomputed."""
         graph, self.recomputed = self.graph, []
         packs, graph.packs = graph.packs, [self._pack_recomputed]
-        enabled, graph.enabled = graph.enabled, True
+        was_enabled, graph.enabled = graph.enabled, True
         outer_place = graph.meter.place
-        recalled, graph.results = graph.results, _KeptResults(self) if self.saved_operations else None
+        previous_results, graph.results = graph.results, _KeptResults(self) if self.saved_operations else None
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = self.autocast, {}
         try:
-            self.run([_detached_result(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
+            self.run(
+                [
+                    _detached_result(graph, saved_argument.unpack(), *grad_flags)
+                    for saved_argument, *grad_flags in self.arguments
+                ]
+            )
         except _AllRecomputed:
             pass
         finally:
-            graph.packs, graph.enabled, graph.meter.place, graph.results = packs, enabled, outer_place, recalled
+            graph.packs, graph.enabled, graph.meter.place, graph.results = (
+                packs,
+                was_enabled,
+                outer_place,
+                previous_results,
+            )
             graph.autocast, graph.casts = autocast, casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
         """Stores a recomputed tensor, if the node that saved it still exists."""
         assert self.recomputed is not None
-        saved = tensor.detached()
+        detached_tensor = tensor.detached()
         self.graph.meter.reclassify(tensor.storage.block, "activations")
-        self.recomputed.append(saved if self.packed[len(self.recomputed)]() is not None else None)
+        self.recomputed.append(detached_tensor if self.packed[len(self.recomputed)]() is not None else None)
         if self.early and len(self.recomputed) == len(self.packed):
             raise _AllRecomputed
-        return Saved(saved)
+        return Saved(detached_tensor)
 
 
 class _RecomputedTensor(Saved):
-    """A saved tensor that is recomputed when the backward pass needs it."""
+    """A saved tensor that is recomputed when the backward pass needs its values."""
 
     __slots__ = ("__weakref__", "number", "region")
 
@@ -159,7 +169,7 @@ class _KeptResults:
 
 
 def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
-    """Returns a detached alias of a tensor. is_leaf: whether it is trained or has no gradient function.
+    """Returns a detached alias of a tensor. is_leaf: whether the tensor is trained or has no gradient function.
 
     wanted: whether it wants a gradient, which here nothing passes on.
     """
@@ -171,10 +181,10 @@ def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient
     return copy
 
 
-def _alias(tensor: Tensor, trained: bool) -> Tensor:
-    """Returns the same tensor without its graph. trained: whether it needs a gradient."""
+def _alias_of(tensor: Tensor, needs_gradient: bool) -> Tensor:
+    """Returns the same tensor without its graph. needs_gradient: whether the alias needs a gradient."""
     copy = tensor.detached()
-    copy.leaf = trained
+    copy.leaf = needs_gradient
     return copy
 
 
@@ -219,19 +229,22 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
 
     forward_autocast = graph.autocast
 
-    def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
+    def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved_arguments: Tensor) -> Sequence[Gradient]:
         """Runs the function again, and its backward pass."""
-        detached = [_alias(tensor, needs_grad) for tensor, needs_grad in zip(saved, needs_input_grad, strict=True)]
-        enabled, graph.enabled = graph.enabled, True
+        detached_arguments = [
+            _alias_of(tensor, needs_grad) for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
+        ]
+        was_enabled, graph.enabled = graph.enabled, True
         outer_place = graph.meter.place
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = forward_autocast, {}
-        out = run(detached)
+        out = run(detached_arguments)
         graph.autocast, graph.casts = autocast, casts
         backward(graph, out, gradient)
-        graph.enabled, graph.meter.place = enabled, outer_place
+        graph.enabled, graph.meter.place = was_enabled, outer_place
         return [
-            tensor.grad if needs_grad else None for tensor, needs_grad in zip(detached, needs_input_grad, strict=True)
+            tensor.grad if needs_grad else None
+            for tensor, needs_grad in zip(detached_arguments, needs_input_grad, strict=True)
         ]
 
     with graph.no_grad():

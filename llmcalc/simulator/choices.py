@@ -1,4 +1,4 @@
-"""Kernel options of a run that users can choose."""
+"""The kernels and options of a replayed run that users can choose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..workload.execution import AttentionImplementation, CrossEntropy, Mamba2Im
 
 @dataclass(frozen=True)
 class Choices:
-    """The chosen kernels of a run.
+    """The chosen kernels and options of a replayed run.
 
     attention: `eager` computes all scores, step by step; `sdpa` is the backend that torch's
         scaled_dot_product_attention chooses; `sdpa-math` is its fallback, in float32; `flash` keeps no scores.
@@ -73,7 +73,7 @@ class Choices:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether kernels take the temporary memory that they take on a GPU."""
+        """Whether kernels allocate the temporary memory that they need on a GPU."""
         return self.multiprocessors > 0
 
     @property

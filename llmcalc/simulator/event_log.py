@@ -1,4 +1,4 @@
-"""Event log of a run: its allocations and releases, which `repeat_layers` replays."""
+"""The event log of a replayed run: its allocations and releases of memory, which `repeat_layers` repeats."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Recorder:
             self.events.append((block.handle, KEPT, kind))
 
     def cut(self) -> list[Event]:
-        """Returns the events since the last cut. The first event after a cut states its place."""
+        """Returns the events since the last call of `cut`. The first event after a cut states its place."""
         events, self.events = self.events, []
         self._place = NOWHERE
         return events
@@ -145,7 +145,7 @@ def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> l
 def is_repeatable(
     batch: Sequence[Event], passes: Sequence[Event], zero_grad: Sequence[Event], next_batch: Sequence[Event]
 ) -> bool:
-    """Whether the passes of the next step produce the same events.
+    """Whether the passes of the next training step produce the same events.
 
     They have if only gradients, workspaces and the tokens of a batch outlive a pass.
 

@@ -1,4 +1,4 @@
-"""The evidence for the kernels that a run of torch's profile uses: the witness stated above each method."""
+"""The verification evidence of the kernels that a replay with torch's profile uses."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def chosen_kernels(profile: type[Lowering], choices: Choices) -> Iterator[Eviden
 
 
 def choice_name(field: str, value: object) -> str:
-    """Returns the displayed name of a chosen kernel: `flash attention`, `compiled`."""
+    """Returns the displayed name of a chosen kernel, such as `flash attention` or `compiled`."""
     return field if value is True else f"{value} {field}"
 
 
 def kernel_title(name: str) -> str:
-    """Returns the name of a kernel without its prefix."""
+    """Returns the name of a kernel without the prefix of its method."""
     return name.removeprefix("do_")
 
 
 def kernels_of(step: Step) -> Iterator[str]:
-    """Yields the names of the methods that may run a step."""
+    """Yields the names of the profile's methods that may run a step."""
     yield f"do_{step.verb}"
     op = type(step.op).__name__
     if step.verb == "attention":

@@ -1,4 +1,4 @@
-"""Names that all parts of a lowering share: paths, module calls, and the error for a missing kernel."""
+"""Classes that all parts of a lowering share: module calls, recomputed modules, and the error for a missing kernel."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CARRIED = "carried"
 
 
 class Unsupported(InputError):
-    """Raised for a step without a kernel in the profile."""
+    """Raised for a step for which the profile has no kernel."""
 
 
 @dataclass
 class Frame:
-    """The call of a module.
+    """The call of a module in a replayed pass.
 
     scope: the module.
     local_tensors: the variables of its forward pass, which keep their tensors until it returns.

@@ -16,7 +16,7 @@ SHORT_RUN_REPEATS = 3
 
 @dataclass(frozen=True)
 class LayerStack:
-    """The layers of a stack: a repeated pattern, with irregular layers before and after it.
+    """The layers of a stack: a repeated pattern of layers, with irregular layers before and after the repeats.
 
     path: module path of the layers, without an index.
     before: layers before the pattern begins.
@@ -65,7 +65,7 @@ class LayerStack:
         return f"{self.path}.{place.layer_index}{place.path[len(self.path) :]}"
 
     def end(self, repeats: int) -> int:
-        """Returns the index after the last layer, in a run with fewer or more repeats."""
+        """Returns the index after the last layer, in a run with another number of repeats."""
         return self.before + self.period * repeats + self.rest * (self.period // self.times) + self.after
 
     def kind_repeats(self, repeats: int) -> int:
@@ -74,7 +74,7 @@ class LayerStack:
 
     @property
     def can_extrapolate(self) -> bool:
-        """Whether the two runs of an extrapolation have fewer layers than a full run."""
+        """Whether the two runs from which the bytes are extrapolated have fewer layers than the full run."""
         return 2 * (self.irregular_layers + self.period * SHORT_RUN_REPEATS) + self.period < self.layers
 
 
@@ -89,25 +89,31 @@ def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStac
 def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:
     """Returns the layers of each stack of a program. first_layer_index: layers of the model before the program."""
     stacks = []
-    for parents, layer_scopes in _stacks(root):
+    for parents, layer_scopes in _stacks_of_scope(root):
         order = list(layer_kinds(layer_scopes))
         layers_before, period, repeats = find_pattern(order)
         layers_after = len(order) - layers_before - period * repeats
         path = ".".join((*parents, layer_scopes[0].name))
-        times = lcm(period, recompute_interval) // period
-        repeats, remaining_repeats = divmod(repeats, times)
+        pattern_multiple = lcm(period, recompute_interval) // period
+        repeats, remaining_repeats = divmod(repeats, pattern_multiple)
         if repeats > RECORDED_REPEATS and any(map(_shares_tensors, layer_scopes)):
-            repeats, remaining_repeats = repeats - 1, remaining_repeats + times
+            repeats, remaining_repeats = repeats - 1, remaining_repeats + pattern_multiple
         stacks.append(
             LayerStack(
-                path, first_layer_index + layers_before, period * times, repeats, times, remaining_repeats, layers_after
+                path,
+                first_layer_index + layers_before,
+                period * pattern_multiple,
+                repeats,
+                pattern_multiple,
+                remaining_repeats,
+                layers_after,
             )
         )
     return stacks
 
 
 def _shares_tensors(kind: Scope) -> bool:
-    """Whether layers of a kind share a tensor: an encoder's output, a position bias, or weights."""
+    """Whether layers of a kind share a tensor, such as an encoder's output, a position bias or a weight."""
     assert kind.takes is not None
     inner_storages = {id(kind.takes.storage)}
     for step in kind.steps():
@@ -117,7 +123,7 @@ def _shares_tensors(kind: Scope) -> bool:
     return kind.about.get("role") == "shared"
 
 
-def _stacks(scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
+def _stacks_of_scope(scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
     """Returns every stack that runs: the path of its parent module, and its layer kinds."""
     layer_scopes = [
         item
@@ -127,5 +133,5 @@ def _stacks(scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str
     stacks = [(parents, layer_scopes)] if layer_scopes else []
     for item in scope.items:
         if isinstance(item, Scope) and item.takes is None and not item.about.get("optional"):
-            stacks += _stacks(item, (*parents, item.name))
+            stacks += _stacks_of_scope(item, (*parents, item.name))
     return stacks

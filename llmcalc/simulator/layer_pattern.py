@@ -1,4 +1,4 @@
-"""The repeating pattern of layer kinds in a stack, so that a run with few repeats represents all."""
+"""The repeating pattern of layer kinds in a stack, so that a run with few repeats represents the full depth."""
 
 from __future__ import annotations
 

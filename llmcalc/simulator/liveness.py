@@ -1,4 +1,4 @@
-"""Liveness of a program's values: the last step that reads each, and modules that never run."""
+"""Liveness of a program's values: the last step that reads each value, and modules that never run."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ..flow.tree import Use
 from ..flow.value import Value
 
 
-def unused_modules(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]:
-    """Yields name, primitive and number of copies of nodes that no pass runs, without optional parts.
+def unused_modules(scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, Use, Number]]:
+    """Yields name, primitive and number of copies of the nodes that no pass runs, without optional parts.
 
-    times: the number of copies of the scope.
+    repeats: the number of copies of the scope.
     """
     for item in scope.items:
         if not isinstance(item, Scope) or item.about.get("optional") or item.about.get("role") == "shared":
             continue
-        copies = times * item.about.get("repeat", 1)
+        copies = repeats * item.about.get("repeat", 1)
         if item.about.get("role") not in NEVER_RUN:
             yield from unused_modules(item, copies)
             continue
         for place in item.node().walk():
             if place.use is not None:
-                yield place.node.name, place.use, times * place.times
+                yield place.node.name, place.use, repeats * place.times
 
 
 def is_a_layer(scope: Scope) -> bool:
@@ -46,7 +46,7 @@ def modules_below(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Sc
 
 
 def base_among(value: Value | None, candidates: set[int]) -> int | None:
-    """Returns the id of the value, or of its nearest base, that is a candidate; None if there is none."""
+    """Returns the id of the first candidate among the value and its bases, nearest first; None if there is none."""
     while value is not None and id(value) not in candidates:
         value = value.of
     return None if value is None else id(value)
@@ -69,7 +69,7 @@ def last_readers(
     last_reader: dict[int, int] = {}
     last_layer: dict[int, Scope] = {}
     layer_of: dict[int, Scope] = {}
-    shared: set[int] = set()
+    shared_values: set[int] = set()
 
     def visit(items: Sequence[Item], layer: Scope) -> None:
         for item in items:
@@ -77,7 +77,7 @@ def last_readers(
                 executed_branch, first_branch = branch(item), next(iter(item.branches.values()))
                 visit(executed_branch.items, layer)
                 if executed_branch is not first_branch and executed_branch.gives is not None:  # the first stands for it
-                    shared.add(id(executed_branch.gives.storage))
+                    shared_values.add(id(executed_branch.gives.storage))
             elif isinstance(item, Step):
                 for value in item.ins:
                     key = id(value.storage)
@@ -87,7 +87,7 @@ def last_readers(
                         and layer_of.get(key, layer) is not layer
                         and not is_view_of(value, layer.takes)
                     ):
-                        shared.add(key)
+                        shared_values.add(key)
                 for value in item.outs:
                     layer_of[id(value)] = layer
             elif not skips(item):
@@ -101,5 +101,5 @@ def last_readers(
     visit(root.items, root)
     for scope in root.scopes():
         if scope.takes is not None and scope.gives is not None and last_layer.get(id(scope.gives.storage)) is scope:
-            shared.add(id(scope.gives.storage))  # the loop over the layers reads it after all steps
-    return {key: step for key, step in last_reader.items() if key not in shared}, shared
+            shared_values.add(id(scope.gives.storage))  # the loop over the layers reads it after all steps
+    return {key: step for key, step in last_reader.items() if key not in shared_values}, shared_values

@@ -86,7 +86,7 @@ class Lowering(ProgramLowering):
             tuple(value for value in values_read.values() if self.last.get(id(value.storage)) in step_ids),
         )
 
-    def _checkpointed_module(self, scope: Scope, recomputed: RecomputedModule) -> None:
+    def _checkpointed_module(self, scope: Scope, recomputed_module: RecomputedModule) -> None:
         """Runs a module and saves only its inputs; the backward pass recomputes it.
 
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
@@ -98,7 +98,9 @@ class Lowering(ProgramLowering):
         outer_frames, memo = self._frames_copy(), self.memo
         shared_values = {key: self.values[key] for key in self.shared_values if key in self.values}
         shared_values |= {
-            id(bound): self.values[id(bound)] for value in recomputed.reads if (bound := self._bound(value)) is not None
+            id(bound): self.values[id(bound)]
+            for value in recomputed_module.reads
+            if (bound := self._bound(value)) is not None
         }
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
@@ -107,19 +109,21 @@ class Lowering(ProgramLowering):
             self.frames, self.memo = list(outer_frames), memo
             try:
                 self._module(Frame(scope))
-                caller_state[0].update({key: self.values[key] for key in recomputed.escapes if key in self.values})
+                caller_state[0].update(
+                    {key: self.values[key] for key in recomputed_module.escapes if key in self.values}
+                )
                 return self.get(module_output)
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
         out = self.run_checkpointed(run, [self.get(module_input)])
-        for value in recomputed.lasts:
+        for value in recomputed_module.lasts:
             self.forget(value.storage)
         self.bind(module_output, out)
 
     @property
     def carried(self) -> dict[Any, Tensor]:
-        """The tensors that a layer passes to the next one in addition to its output (`Flow.carry`)."""
+        """The tensors that a layer passes to the next layer in addition to its output (`Flow.carry`)."""
         return {key: tensor for key, tensor in self.memo.items() if self.carries and key[0] == CARRIED}
 
     def carry(self, tensors: dict[Any, Tensor]) -> None:
@@ -182,11 +186,11 @@ class Lowering(ProgramLowering):
 
     def module(self, frame: Frame) -> None:
         """Runs a module, checkpointed if it is selected for recomputation."""
-        recomputed = self.recomputed_modules.get(id(frame.scope))
-        if recomputed is None:
+        recomputed_module = self.recomputed_modules.get(id(frame.scope))
+        if recomputed_module is None:
             super().module(frame)
         else:
-            self._checkpointed_module(frame.scope, recomputed)
+            self._checkpointed_module(frame.scope, recomputed_module)
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         """Runs one layer; with recomputation only its input is saved."""

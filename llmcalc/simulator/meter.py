@@ -1,4 +1,4 @@
-"""Counts the bytes of storages by kind, and the peak of every module in every phase."""
+"""Counts the bytes of storages by kind, and each module's peak in each phase."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Block:
 
 
 class Peak:
-    """The peak memory of one place. by_kind: its bytes by kind, which sum to `bytes`."""
+    """The peak memory of one place in bytes. by_kind: the bytes of each kind, which sum to `bytes`."""
 
     __slots__ = ("by_kind", "bytes")
 
@@ -118,14 +118,14 @@ class Meter:
     def place(self, place: Place) -> None:
         if place != self._place:
             if self._risen:
-                self._settle()
+                self._settle_peak()
             self._place = place
             self._here = self.peaks.setdefault(place, Peak())
             if self.now > self._here.bytes:
                 self._here.bytes, self._risen = self.now, True
 
-    def _settle(self) -> None:
-        """Stores the bytes by kind of the current peak, before storages are freed."""
+    def _settle_peak(self) -> None:
+        """Stores the bytes by kind at the current peak, before storages are freed."""
         self._here.by_kind = dict(self.by_kind)
         self._risen = False
 
@@ -140,14 +140,14 @@ class Meter:
 
     def free(self, block: Block) -> None:
         if self._risen:
-            self._settle()
+            self._settle_peak()
         self.now -= block.bytes
         self.by_kind[block.kind] -= block.bytes
         if self.device is not None:
             self.device.free(block.handle)
 
     def reclassify(self, block: Block, kind: str) -> None:
-        """Counts a block under another kind from now on; weights and inputs keep theirs."""
+        """Counts a block's bytes under another kind from now on; weights and inputs keep their kind."""
         if block.kind in MOVABLE:
             self.by_kind[block.kind] -= block.bytes
             self.by_kind[kind] += block.bytes

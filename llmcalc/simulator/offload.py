@@ -29,7 +29,7 @@ class Offload:
         self.stash: deque[Tensor | None] = deque(maxlen=STASH)
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Saves a tensor for the backward pass: a large one on the host, others on the device."""
+        """Saves a tensor for the backward pass: a large tensor on the host, a small one on the device."""
         if tensor.storage.block.kind == "weights" or tensor.bytes < LEAST_BYTES:
             self.stash.append(None)
             self.graph.meter.reclassify(tensor.storage.block, "activations")
@@ -40,7 +40,7 @@ class Offload:
 
 
 class _HostTensor(Saved):
-    """A saved tensor on the host, which is copied back on use."""
+    """A saved tensor on the host, which is copied back to the device on use."""
 
     __slots__ = ("layout", "offload")
 

@@ -20,7 +20,7 @@ class ParameterTensors(ValueTensors):
     """The parameters and buffers of a program, allocated at their first use."""
 
     def weight(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
-        """Returns a module's parameter by name, allocated at its first use. module: default the current one."""
+        """Returns a module's parameter by name, allocated at its first use. module: default the current module."""
         key = (*(self.module_path() if module is None else module), name)
         return self.parameter(key, shape, self.dtype, self.adapters is None)
 
@@ -67,8 +67,8 @@ class ParameterTensors(ValueTensors):
 
     def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
-        meter, trained = self.graph.meter, self.trained and self.adapters is None
-        is_leaf = trained and not getattr(parameter_use.op, "frozen", False)
+        meter, is_trained = self.graph.meter, self.trained and self.adapters is None
+        is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)
         tensors = [empty(meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
         return (
             [*tensors, empty(meter, (parameter_use.buffers(),), self.dtype)]
@@ -83,9 +83,9 @@ class ParameterTensors(ValueTensors):
     def prepare_unread(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
         with counted_as(self.graph.meter, "weights"):
-            for name, parameter_use, times in unused_modules(program.root):
+            for name, parameter_use, copies in unused_modules(program.root):
                 self.unused_modules += [
-                    weight for _ in range(times) for weight in self.unread_parameters(name, parameter_use)
+                    weight for _ in range(copies) for weight in self.unread_parameters(name, parameter_use)
                 ]
 
     @property

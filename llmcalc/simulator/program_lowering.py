@@ -47,7 +47,7 @@ class ProgramLowering(CacheTensors):
         return out
 
     def find_dataflow(self, root: Scope) -> None:
-        """Analyses a program before it runs; does nothing without recomputation."""
+        """Analyses a program's dataflow before it runs; does nothing without recomputation."""
 
     def prepare(self, program: Flow) -> None:
         """Allocates all parameters, in the order in which the program uses them."""
@@ -169,7 +169,7 @@ class ProgramLowering(CacheTensors):
         return scope.about.get("optional", "") not in {"", *self.include} or scope.about.get("role") in NEVER_RUN
 
     def has_run(self, scope: Scope) -> bool:
-        """Whether a separate model, such as an encoder, has run in an earlier pass."""
+        """Whether a scope is a separate model, such as an encoder, that an earlier pass has run."""
         return scope.apart and scope.gives is not None and self.follows(scope.gives.rows)
 
     def _leave_out(self, scope: Scope) -> None:
@@ -197,7 +197,7 @@ class ProgramLowering(CacheTensors):
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
     def alternatives(self, item: Alternatives) -> None:
-        """Runs one alternative, and binds its result to that of the first alternative."""
+        """Runs one alternative, and binds its result to the result of the first alternative."""
         first_branch, *_ = item.branches.values()
         branch = self.branch(item)
         self.items(branch.items)
@@ -263,13 +263,13 @@ class ProgramLowering(CacheTensors):
         return out
 
     def _leave(self, layer_input: Value) -> None:
-        """Drops the input of a layer, or only the layer's reference if other layers read it."""
+        """Drops the input of a layer, or only the layer's own reference if other layers read the input."""
         self.values.pop(id(layer_input), None)
         if id(layer_input.storage) not in self.shared_values:
             self.forget(layer_input.storage)
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
-        """Runs one layer on the output of the one before it."""
+        """Runs one layer on the output of the previous layer."""
         layer_input, layer_output = frame.scope.takes, frame.scope.gives
         assert layer_input is not None
         assert layer_output is not None
@@ -340,7 +340,7 @@ class ProgramLowering(CacheTensors):
 
     @compared(BY_TORCH)
     def do_also(self, step: Step) -> None:
-        """Adds a further result of the program."""
+        """Adds another result to the program's results."""
         self.further.append(self.get(step.ins[0]))
 
     @compared(by_torch("tests/simulator/test_dropout.py"))
@@ -349,7 +349,7 @@ class ProgramLowering(CacheTensors):
         self.set(step.outs[0], self.apply_dropout(self.get(step.ins[0]), step.options["probability"]))
 
     def apply_dropout(self, x: Tensor, probability: float) -> Tensor:
-        """Returns a tensor after dropout: itself outside of training, and with probability 0."""
+        """Returns a tensor after dropout; the tensor itself outside of training or with probability 0."""
         return self.t.dropout(x) if probability and self.run_config.workload.phase == "training" else x
 
 

@@ -1,4 +1,4 @@
-"""The temporary memory of a sum over rows on a GPU: partial sums of the blocks that share an output.
+"""The temporary memory of a sum over rows on a GPU: partial sums of the thread blocks that share an output.
 
 Source: aten/src/ATen/native/cuda/Reduce.cuh, `setReduceConfig` and `ReduceConfig::global_memory_size`. The sizes of an
 H200 were equal to it (tests/data/gpu).
@@ -26,7 +26,7 @@ SUM_BYTES = COUNTER_BYTES = 4
 
 
 def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, int]:
-    """The bytes of partial sums, and of counters, of a sum of rows whose elements lie side by side; 0 for neither.
+    """Returns the bytes of partial sums and counters of a sum over rows of adjacent elements; 0 without either.
 
     outputs: elements of a row. rows: rows that are summed. multiprocessors: those of the GPU.
     """
@@ -50,5 +50,5 @@ def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, i
 
 
 def _power_of_two(n: int) -> int:
-    """The largest power of two that is at most n."""
+    """Returns the largest power of two that is at most n."""
     return 1 << (n.bit_length() - 1)

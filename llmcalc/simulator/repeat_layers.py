@@ -1,4 +1,4 @@
-"""Derives the events of a run with many layers from a recorded run with few.
+"""Derives the memory events of a run with many layers from a recorded run with few layers.
 
 The recorded run has four repeats of each stack's pattern of layers. Wherever its events pass through the repeats one
 after the other (set-up and forward pass upwards, backward pass downwards, an optimizer over all parameters), the second
@@ -52,19 +52,19 @@ class AllocatorOverhead(NamedTuple):
 
     @staticmethod
     def of(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
-        """Returns the overhead of an allocator after a replay. tensors: requested bytes."""
-        slop, free = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
-        return AllocatorOverhead(tensors.peak_requested, slop, free, device.allocated - tensors.requested)
+        """Returns the overhead of an allocator after a replay. tensors: the bytes that the tensors requested."""
+        slop, free_bytes = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
+        return AllocatorOverhead(tensors.peak_requested, slop, free_bytes, device.allocated - tensors.requested)
 
     @staticmethod
     def joined(runs: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs on separate allocators."""
-        requested, slop = max(run.requested for run in runs), max(run.slop for run in runs)
-        reserved = max(run.requested + run.slop + run.free for run in runs)
-        return AllocatorOverhead(requested, slop, reserved - requested - slop, runs[-1].slop_after)
+        requested_bytes, slop = max(run.requested for run in runs), max(run.slop for run in runs)
+        reserved_bytes = max(run.requested + run.slop + run.free for run in runs)
+        return AllocatorOverhead(requested_bytes, slop, reserved_bytes - requested_bytes - slop, runs[-1].slop_after)
 
     def extrapolate(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
-        """Extrapolates the overhead to `missing_layers` more layers, from a run with `added_layers` more."""
+        """Extrapolates the overhead to `missing_layers` further layers, from a run with `added_layers` more layers."""
         return AllocatorOverhead(
             *(max(0, b + (b - a) * missing_layers // added_layers) for a, b in zip(self, larger, strict=True))
         )
@@ -89,7 +89,7 @@ class InnerEvent(NamedTuple):
 
 @dataclass
 class Sweep:
-    """Events that run through the repeats of a stack, one repeat after the other.
+    """Events that run through the repeats of a stack, repeat by repeat.
 
     stack: the number of the stack.
     rising: whether they go from the first repeat to the last.
@@ -135,7 +135,7 @@ class RepeatAnalysis:
                 self.edges += [
                     (repeat[1], events) for repeat, events in runs if repeat is not None and repeat[1] in (0, LAST)
                 ]
-                self.parts[id(piece)] = list(self._parts(runs))
+                self.parts[id(piece)] = list(self._sweeps_and_events(runs))
         sweeps = [sequence for parts in self.parts.values() for sequence in parts if isinstance(sequence, Sweep)]
         for sweep in sweeps:
             self._pair_storages(sweep)
@@ -233,7 +233,7 @@ class RepeatAnalysis:
                 return repeat
         return None
 
-    def _parts(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
+    def _sweeps_and_events(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
         """Yields each sweep over a stack's layers, and the events between sweeps."""
         i = 0
         while i < len(runs):
@@ -277,7 +277,7 @@ class RepeatAnalysis:
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
     def _pair_storages(self, sweep: Sweep) -> None:
-        """Pairs each storage of the second repeat with its counterpart in the third."""
+        """Pairs each storage of the second repeat with its counterpart in the third repeat."""
         second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeating
@@ -330,7 +330,7 @@ class RepeatAnalysis:
             raise NotRepeating
 
     def _inner_place(self, x: Place, y: Place) -> InnerEvent:
-        """Combines the places of the second and third repeat."""
+        """Combines the places of an event in the second and the third repeat."""
         repeat = self._repeat_of_place(x)
         if repeat is None and x == y:
             return InnerEvent(None, x, x, PLACED, None)
@@ -341,7 +341,7 @@ class RepeatAnalysis:
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
     def counted(self, repeats: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of a run without an allocator. repeats: stack → repeats, by default all."""
+        """Counts the bytes of a run without an allocator. repeats: stack → number of repeats; default all."""
         events = RepeatedEvents(self, repeats, places=True)
         meter = Meter()
         blocks: list[Any] = [None] * events.count
@@ -359,7 +359,7 @@ class RepeatAnalysis:
         return result
 
     def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead of a run. repeats: stack → repeats, by default all."""
+        """Returns the allocator's overhead in a run. repeats: stack → number of repeats; default all."""
         events = RepeatedEvents(self, repeats, places=False)
         tensors = RequestedBytes(events.count)
         for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
@@ -403,7 +403,7 @@ class RepeatedEvents:
         return self.pieces[id(piece)]
 
     def _add_once(self, events: list[Event], part_events: list[Event]) -> None:
-        """Appends the events of the first or last repeat, or of no repeat."""
+        """Appends the events that occur once: of the first or last repeat, or outside of all repeats."""
         storage_number = self.numbers.get
         if self.places:
             events += [
@@ -423,7 +423,7 @@ class RepeatedEvents:
         first_events, *_, last_events = sweep.repeats if sweep.rising else sweep.repeats[::-1]
         self._add_once(events, first_events)
         inner_events = [event for event in sweep.inner if self.places or event.size not in IGNORED_BY_ALLOCATOR]
-        lines = [self._line(event) for event in inner_events]
+        lines = [self._event_line(event) for event in inner_events]
         edges: dict[int, list[tuple[int, InnerEvent]]] = {0: [], last_inner: []}
         for i, event in enumerate(inner_events):
             if event.owner:  # a storage of a neighbouring repeat
@@ -446,8 +446,8 @@ class RepeatedEvents:
             events += repeat_events
         self._add_once(events, last_events)
 
-    def _line(self, event: InnerEvent) -> tuple[Any, int, int, Any]:
-        """Returns (x, step, size, value): the event's storage number is x + step · repeat."""
+    def _event_line(self, event: InnerEvent) -> tuple[Any, int, int, Any]:
+        """Returns (x, step, size, value), where the event's storage number in a repeat is x + step · repeat."""
         if event.owner is None:
             return event.number, 0, event.size, event.value
         if event.size == PLACED:
@@ -465,7 +465,7 @@ class RepeatedEvents:
 
 
 def _replay_on_meter(meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
-    """Counts events on a meter. blocks: storage → its block."""
+    """Counts events on a meter. blocks: storage → the storage's block."""
     allocate, free = meter.allocate, meter.free
     for x, size, value in events:
         if size >= 0:

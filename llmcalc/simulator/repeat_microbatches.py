@@ -110,33 +110,35 @@ class EventMeter(Meter):
         """Counts the bytes of a replayed pass, and the peak at each place."""
         bytes_before, kinds_before = self.now, self.by_kind
         if self._risen:
-            self._here.by_kind = _sum(kinds_before, trace.kinds_at_first_release)
+            self._here.by_kind = _sum_counts(kinds_before, trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
         key = id(trace), more_layers
         peaks = self._shifted_peaks.get(key)
         if peaks is None:
-            peaks = [(in_later_layer(place, more_layers), bytes, added) for place, bytes, added in trace.peaks]
+            peaks = [
+                (in_later_layer(place, more_layers), bytes, added_bytes) for place, bytes, added_bytes in trace.peaks
+            ]
             self._shifted_peaks[key] = peaks
         end_place = in_later_layer(trace.end, more_layers)
         is_rising = False
         if bytes_before > self._highest.get(key, -1):  # else each place had as much before
             self._highest[key] = bytes_before
-            for place, bytes, added in peaks:
+            for place, bytes, added_bytes in peaks:
                 peak = self.peaks.get(place)
                 if peak is None:
                     peak = self.peaks[place] = Peak()
                 if bytes_before + bytes > peak.bytes:
-                    self.peaks[place] = SummedPeak(bytes_before + bytes, kinds_before, added)
+                    self.peaks[place] = SummedPeak(bytes_before + bytes, kinds_before, added_bytes)
                     is_rising = is_rising or (place == end_place and trace.ends_rising)
         self.peak: int = max(self.peak, bytes_before + trace.most)
         self.now += trace.bytes
-        self.by_kind = _sum(kinds_before, trace.kinds)
+        self.by_kind = _sum_counts(kinds_before, trace.kinds)
         self._place, self._here, self._risen = end_place, self.peaks[end_place], is_rising
 
 
 class SummedPeak(Peak):
-    """A peak whose bytes by kind are summed when read: the bytes before a pass, plus the bytes that the pass adds."""
+    """A peak whose bytes by kind are summed on read: the bytes before a pass, plus the bytes that the pass adds."""
 
     __slots__ = ("_by_kind", "added", "before")
 
@@ -149,7 +151,7 @@ class SummedPeak(Peak):
     @property
     def by_kind(self) -> dict[str, int]:
         if self._by_kind is None:
-            self._by_kind = _sum(self.before, self.added)
+            self._by_kind = _sum_counts(self.before, self.added)
         return self._by_kind
 
     @by_kind.setter
@@ -162,7 +164,7 @@ def in_later_layer(place: Place, layers: int) -> Place:
     return place if place.layer_index < 0 or not layers else place._replace(layer_index=place.layer_index + layers)
 
 
-def _sum(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
+def _sum_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
     """Adds two counts by kind."""
     return {kind: bytes + second_counts.get(kind, 0) for kind, bytes in first_counts.items()}
 
@@ -184,7 +186,7 @@ PassCase: TypeAlias = tuple[int, str, int, str]
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives its pass: the pass's output, or a gradient.
+    """A tensor that outlives the pass that creates it: the pass's output, or a gradient.
 
     number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -199,7 +201,7 @@ class OutputTensor(NamedTuple):
     strides: Strides
 
     def storage(self, meter: EventMeter, base: int) -> Storage:
-        """Creates its storage in a replayed pass. base: number of the pass's first storage."""
+        """Creates the tensor's storage in a replayed pass. base: the number of the pass's first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = meter, self.bytes
         storage.block = Block(self.bytes, self.kind, base + self.number)
@@ -242,7 +244,7 @@ class PassTrace:
     input_kind: str | None = None
 
     def relative(self, pass_id: PassId, previous_pass: PassId | None) -> PassTrace:
-        """Returns the trace with other passes' micro-batches relative to this pass's.
+        """Returns the trace with the micro-batches of other passes numbered relative to this pass.
 
         previous_pass: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
         """
@@ -257,7 +259,7 @@ class PassTrace:
         return replace(self, releases_of_other_passes=releases)
 
     def is_like(self, other: PassTrace) -> bool:
-        """Whether another trace has the same events, but for the numbers that storages have in the previous pass."""
+        """Whether another trace has the same events, except for storage numbers of the previous pass."""
         without_numbers = (
             {
                 pass_id: [step for step, _ in releases] if pass_id[1] == PREVIOUS else releases
@@ -265,26 +267,29 @@ class PassTrace:
             }
             for trace in (self, other)
         )
-        first, second = without_numbers
-        return first == second and replace(self, releases_of_other_passes=other.releases_of_other_passes) == other
+        first_trace, second_trace = without_numbers
+        return (
+            first_trace == second_trace
+            and replace(self, releases_of_other_passes=other.releases_of_other_passes) == other
+        )
 
     def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
         """Returns the steps in which the pass frees storages of its chunk's previous pass, as (step, storage)."""
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
     def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
-        """Returns the trace with other numbers of the previous pass's storages; None if one of them is not known."""
+        """Returns the trace with other numbers for the previous pass's storages; None if any of them is unknown."""
         releases = self.releases_of_previous(chunk)
         if not releases:
             return self
         if any(x not in numbers for _, x in releases):
             return None
-        renumbered = {(chunk, PREVIOUS, 0): [(i, numbers[x]) for i, x in releases]}
-        return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered)
+        renumbered_releases = {(chunk, PREVIOUS, 0): [(i, numbers[x]) for i, x in releases]}
+        return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)
 
 
 class PassCounter:
-    """Counts passes, and determines the case of each.
+    """Counts passes, and determines the case of each pass: passes of the same case have the same events.
 
     by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -306,7 +311,7 @@ class PassCounter:
         self.fresh = [True] * len(self.fresh)
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a forward pass of a chunk. Returns the case that it repeats, and its id."""
+        """Counts a forward pass of a chunk. Returns the pass's case (whose events it repeats) and the pass's id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
         return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
@@ -319,19 +324,19 @@ class PassCounter:
     def _case(self, chunk: int, kind: str, pass_number: int) -> PassCase:
         """Returns the case of a pass. Passes of the same case have the same events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
-        return chunk, kind, _nth(pass_number), previous_state if pass_number else ""
+        return chunk, kind, _index_within_case(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass of a chunk. Returns its case and its id."""
+        """Counts a backward pass of a chunk. Returns the pass's case (whose events it repeats) and the pass's id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
         is_first_backward, self.fresh[chunk] = self.fresh[chunk], False
         state = f"{next_state}, fresh" if is_first_backward else next_state
-        return self._after_previous((chunk, "B", _nth(pass_number), state), (chunk, "B", pass_number))
+        return self._after_previous((chunk, "B", _index_within_case(pass_number), state), (chunk, "B", pass_number))
 
     def _after_previous(self, case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
-        """Adds the kind of the chunk's previous pass to a case, where cases have it."""
+        """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
             return case, pass_id
         chunk, kind, number, state = case
@@ -341,8 +346,8 @@ class PassCounter:
         return (chunk, kind, number, state), pass_id
 
 
-def _nth(pass_number: int) -> int:
-    """Returns the index of a pass within its case, at most 2.
+def _index_within_case(pass_number: int) -> int:
+    """Returns the index of a pass within its case; all passes from the third on have index 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -370,7 +375,7 @@ class RecordedPass(NamedTuple):
 
 
 class PassRecorder(PassCounter):
-    """Runs passes and records them. by_previous: as of `PassCounter`."""
+    """Runs passes and records them. by_previous: as in `PassCounter`."""
 
     def __init__(self, meter: Recorder, chunks: int, by_previous: bool = False) -> None:
         super().__init__(chunks, by_previous)
@@ -378,7 +383,7 @@ class PassRecorder(PassCounter):
         self.passes: list[RecordedPass] = []
 
     def forward(self, chunk: int, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        """Runs a forward pass. run: computes its output."""
+        """Runs and records a forward pass. run: the function that computes its output."""
         return self._run(*self.next_forward(chunk), input_tensor, run)
 
     def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
@@ -395,7 +400,7 @@ class PassRecorder(PassCounter):
         return output
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
-        """Runs a backward pass. leaves: tensors that may have their gradients after it."""
+        """Runs and records a backward pass. gradient_leaves: tensors that may have their gradients after the pass."""
         case, pass_id = self.next_backward(chunk)
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()
@@ -408,24 +413,24 @@ class PassRecorder(PassCounter):
         self.passes.append(RecordedPass(case, pass_id, start, end, start_place, None, gradients, self.previous))
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """Returns case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
+        """Returns the trace of each case's passes. Raises `NotRepeating` if passes of a case differ."""
         return RecordedPasses(self.meter.events, self.passes, self.by_previous).traces()
 
     def recorded(self) -> RecordedPasses:
-        """Ends the recording and returns its passes; later events are not theirs."""
+        """Ends the recording and returns the recorded passes; later events belong to none of them."""
         return RecordedPasses(self.meter.cut(), self.passes, self.by_previous)
 
 
 @dataclass(frozen=True)
 class RecordedPasses:
-    """The passes of a recorded run. events: its events. by_previous: as of `PassCounter`."""
+    """The passes of a recorded run. events: the run's events. by_previous: as in `PassCounter`."""
 
     events: Sequence[Event]
     passes: Sequence[RecordedPass]
     by_previous: bool
 
     def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
-        """Returns case → the trace of its passes. Raises `NotRepeating` if passes of a case differ.
+        """Returns the trace of each case's passes. Raises `NotRepeating` if passes of a case differ.
 
         allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
         """
@@ -434,43 +439,49 @@ class RecordedPasses:
             indices = [i for i, (x, size, _) in enumerate(events) if size == PLACED or x not in allocated_before]
             events = [events[i] for i in indices]
             passes = [
-                recorded._replace(start=bisect_left(indices, recorded.start), end=bisect_left(indices, recorded.end))
-                for recorded in passes
+                recorded_pass._replace(
+                    start=bisect_left(indices, recorded_pass.start), end=bisect_left(indices, recorded_pass.end)
+                )
+                for recorded_pass in passes
             ]
         traces = TraceReader(events, passes).traces
         return with_unrecorded_cases(traces) if self.by_previous else traces
 
 
 def with_unrecorded_cases(traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
-    """Adds cases that a schedule may have and that were not recorded, where recorded ones tell what they do.
+    """Adds cases that a schedule may have but the recording has not, if recorded cases determine their events.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
     that its storages have other numbers; a pass that frees them tells which these are.
     """
-    every = dict(traces)
+    all_traces = dict(traces)
     for chunk in {chunk for chunk, *_ in traces}:
-        second, later = ({(c[1], c[3]): traces[c] for c in traces if (c[0], c[2]) == (chunk, n)} for n in (1, 2))
+        second_traces, later_traces = (
+            {(c[1], c[3]): traces[c] for c in traces if (c[0], c[2]) == (chunk, n)} for n in (1, 2)
+        )
         pairs = {
-            (kind, state): (trace, later[kind, state.removesuffix(FIRST)])
-            for (kind, state), trace in second.items()
-            if (kind, state.removesuffix(FIRST)) in later
+            (kind, state): (trace, later_traces[kind, state.removesuffix(FIRST)])
+            for (kind, state), trace in second_traces.items()
+            if (kind, state.removesuffix(FIRST)) in later_traces
         }
-        if pairs.keys() != second.keys() or not all(trace.is_like(other) for trace, other in pairs.values()):
+        if pairs.keys() != second_traces.keys() or not all(
+            trace.is_like(later_trace) for trace, later_trace in pairs.values()
+        ):
             continue
         numbers: dict[str, dict[int, int]] = {}
-        for (_, state), (trace, other) in pairs.items():
+        for (_, state), (trace, later_trace) in pairs.items():
             if state.endswith(FIRST):
-                releases, later_releases = trace.releases_of_previous(chunk), other.releases_of_previous(chunk)
-                renumbered = zip(later_releases, releases, strict=True)
-                numbers.setdefault(state[-2], {}).update((x, y) for (_, x), (_, y) in renumbered)
-        for (kind, state), trace in later.items():
-            every.setdefault((chunk, kind, 1, state), trace)
+                releases, later_releases = trace.releases_of_previous(chunk), later_trace.releases_of_previous(chunk)
+                release_pairs = zip(later_releases, releases, strict=True)
+                numbers.setdefault(state[-2], {}).update((x, y) for (_, x), (_, y) in release_pairs)
+        for (kind, state), trace in later_traces.items():
+            all_traces.setdefault((chunk, kind, 1, state), trace)
             after_first = trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
             if after_first is not None:
                 for n in (1, 2):
-                    every.setdefault((chunk, kind, n, state + FIRST), after_first)
-    return every
+                    all_traces.setdefault((chunk, kind, n, state + FIRST), after_first)
+    return all_traces
 
 
 def without_storage(output_number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
@@ -556,21 +567,23 @@ class TraceReader:
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
         self.origins: dict[int, tuple[PassId, int]] = {}
-        self.output_storages: set[int] = {storage for recorded in passes for _, _, storage in recorded.outputs}
+        self.output_storages: set[int] = {
+            storage for recorded_pass in passes for _, _, storage in recorded_pass.outputs
+        }
         self.traces: dict[PassCase, PassTrace] = {}
         end = 0
-        for recorded in passes:
-            self._read_between(events[end : recorded.start])
-            end = recorded.end
-            trace = self._trace(recorded)
-            if recorded.pass_id[2] or recorded.previous is not None:
-                trace = trace.relative(recorded.pass_id, recorded.previous)
-            if self.traces.setdefault(recorded.case, trace) != trace:
+        for recorded_pass in passes:
+            self._read_between(events[end : recorded_pass.start])
+            end = recorded_pass.end
+            trace = self._trace(recorded_pass)
+            if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
+                trace = trace.relative(recorded_pass.pass_id, recorded_pass.previous)
+            if self.traces.setdefault(recorded_pass.case, trace) != trace:
                 raise NotRepeating
         self._read_between(events[end:])
 
     def _read_between(self, events: Sequence[Event]) -> None:
-        """Reads events between passes, which may free only the outputs of passes."""
+        """Reads events between passes, which may free only outputs of passes."""
         for x, size, value in events:
             if size >= 0:
                 self.sizes[x], self.kinds[x] = size, value
@@ -636,7 +649,7 @@ class TraceReader:
         trace: PassTrace,
         pass_bytes: PassBytes,
     ) -> None:
-        """Adds a storage to a pass. numbers: storage → its number in the pass."""
+        """Adds a storage to a pass. storage_numbers: storage → the number of the storage in the pass."""
         storage_number = storage_numbers[x] = len(storage_numbers)
         if size:
             trace.steps.append(allocation(storage_number, size))
@@ -655,12 +668,12 @@ class TraceReader:
         trace.steps.append(release(storage_numbers.get(x, 0)))
 
     def _check_private(self, x: int, storage_numbers: Mapping[int, int]) -> None:
-        """Raises `NotRepeating` for a storage of another pass that is one of its outputs, or of no pass."""
+        """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
         if x not in storage_numbers and (x not in self.origins or x in self.output_storages):
             raise NotRepeating
 
     def _start_place(self, recorded_pass: RecordedPass) -> Place:
-        """Returns the place in which a pass starts: that of its first event if the event states one."""
+        """Returns the place in which a pass starts: the place of its first event, if the event states a place."""
         if recorded_pass.start < recorded_pass.end:
             x, size, _ = self.events[recorded_pass.start]
             if size == PLACED:

@@ -1,4 +1,4 @@
-"""The peaks and sizes in bytes that a replay finds."""
+"""The peaks and sizes in bytes that a replay of two training steps measures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ReplayResult:
         second_step_peaks: Mapping[Place, Peak],
         phases: Sequence[str] = PHASES,
     ) -> None:
-        """Takes the peaks of the second step, and the optimizer's from the first step if higher."""
+        """Takes the peaks of the second step, and the peaks of the optimizer from the first step if higher."""
         self.peaks = {place: peak for place, peak in second_step_peaks.items() if place.phase in phases}
         step = Place("step")
         if step in first_step_peaks and first_step_peaks[step].bytes > second_step_peaks[step].bytes:
@@ -54,5 +54,5 @@ class ReplayResult:
 
     @property
     def peak(self) -> tuple[Place, Peak]:
-        """The place of the highest peak."""
+        """The highest peak of all places."""
         return max(self.peaks.items(), key=lambda item: item[1].bytes)

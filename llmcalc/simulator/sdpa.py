@@ -22,7 +22,7 @@ PREFERS_CUDNN = (90, 100, 103)
 
 
 class SdpaCall(NamedTuple):
-    """A call of scaled_dot_product_attention.
+    """The properties of a scaled_dot_product_attention call that determine its backend.
 
     dtype: number format of queries, keys and values.
     qk_size, v_size: dimensions of a head of the queries and keys, and of the values.
@@ -61,8 +61,8 @@ def supports_cudnn_attention(capability: int, call: SdpaCall) -> bool:
 
     Its probability of dropout is a multiple of 1/16, so that 0.1 runs another backend (`check_cudnn_dropout`).
     """
-    wide = call.qk_size == 192 and call.v_size == 128 and capability // 10 in (9, 10)
-    sizes = wide or (call.qk_size <= 128 and call.v_size <= 128)
+    has_wide_keys = call.qk_size == 192 and call.v_size == 128 and capability // 10 in (9, 10)
+    sizes = has_wide_keys or (call.qk_size <= 128 and call.v_size <= 128)
     drops_exactly = float(call.dropout * 16).is_integer()
     return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and call.keys != 1 and drops_exactly
 
@@ -74,8 +74,8 @@ def supports_flash_attention(capability: int, call: SdpaCall) -> bool:
     """
     consumer = 86 <= capability <= 89 or capability >= 120
     sizes = call.qk_size == call.v_size and call.qk_size <= 256
-    refused = consumer and call.trained and 192 < call.qk_size <= (256 if call.dropout else 224)
-    return is_half(capability, call.dtype) and capability >= 80 and sizes and not call.masked and not refused
+    is_refused = consumer and call.trained and 192 < call.qk_size <= (256 if call.dropout else 224)
+    return is_half(capability, call.dtype) and capability >= 80 and sizes and not call.masked and not is_refused
 
 
 def supports_efficient_attention(capability: int, call: SdpaCall) -> bool:
@@ -86,10 +86,10 @@ def supports_efficient_attention(capability: int, call: SdpaCall) -> bool:
 
 
 def is_half(capability: int, dtype: Dtype) -> bool:
-    """Whether a number format is a 16-bit one that kernels of this compute capability support."""
+    """Whether kernels of this compute capability support a number format of 16 bits."""
     return dtype is FLOAT16 or (dtype is BFLOAT16 and capability >= 80)
 
 
-def is_multiple(of: int, call: SdpaCall) -> bool:
-    """Whether both head sizes are multiples of a number."""
-    return bool(call.qk_size % of == 0 and call.v_size % of == 0)
+def is_multiple(divisor: int, call: SdpaCall) -> bool:
+    """Whether both head sizes are multiples of the number `divisor`."""
+    return bool(call.qk_size % divisor == 0 and call.v_size % divisor == 0)

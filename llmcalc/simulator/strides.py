@@ -1,4 +1,4 @@
-"""Shapes and strides by PyTorch's rules. Sizes are integers, or symbols for formulas.
+"""Shapes and strides by PyTorch's rules. Sizes are integers, or symbols in formulas.
 
 Strides decide where a reshape copies, so they decide memory. Sources: `at::detail::computeStride` in
 aten/src/ATen/TensorUtils.cpp, and `TensorIteratorBase::reorder_dimensions` in aten/src/ATen/TensorIterator.cpp.
@@ -52,8 +52,8 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
     """Whether strides are contiguous; strides of axes with one element do not matter."""
     if any(map(is_size_zero, shape)):
         return True
-    dense = contiguous(shape)
-    return all(is_size_one(size) or a == b for size, a, b in zip(shape, strides, dense, strict=True))
+    dense_strides = contiguous(shape)
+    return all(is_size_one(size) or a == b for size, a, b in zip(shape, strides, dense_strides, strict=True))
 
 
 @lru_cache(REMEMBERED)
@@ -72,7 +72,7 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
 
 @lru_cache(REMEMBERED)
 def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
-    """Returns the strides of a view with another shape; None if only a copy can have it."""
+    """Returns the strides of a view with another shape; None if the shape needs a copy."""
     n = count(shape)
     assert not isinstance(n, int) or n == count(new_shape), (shape, new_shape)
     if any(map(is_size_zero, shape)):
@@ -98,7 +98,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
 
 
 class Size:
-    """A product of sizes, compared with another product; symbols are compared by factors."""
+    """A product of sizes that can be compared with another product; symbols are compared by factors."""
 
     __slots__ = ("n",)
 
@@ -124,12 +124,12 @@ def broadcast(*shapes: Shape) -> Shape:
         if shape != result:
             rank = len(result) - len(shape)
             size_pairs = zip(result if rank >= 0 else (1,) * -rank + result, (1,) * rank + shape, strict=True)
-            result = tuple([_wider(a, b) for a, b in size_pairs])
+            result = tuple([_broadcast_size(a, b) for a, b in size_pairs])
     return result
 
 
-def _wider(first_size: Number, second_size: Number) -> Number:
-    """Returns the broadcast size of two sizes, of which one is 1 or both agree."""
+def _broadcast_size(first_size: Number, second_size: Number) -> Number:
+    """Returns the broadcast size of two sizes, which are equal unless one of them is 1."""
     if type(second_size) is int and second_size == 1:
         return first_size
     assert (
@@ -143,7 +143,7 @@ def _wider(first_size: Number, second_size: Number) -> Number:
 
 @lru_cache(REMEMBERED)
 def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
-    """Returns the strides of an elementwise result: its operands' if they agree, otherwise dense in their order."""
+    """Returns the strides of an elementwise result: the operands' if they agree, otherwise dense in their order."""
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
             return contiguous(shape)
@@ -151,14 +151,14 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
         if all(strides == first_strides for _, strides in operands) and is_dense(shape, first_strides):
             return first_strides
     if not all(isinstance(n, int) for operand_shape, strides in operands for n in (*operand_shape, *strides)):
-        dense = [
+        dense_shape = [
             strides
             for operand_shape, strides in operands
             if operand_shape == shape and is_dense(operand_shape, strides)
         ]
-        return dense[0] if dense else contiguous(shape)
+        return dense_shape[0] if dense_shape else contiguous(shape)
     rank = len(shape)
-    padded = [
+    padded_shapes = [
         (0,) * (rank - len(operand_shape))
         + tuple(
             0 if size == 1 and result_size != 1 else stride
@@ -168,7 +168,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
         )
         for operand_shape, strides in operands
     ]
-    order = _order(padded, shape)
+    order = _axis_order(padded_shapes, shape)
     out: list[Number] = [0] * rank
     step = 1
     for axis in order:
@@ -177,7 +177,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
     return tuple(out)
 
 
-def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
+def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
     """Returns the axes of an elementwise result, the densest first."""
     order = list(range(len(shape) - 1, -1, -1))
 
@@ -193,17 +193,17 @@ def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
 
     for i in range(1, len(order)):
         position = i
-        for previous in range(i - 1, -1, -1):
-            swap = swaps(order[previous], order[position])
+        for previous_axis in range(i - 1, -1, -1):
+            swap = swaps(order[previous_axis], order[position])
             if swap > 0:
-                order[previous], order[position] = order[position], order[previous]
-                position = previous
+                order[previous_axis], order[position] = order[position], order[previous_axis]
+                position = previous_axis
             elif swap < 0:
                 break
     return order
 
 
 def clear_caches() -> None:
-    """Clears the cache of strides, whose symbolic sizes are useless to other runs."""
+    """Clears the cached strides of symbolic sizes, which other runs cannot reuse."""
     for cached_function in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
         cached_function.cache_clear()

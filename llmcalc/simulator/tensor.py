@@ -17,7 +17,7 @@ from .strides import Shape, Strides, contiguous, count, is_contiguous
 
 
 class Dtype:
-    """A number format. rank: of two formats, a result has the one of higher rank."""
+    """A number format. rank: a result of two formats has the format of higher rank."""
 
     __slots__ = ("bytes", "floating", "name", "rank")
 
@@ -67,7 +67,7 @@ class Meter(Protocol):
         """Frees the block of a storage."""
 
     def reclassify(self, block: Any, kind: str) -> None:
-        """Counts a storage under another kind from now on (`activations`, `gradients`)."""
+        """Counts a storage's bytes under another kind from now on (`activations`, `gradients`)."""
 
 
 @contextmanager
@@ -109,7 +109,7 @@ class Storage:
         self.meter, self.block = ReleasedMeter(), None
 
     def share(self, other: Storage) -> None:
-        """Uses the memory of another storage after `release`."""
+        """Uses the memory of another storage after this storage's `release`."""
         self.block = other
 
 
@@ -164,7 +164,7 @@ class Tensor:
 
     @property
     def bytes(self) -> Number:
-        """Bytes of its elements; an expanded tensor has more than its storage."""
+        """The bytes of the tensor's elements; an expanded tensor has more than its storage."""
         return count(self.shape) * self.dtype.bytes
 
     @property

@@ -1,4 +1,4 @@
-"""The tensors of a program's values: bound when a step computes them, dropped after the last step that reads them."""
+"""The tensors of a program's values, each bound by the step that computes it and dropped after its last reader."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ValueTensors:
         return (self.run_config.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
 
     def get(self, value: Value) -> Tensor:
-        """Returns the tensor of a value in the value's shape; of a longer tensor the first rows."""
+        """Returns a value's tensor in the value's shape; the first rows of a longer tensor."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
@@ -104,7 +104,7 @@ class ValueTensors:
         return self.t.reshape(x, shape)
 
     def missing(self, value: Value) -> bool:
-        """Whether this pass skips a value, because an earlier pass has cached the result that needs it."""
+        """Whether this pass skips a value, because an earlier pass has cached the result that is computed from it."""
         if id(value) in self.values:
             return False
         return id(value) in self.absent or (value.of is not None and self.missing(value.of))
@@ -118,14 +118,14 @@ class ValueTensors:
         )
 
     def take(self, step: Step, value: Value) -> Tensor:
-        """Returns the tensor of a value, and drops the reference if no later step reads the value."""
+        """Returns a value's tensor, and drops the reference to it if no later step reads the value."""
         x = self.get(value)
         if self.last.get(id(value.storage)) == id(step):
             self.forget(value.storage)
         return x
 
     def flat(self, value: Value, step: Step | None = None) -> Tensor:
-        """Returns the tensor of a value as [batch, rows, width]; a copy if its heads are not contiguous.
+        """Returns a value's tensor as [batch, rows, width]; a copy if the heads are not contiguous.
 
         step: the step that reads it, as in `take`; default none.
         """
@@ -161,7 +161,7 @@ class ValueTensors:
         return span
 
     def _bound(self, value: Value | None) -> Value | None:
-        """Returns the value itself, or its nearest base, that has a tensor."""
+        """Returns the value itself, or its nearest base, whichever has a tensor."""
         while value is not None and id(value) not in self.values:
             value = value.of
         return value
@@ -174,10 +174,10 @@ class ValueTensors:
         levels_up: of which module around it instead, 1 for the nearest.
         """
         if not levels_up and self.frames:
-            current = self.frames[-1]
-            if current.path is None:
-                current.path = self._path_of(self.frames)
-            return current.path
+            current_frame = self.frames[-1]
+            if current_frame.path is None:
+                current_frame.path = self._path_of(self.frames)
+            return current_frame.path
         return self._path_of(self.frames[: len(self.frames) - levels_up])
 
     def _path_of(self, frames: Sequence[Frame]) -> Path:
@@ -188,16 +188,18 @@ class ValueTensors:
             if frame.scope.nth is not None:
                 path.append(frame.scope.nth)
             if frame.layer_index is not None:
-                inner_scopes = [inner.scope for inner in self.frames[i:]]
-                shared = any(scope.about.get("role") == "shared" for scope in inner_scopes)
+                inner_scopes = [inner_frame.scope for inner_frame in self.frames[i:]]
+                is_shared = any(scope.about.get("role") == "shared" for scope in inner_scopes)
                 is_per_layer = any(scope.per_layer for scope in inner_scopes)
-                path.append(frame.owner if shared and not is_per_layer else frame.layer_index)
+                path.append(frame.owner if is_shared and not is_per_layer else frame.layer_index)
         return tuple(path)
 
     @property
     def cache_path(self) -> Path:
-        """The path of the current module, with the indices of all layers around it: a key of `store`."""
-        return tuple(part for frame in self.frames for part in (frame.scope.name, frame.scope.nth, frame.layer_index))
+        """The path of the current module with the indices of all enclosing layers, which is its key in `store`."""
+        return tuple(
+            path_part for frame in self.frames for path_part in (frame.scope.name, frame.scope.nth, frame.layer_index)
+        )
 
     @property
     def path(self) -> str:
@@ -206,7 +208,7 @@ class ValueTensors:
 
     @property
     def place(self) -> Place:
-        """The place of new storages."""
+        """The place (module and phase) of new storages."""
         layer_index = next((frame.layer_index for frame in self.frames if frame.layer_index is not None), -1)
         return Place(self.graph.meter.place.phase, layer_index, self.path)
 

@@ -36,7 +36,7 @@ def open_regular(path: Path, expected: str) -> tuple[IO[bytes], int]:
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: {_reason(error)}; expected {expected} that can be read") from None
+        raise InputError(f"{path}: {_error_reason(error)}; expected {expected} that can be read") from None
     try:
         status = os.fstat(handle)  # of the file that was opened, whatever its name has become since
         _require_regular(path, status, expected)
@@ -59,7 +59,7 @@ def read_bytes(path: Path, limit: int, expected: str) -> bytes:
         try:
             data = file.read(size + 1) or b""
         except OSError as error:
-            raise InputError(f"{path}: {_reason(error)}; expected {expected} that can be read") from None
+            raise InputError(f"{path}: {_error_reason(error)}; expected {expected} that can be read") from None
     if len(data) != size:
         raise InputError(
             f"{path}: is not a regular file: its size is {size:,} bytes and "
@@ -75,7 +75,7 @@ def _require_regular(path: Path, status: os.stat_result, expected: str) -> None:
         raise InputError(f"{path}: is not a regular file; expected {expected} (or `-` and its content piped in)")
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return "has a character that no path can have"

@@ -16,7 +16,7 @@ from ..model import ModelSpec
 
 def members(annotation: Any) -> list[type[BaseModel]]:
     """Returns the models that a field's annotation allows, also inside unions, containers and choices of parts."""
-    choice_parts = _chosen(getattr(annotation, "__metadata__", ()))
+    choice_parts = _choice_classes(getattr(annotation, "__metadata__", ()))
     if choice_parts:
         return choice_parts
     if isinstance(annotation, type):
@@ -26,16 +26,16 @@ def members(annotation: Any) -> list[type[BaseModel]]:
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
     """Returns the models that a field allows."""
-    return _chosen(field.metadata) or members(field.annotation)
+    return _choice_classes(field.metadata) or members(field.annotation)
 
 
-def _chosen(metadata: Iterable[Any]) -> list[type[BaseModel]]:
+def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
     """Returns the classes of the part choices in an annotation's metadata."""
     return [model for entry in metadata if isinstance(entry, PartChoice) for model in entry.classes()]
 
 
 def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
-    """Returns the member of a union that a table describes: the one of its `type`, else the first."""
+    """Returns the union member that a table describes: the member of the table's `type`, else the first."""
     for model in candidates:
         kind = model.model_fields.get("type")
         if kind is not None and table.get("type") in get_args(kind.annotation):
@@ -75,15 +75,15 @@ def field_paths(
 @cache
 def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     """Returns every field name that occurs anywhere in a spec."""
-    visited: set[type[BaseModel]] = set()
+    visited_models: set[type[BaseModel]] = set()
     names: set[str] = set()
     todo = [model]
     while todo:
-        current = todo.pop()
-        if current in visited:
+        current_model = todo.pop()
+        if current_model in visited_models:
             continue
-        visited.add(current)
-        for name, field in current.model_fields.items():
+        visited_models.add(current_model)
+        for name, field in current_model.model_fields.items():
             names.add(name)
             todo += field_members(field)
     return sorted(names)

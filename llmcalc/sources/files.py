@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def largest_text(path: Path) -> int:
-    """Largest size in bytes of a model's description, by the suffix of its file, wherever its text comes from."""
+    """Returns the largest size in bytes of a model's description, by the suffix of its file."""
     return LARGEST_CONFIG if path.suffix == ".json" else LARGEST_TOML
 
 
@@ -38,8 +38,8 @@ def read_text(path: Path, limit: int | None = None) -> str:
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
     kind = "JSON" if path.suffix == ".json" else "TOML"
-    expected = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
-    data = read_bytes(path, largest_text(path) if limit is None else limit, expected)
+    expected_file = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
+    data = read_bytes(path, largest_text(path) if limit is None else limit, expected_file)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -47,7 +47,7 @@ def read_text(path: Path, limit: int | None = None) -> str:
 
 
 def read_stdin() -> str:
-    """Reads a description from standard input, of the size that a file may have.
+    """Reads a description from standard input, limited to the size of a description's file.
 
     Raises `InputError` if it is empty, too large or not text.
     """
@@ -69,7 +69,7 @@ def read_stdin() -> str:
 
 
 def is_object(text: str) -> bool:
-    """Whether a text is a JSON object, as a `config.json` is, rather than TOML, by its first character."""
+    """Whether a text is a JSON object (a `config.json`) rather than TOML, by its first character."""
     return text.lstrip().startswith("{")
 
 

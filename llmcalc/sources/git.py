@@ -68,7 +68,7 @@ repository is that of the file. Settings of the user (GIT_CONFIG_GLOBAL, GIT_CON
 
 
 class NotAModelText(InputError):
-    """The object at a path of a commit is not text that could describe a model."""
+    """The object at a commit's path is not a text that could describe a model."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def text_at(ref: str, path: Path) -> str | None:
             f"--git {ref}: {path.parent} is in no git repository; expected a file below a folder that holds a .git"
         )
     _require_its_own_repository(ref, root)
-    commit = _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    commit = _run_git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     if commit.code:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
     name = file.relative_to(root).as_posix()
     arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.out.decode().strip(), "--", name)
-    entry = _git(root, *arguments)
+    entry = _run_git(root, *arguments)
     if entry.code:
         raise InputError(f"{ref}:{path}: {entry.message}; expected a commit whose files are here (git fetch gets them)")
     if not entry.out:
@@ -115,7 +115,7 @@ def text_at(ref: str, path: Path) -> str | None:
     limit = largest_text(path)
     if int(size) > limit:
         raise NotAModelText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
-    content = _git(root, "cat-file", "blob", blob, limit=limit)
+    content = _run_git(root, "cat-file", "blob", blob, limit=limit)
     if content.code:
         raise InputError(f"{ref}:{path}: {content.message}; expected a file")
     try:
@@ -125,7 +125,7 @@ def text_at(ref: str, path: Path) -> str | None:
 
 
 def repository_root(file: Path) -> Path | None:
-    """Returns the innermost folder above a file that holds a repository's `.git`; None if there is none.
+    """Returns the innermost folder above a file that contains a repository's `.git`; None if there is none.
 
     `.git` is a folder with a HEAD, or the file of a linked worktree or a submodule. file: an absolute path.
     """
@@ -140,26 +140,26 @@ def _require_its_own_repository(ref: str, root: Path) -> None:
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
     """
-    answer = _git(root, "rev-parse", "--absolute-git-dir")
+    answer = _run_git(root, "rev-parse", "--absolute-git-dir")
     if answer.code:
         raise InputError(
             f"--git {ref}: {root}: {answer.message}; expected a repository that git opens (its setting safe.directory "
             "lists those of other users)"
         )
     git_folder = os.fsdecode(answer.out.removesuffix(b"\n"))
-    expected = root / ".git"
+    expected_folder = root / ".git"
     try:
-        if expected.is_file():
-            with expected.open("rb") as file:
-                expected = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
-        is_same = os.path.samefile(git_folder, expected)
+        if expected_folder.is_file():
+            with expected_folder.open("rb") as file:
+                expected_folder = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
+        is_same = os.path.samefile(git_folder, expected_folder)
     except (OSError, ValueError):  # ValueError: a NUL in the path
         is_same = False
     if not is_same:
         raise InputError(f"--git {ref}: {root / '.git'}: git does not read it; expected the .git of a repository")
 
 
-def _git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
+def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
     """Runs git in a folder, for at most `LONGEST_SECONDS`. limit: bytes of an answer.
 
     Raises `InputError` if git is not installed, takes longer, or writes more.
@@ -216,7 +216,7 @@ def _kill_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def program() -> str:
-    """Returns the path of git from the absolute folders of PATH; a relative one could be in a repository.
+    """Returns the path of git in the absolute folders of PATH; a relative folder could belong to a repository.
 
     Raises `InputError` if there is none.
     """

@@ -87,8 +87,8 @@ def find_hardware(argument: str) -> Hardware:
     """
     if Path(argument).suffix.lower() == ".toml":
         return read_hardware(argument)
-    sized = memory_only(argument)
-    return sized if sized is not None else _by_name(argument)
+    memory_size_accelerator = memory_only(argument)
+    return memory_size_accelerator if memory_size_accelerator is not None else _by_name(argument)
 
 
 def read_hardware(file: str) -> Hardware:
@@ -109,7 +109,7 @@ def read_hardware(file: str) -> Hardware:
 
 
 def _over_preset(preset: Hardware, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures of a preset with those of a user's file over them, table by table."""
+    """Returns a preset's figures, replaced table by table by the user's figures."""
     base = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
     if "memory_bytes" in data:  # the driver's total and the sizes that are sold are of the preset's memory
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
@@ -121,7 +121,7 @@ def _over_preset(preset: Hardware, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory_only(argument: str) -> Hardware | None:
-    """Returns an accelerator that is only a memory size: `24GiB`, `24 GiB`, `80gb`. None for any other argument.
+    """Returns an accelerator of which only the memory size is known: `24GiB`, `80gb`. None for any other argument.
 
     GiB are 2^30 bytes and GB 10^9. The whole size counts as usable. Raises `InputError` for a size that is not a whole
     number of bytes.
@@ -173,7 +173,7 @@ def _spellings(hardware: Hardware) -> set[str]:
 
 
 def _by_configuration(argument: str) -> Hardware | None:
-    """Returns one memory size of a chip that is sold with several: `m4-max-64gb`. None for any other argument.
+    """Returns a chip with one of its several memory sizes: `m4-max-64gb`. None for any other argument.
 
     Raises `InputError` for a size that the chip is not sold with.
     """
@@ -196,7 +196,7 @@ def _by_configuration(argument: str) -> Hardware | None:
 
 
 def with_configuration(hardware: Hardware, configuration: Configuration) -> Hardware:
-    """Returns the accelerator with one of its memory sizes, named after the size: `m4-max-64gb`."""
+    """Returns the accelerator with one of its memory sizes, whose name contains the size: `m4-max-64gb`."""
     gib = configuration.memory_bytes // 2**30
     names: dict[str, Any] = {
         "name": f"{hardware.name}-{gib}gb",

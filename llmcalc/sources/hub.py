@@ -48,20 +48,20 @@ def fetch_config(target: str) -> Path:
     Raises `InputError`, with a fix, if the repository does not exist, is gated, or the network is not available, and
     for a file or a download that is too large or too slow.
     """
-    repo, revision = _split(target)
+    repo, revision = _split_target(target)
     with _hub_errors(target, "config.json"):
-        return _with_deadline(lambda deadline: _config(repo, revision), CONFIG_SECONDS)
+        return _with_deadline(lambda deadline: _config_path(repo, revision), CONFIG_SECONDS)
 
 
 def commit_of(target: str) -> str:
-    """Returns the commit of the repository that `fetch_config` reads; the cache has a folder for each commit.
+    """Returns the commit of the repository from which `fetch_config` reads; the cache has a folder per commit.
 
     Raises `InputError` as `fetch_config` does.
     """
     return fetch_config(target).parent.name
 
 
-def _config(repo: str, revision: str | None) -> Path:
+def _config_path(repo: str, revision: str | None) -> Path:
     """Returns the path of a repository's config. A config that is new in the cache gets the file beside it."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
@@ -81,13 +81,13 @@ def fetch_headers(target: str) -> Checkpoint:
 
     Raises `InputError` as `fetch_config` does.
     """
-    repo, revision = _split(target)
+    repo, revision = _split_target(target)
     with _hub_errors(target, "safetensors weights"):
-        return _with_deadline(lambda deadline: _headers(repo, revision, deadline), HEADERS_SECONDS)
+        return _with_deadline(lambda deadline: _fetch_tensors(repo, revision, deadline), HEADERS_SECONDS)
 
 
 def _with_deadline(work: Callable[[float], Result], seconds: float) -> Result:
-    """Returns the result of a function that takes a deadline. Raises `InputError` after `seconds`.
+    """Returns the result of a function that accepts a deadline. Raises `InputError` after `seconds`.
 
     It runs in a thread that does not keep the program alive, because a server can be slow in the middle of any call.
     """
@@ -121,9 +121,9 @@ def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
 
     import huggingface_hub
 
-    cached = huggingface_hub.try_to_load_from_cache(repo, name, revision=revision)
+    cached_path = huggingface_hub.try_to_load_from_cache(repo, name, revision=revision)
     options: dict[str, Any] = {}
-    if not isinstance(cached, str):
+    if not isinstance(cached_path, str):
         # One attempt: without this a download retries an unreachable hub for half a minute.
         size = huggingface_hub.get_hf_file_metadata(
             huggingface_hub.hf_hub_url(repo, name, revision=revision), timeout=REQUEST_SECONDS
@@ -131,11 +131,11 @@ def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
         if size is not None and size > limit:
             raise _LimitExceeded(f"{name} has {size:,} bytes; expected at most {limit:,}")
         if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:
-            options = {"tqdm_class": _counter(name, limit)}
+            options = {"tqdm_class": _limited_progress_bar(name, limit)}
     return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision, **options))
 
 
-def _counter(name: str, limit: int) -> type[Any]:
+def _limited_progress_bar(name: str, limit: int) -> type[Any]:
     """Returns a hidden progress bar that stops a download of more than `limit` bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -151,24 +151,24 @@ def _counter(name: str, limit: int) -> type[Any]:
     return Counter
 
 
-def _headers(repo: str, revision: str | None, deadline: float) -> Checkpoint:
-    """Fetches the tensors of a repository: of its single file, or of the files in its index."""
+def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoint:
+    """Fetches the tensors of a repository: of its single weights file, or of the files in its index."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
     def url(name: str) -> str:
         return str(huggingface_hub.hf_hub_url(repo, name, revision=revision))
 
-    single = "model.safetensors"
+    single_file = "model.safetensors"
     try:
-        huggingface_hub.get_hf_file_metadata(url(single), timeout=REQUEST_SECONDS)
+        huggingface_hub.get_hf_file_metadata(url(single_file), timeout=REQUEST_SECONDS)
     except EntryNotFoundError:
-        index = f"{single}.index.json"
+        index = f"{single_file}.index.json"
         data = read_bytes(_download(repo, index, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint")
         weight_map = parse_index(data, f"{repo}/{index}")
         texts = _fetch_all({name: url(name) for name in dict.fromkeys(weight_map.values())}, deadline)
-        return join_shards(weight_map, lambda name, most: (texts[name], None), f"{repo}/{index}", f"{repo}/")
-    return parse_header(_fetch_all({single: url(single)}, deadline)[single], f"{repo}/{single}")
+        return join_shards(weight_map, lambda name, limit: (texts[name], None), f"{repo}/{index}", f"{repo}/")
+    return parse_header(_fetch_all({single_file: url(single_file)}, deadline)[single_file], f"{repo}/{single_file}")
 
 
 def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
@@ -232,13 +232,13 @@ def _fetch_start(url: str, count: int, deadline: float) -> bytes:
         return _first_bytes(response.status_code, response.iter_content(2**16), count, deadline)
 
 
-def _first_bytes(status: int, parts: Iterable[bytes], count: int, deadline: float) -> bytes:
+def _first_bytes(status: int, received_parts: Iterable[bytes], count: int, deadline: float) -> bytes:
     """Reads the first `count` bytes of a response."""
     if status not in (200, 206):
         raise OSError(f"HTTP status {status}")
     data = bytearray()
-    for part in parts:
-        data += part
+    for received_bytes in received_parts:
+        data += received_bytes
         if len(data) >= count:
             break
         if time.monotonic() > deadline:
@@ -246,7 +246,7 @@ def _first_bytes(status: int, parts: Iterable[bytes], count: int, deadline: floa
     return bytes(data[:count])
 
 
-def _split(target: str) -> tuple[str, str | None]:
+def _split_target(target: str) -> tuple[str, str | None]:
     repo, _, revision = target.partition("@")
     return repo, revision or None
 

@@ -33,15 +33,17 @@ PARTIAL = "Partial"
 
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
-    classes = _reachable(Preset)
+    classes = _reachable_classes(Preset)
     layers = {name for field in ("block", "variants") for name in _reachable_from(Stack, field)}
-    definitions = {name: _definition(cls) for name, cls in classes.items()}
-    definitions["Stack"]["properties"]["variants"]["additionalProperties"] = _partial(
+    definitions = {name: _class_schema(cls) for name, cls in classes.items()}
+    definitions["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
         definitions["Stack"]["properties"]["block"]
     )
     for name in sorted(layers):
         definition = definitions[name]
-        definitions[name + PARTIAL] = {key: _partial(value) for key, value in definition.items() if key != "required"}
+        definitions[name + PARTIAL] = {
+            key: _partial_schema(value) for key, value in definition.items() if key != "required"
+        }
     root = definitions.pop("Preset")
     root["properties"] = {key: value for key, value in root["properties"].items() if key not in NOT_IN_FILES}
     return {
@@ -53,7 +55,7 @@ def description_schema() -> dict[str, Any]:
     }
 
 
-def _reachable(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
+def _reachable_classes(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
     """Returns name → class, for every class of a nested table."""
     classes: dict[str, type[BaseModel]] = {}
     waiting = [root]
@@ -66,10 +68,10 @@ def _reachable(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
 
 
 def _reachable_from(cls: type[BaseModel], field: str) -> list[str]:
-    return [name for member in field_members(cls.model_fields[field]) for name in _reachable(member)]
+    return [name for member in field_members(cls.model_fields[field]) for name in _reachable_classes(member)]
 
 
-def _definition(cls: type[BaseModel]) -> dict[str, Any]:
+def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:
     """Returns the schema of a class, with references to nested classes."""
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
@@ -80,25 +82,25 @@ def _definition(cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
-    """Returns field → its description in the docstring of a class, or of the nearest class above it that has one."""
+    """Returns field → its description in the docstring of the class, or of the nearest base class that has one."""
     texts: dict[str, str] = {}
     for owner in cls.__mro__:
-        stated: dict[str, str] = {}
+        field_texts: dict[str, str] = {}
         names: list[str] = []
         for line in inspect.cleandoc(owner.__dict__.get("__doc__") or "").splitlines():
             field = FIELD.match(line)
             if field is not None:
                 names = field[1].split(", ")
-                stated |= dict.fromkeys(names, _capitalized(field[2]))
+                field_texts |= dict.fromkeys(names, _capitalized_text(field[2]))
             elif line.startswith(" "):
-                stated |= {name: f"{stated[name]} {line.strip()}" for name in names}
+                field_texts |= {name: f"{field_texts[name]} {line.strip()}" for name in names}
             else:
                 names = []
-        texts = stated | texts
+        texts = field_texts | texts
     return texts
 
 
-def _capitalized(text: str) -> str:
+def _capitalized_text(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
@@ -119,13 +121,13 @@ def _with_references(schema: Any) -> Any:
     return out
 
 
-def _partial(schema: Any) -> Any:
+def _partial_schema(schema: Any) -> Any:
     """Replaces references by references to classes without required fields."""
     if isinstance(schema, list):
-        return [_partial(element) for element in schema]
+        return [_partial_schema(element) for element in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: f"{value}{PARTIAL}" if key == "$ref" else _partial(value) for key, value in schema.items()}
+    return {key: f"{value}{PARTIAL}" if key == "$ref" else _partial_schema(value) for key, value in schema.items()}
 
 
 def _without_keys(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ HUB_URL = (
 
 
 def hub_id_of(target: str) -> str:
-    """Returns the hub id in a hub URL, with its revision if that is not `main`; empty for any other TARGET."""
+    """Returns the hub id in a hub URL, with its revision unless it is `main`; empty for any other TARGET."""
     match = re.match(HUB_URL, target) if "/" in target else None
     if match is None:
         return ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Published(Record):
-    """Figures stated by the publisher, or of the published weights.
+    """The figures that the publisher states, or that the published weights show.
 
     parameters: exact parameter count of the released weights.
     parameters_difference: the model's own parameters minus that count; default 0.
@@ -42,7 +42,7 @@ class Published(Record):
 
 
 class Training(Record):
-    """Settings of the published training run. They change no parameter and no FLOP of the forward pass.
+    """The settings of the published training run. They change neither parameters nor FLOPs of the forward pass.
 
     dropout: share of activations that are set to zero after embeddings, attention and feed-forward networks.
     attention_dropout: share of attention's weights that are set to zero.
@@ -69,7 +69,7 @@ NOT_IN_FILES = ("name", "asked", "changes", "config", "notes")
 
 
 class Preset(Record):
-    """A named model. A user's own file requires only `model`.
+    """A named model with its sources. A user's file requires only `model`.
 
     title: name for people, such as `Llama 3 8B`; by default the file's name.
     aliases: other names, such as the hub id.
@@ -107,7 +107,7 @@ class Preset(Record):
     model: ModelSpec
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         try:
             dtype_of(self.dtype)
         except ValueError as error:
@@ -118,12 +118,12 @@ class Preset(Record):
 
     @property
     def target(self) -> str:
-        """The TARGET as the user wrote it, with the overrides."""
+        """The TARGET as the user typed it, with the overrides."""
         return (self.asked or self.name) + ("?" + "&".join(self.changes) if self.changes else "")
 
     @property
     def checked(self) -> date | None:
-        """The last date on which one of its sources was read; None if only copies were read."""
+        """The last date on which a source was read; None if only copies were read."""
         return max((source.checked for source in self.sources if source.checked is not None), default=None)
 
     @property
@@ -142,7 +142,7 @@ class Preset(Record):
 
     @property
     def stored_as(self) -> dict[str, Any] | None:
-        """The table that says how the published weights are stored; None where they are plain numbers."""
+        """The table that describes how the published weights are stored; None if they are plain numbers."""
         table = self.quantization_config if self.config is None else self.config.get("quantization_config")
         return table if isinstance(table, dict) else None
 
@@ -153,7 +153,7 @@ class Preset(Record):
 
     @property
     def display(self) -> str:
-        """The name for headings: the title, after the alias if the user gave an alias, and the overrides."""
+        """The name for headings: the title, after the alias that the user typed, and with the overrides."""
         title = self.title or self.name
         alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
         heading = title if alias is None else f"{alias} ({title})"
@@ -162,7 +162,7 @@ class Preset(Record):
 
 @contextmanager
 def name_in_errors(preset: Preset | None) -> Iterator[None]:
-    """Adds the model's name to the message of an `InputError`, except for a missing package."""
+    """Returns a context that adds the model's name to the message of an `InputError`, except for a missing package."""
     try:
         yield
     except MissingExtra:

@@ -18,8 +18,8 @@ from .preset import Preset
 def presets_dir() -> Path:
     """Returns the folder `presets/`: inside the package if installed from a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
-    packaged = package / "presets"
-    return packaged if packaged.is_dir() else package.parent / "presets"
+    packaged_folder = package / "presets"
+    return packaged_folder if packaged_folder.is_dir() else package.parent / "presets"
 
 
 @cache
@@ -30,14 +30,14 @@ def model_names() -> tuple[str, ...]:
 
 
 @cache
-def _text(name: str) -> str:
+def _preset_text(name: str) -> str:
     """Returns the text of a preset's file; cached, because it does not change during a run."""
     return read_text(presets_dir() / "models" / f"{name}.toml")
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """Reads the preset file of exactly this name as a description; error messages use the name."""
-    return parse_toml(_text(name), name)
+    """Returns the description in the preset file of exactly this name; error messages use the name."""
+    return parse_toml(_preset_text(name), name)
 
 
 @cache
@@ -48,7 +48,7 @@ def load_preset(name: str) -> Preset:
 
 @cache
 def find_preset(name_or_alias: str) -> str | None:
-    """Returns the name of the preset with this name or alias, without case and punctuation.
+    """Returns the name of the preset with this name or alias, compared without case and punctuation.
 
     A match that keeps decimal points is preferred.
     """
@@ -73,7 +73,7 @@ def _with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
     """
     alias_pattern = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
     for name in model_names():
-        if alias_pattern.search(_text(name).lower()) and alias in map(
+        if alias_pattern.search(_preset_text(name).lower()) and alias in map(
             normalization, read_preset(name).get("aliases", ())
         ):
             return name
@@ -82,7 +82,7 @@ def _with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Returns normalized alias → preset name. It reads all presets, so it is used for suggestions only."""
+    """Returns normalized alias → preset name. It reads all presets, so only suggestions use it."""
     by_alias: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):
@@ -95,12 +95,14 @@ _CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:
 
 
 def known_model(name: str) -> Preset | None:
-    """Returns the preset of a model's name or path, as logs and launch files have it; None for a name without one."""
+    """Returns the preset of a model's name or path, as logs and launch files state it; None if there is none."""
     in_cache = _CACHED.search(name)
     name = in_cache[1].replace("--", "/") if in_cache else name.strip().rstrip("/")
-    last = name.rpartition("/")[2]
-    preset_name = next((preset for part in (name, last) if part and (preset := find_preset(part))), None)
-    preset_name = preset_name or find_by_repository(last)
+    last_segment = name.rpartition("/")[2]
+    preset_name = next(
+        (preset for name_part in (name, last_segment) if name_part and (preset := find_preset(name_part))), None
+    )
+    preset_name = preset_name or find_by_repository(last_segment)
     return None if preset_name is None else load_preset(preset_name)
 
 

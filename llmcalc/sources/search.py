@@ -8,7 +8,7 @@ from .presets import aliases, find_preset, load_preset, model_names
 
 
 def search_presets(texts: list[str]) -> tuple[list[str], bool]:
-    """Returns (names of the matching presets, sorted; whether each text was a full name or alias).
+    """Returns (sorted names of matching presets, whether each text was a full name or alias).
 
     A full name or alias matches only that preset. Any other text matches every preset with the text in its name, title
     or aliases, without case and punctuation. No text matches all presets.
@@ -17,22 +17,22 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
     if not texts:
         return list(model_names()), False
     names: set[str] = set()
-    exact = True
+    all_exact = True
     for text in texts:
         name = find_preset(text) if normalized(text) else None
         if name is not None:
             names.add(name)
             continue
-        exact = False
-        matches = [n for n in model_names() if normalized(text) and normalized(text) in _spellings(n)]
+        all_exact = False
+        matches = [n for n in model_names() if normalized(text) and normalized(text) in _all_spellings(n)]
         if not matches:
             suggestion = suggest(text, aliases() | {name: name for name in model_names()})
             raise InputError(f"no preset has '{text}' in its name.{suggestion} (llmcalc presets lists all)")
         names.update(matches)
-    return sorted(names), exact
+    return sorted(names), all_exact
 
 
-def _spellings(name: str) -> str:
+def _all_spellings(name: str) -> str:
     """Returns all names of a preset, separated so that a text cannot match across two of them."""
     preset = load_preset(name)
     return "\n".join(normalized(text) for text in (name, preset.title, *preset.aliases))

@@ -31,13 +31,15 @@ def load(
     allow_unknown: whether to ignore misspelt fields and unknown sizes in a Hugging Face config.
     Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
-    name_or_path, target_overrides = _split(target)
-    name, location, data = _read(name_or_path, head, allow_unknown)
+    name_or_path, target_overrides = _split_overrides(target)
+    name, location, data = _read_description(name_or_path, head, allow_unknown)
     if head is not None and "config" not in data:
         raise InputError(
             f"--head: {name_or_path} is not a Hugging Face config; expected one, or --set head.type={head}"
         )
-    return _validate(name, location, {**_apply_overrides(data, (*target_overrides, *overrides)), "asked": name_or_path})
+    return _validate_preset(
+        name, location, {**_apply_overrides(data, (*target_overrides, *overrides)), "asked": name_or_path}
+    )
 
 
 def _apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def _apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[s
     return {**data, "model": model, "changes": overrides, "published": {}}
 
 
-def _split(target: str) -> tuple[str, tuple[str, ...]]:
+def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
     """Splits a TARGET into the name or path and the overrides after it: `?path=value&path=value`."""
     hub_id = hub_id_of(target)
     if hub_id:
@@ -64,7 +66,7 @@ def _split(target: str) -> tuple[str, tuple[str, ...]]:
     return name_or_path, tuple(filter(None, changes.split("&")))
 
 
-def _validate(name: str, location: str, data: dict[str, Any]) -> Preset:
+def _validate_preset(name: str, location: str, data: dict[str, Any]) -> Preset:
     """Validates a description as a preset; errors also name the config fields that a spec field came from."""
     try:
         return validate(Preset, {**data, "name": name}, location)
@@ -84,12 +86,12 @@ def load_text(
     head: HeadKind | None = None,
     allow_unknown: bool = False,
 ) -> Preset:
-    """Loads the model of a text: a `config.json` or a native description. location: its name in errors.
+    """Loads the model of a text: a `config.json` or a native description. location: the text's name in errors.
 
     Raises `InputError` as `load` does.
     """
     data = _describe_text(text, location, head, allow_unknown)
-    return _validate(name, location, {**_apply_overrides(data, overrides), "asked": location})
+    return _validate_preset(name, location, {**_apply_overrides(data, overrides), "asked": location})
 
 
 def load_config(
@@ -104,10 +106,10 @@ def load_config(
     require_shallow(dict(config), "config")
     data = described(dict(config), head, allow_unknown)
     name = str(config.get("_name_or_path") or config.get("model_type") or "config")
-    return _validate(name, "config", _apply_overrides(data, overrides))
+    return _validate_preset(name, "config", _apply_overrides(data, overrides))
 
 
-def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     """Returns the model's name, its name in error messages, and its description as a dict."""
     if not target.strip():  # Path("") would be the current folder
         raise InputError(
@@ -124,7 +126,7 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
             ".gguf file (llmcalc params and check read headers)"
         )
     if path.suffix == ".json":
-        return _config(path, head, allow_unknown)
+        return _read_config(path, head, allow_unknown)
     if path.suffix == ".toml" or _path_is(path.is_file):
         if path.suffix in (".yaml", ".yml"):
             raise InputError(
@@ -133,12 +135,12 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
             )
         if path.suffix != ".toml":
             raise InputError(f"{target}: expected a .toml description, a config.json or a folder that holds one")
-        return path.stem, target, _native(read_text(path), target)
+        return path.stem, target, _parse_native(read_text(path), target)
     preset = find_preset(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
     if _path_is((path / "config.json").is_file):
-        return _config(path / "config.json", head, allow_unknown)
+        return _read_config(path / "config.json", head, allow_unknown)
     if _path_is(path.is_dir):
         raise InputError(
             f"{target}: is a folder without a config.json; expected a preset's name, a .toml or a config.json"
@@ -146,12 +148,12 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
     if is_hub_id(target):
         from .hub import fetch_config
 
-        _, location, description = _config(fetch_config(target), head, allow_unknown)
+        _, location, description = _read_config(fetch_config(target), head, allow_unknown)
         return target, location, description
     preset = find_by_repository(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
-    raise InputError(_unknown(target))
+    raise InputError(_unknown_target(target))
 
 
 def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -175,7 +177,7 @@ def _from_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[
 def _describe_text(text: str, location: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
     """Parses a `config.json` or a native description, distinguished by the first character."""
     if not is_object(text):
-        return _native(text, location)
+        return _parse_native(text, location)
     from .huggingface.file import described, parse_config
 
     data = parse_config(text, location)
@@ -185,8 +187,8 @@ def _describe_text(text: str, location: str, head: HeadKind | None, allow_unknow
         raise InputError(f"{location}: {error}") from None
 
 
-def _native(text: str, location: str) -> dict[str, Any]:
-    """Parses a native description. Raises `InputError` for fields that only a loaded model has."""
+def _parse_native(text: str, location: str) -> dict[str, Any]:
+    """Parses a native description. Raises `InputError` for fields that only loaded models have."""
     data = parse_toml(text, location)
     for name in NOT_IN_FILES:
         if name in data:
@@ -194,7 +196,7 @@ def _native(text: str, location: str) -> dict[str, Any]:
     return data
 
 
-def _config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     from .huggingface.file import describe_config
 
     name, description = describe_config(path, head, allow_unknown)
@@ -215,7 +217,7 @@ VARIANT = re.compile(
 """Words of a repository's name that say how a model was tuned or stored."""
 
 
-def _unknown(target: str) -> str:
+def _unknown_target(target: str) -> str:
     words = target.split(",")
     if len(words) > 1 and all(word.strip() in {**aliases(), **dict.fromkeys(model_names())} for word in words):
         return f"'{target}': models are separate words; expected {' '.join(word.strip() for word in words)}"
@@ -233,13 +235,13 @@ def _set_field(model: dict[str, Any], override: str) -> dict[str, Any]:
     path = path.strip()
     if not equals or not path:
         raise InputError(f"--set {override}: expected path=value, such as num_hidden_layers=12")
-    steps = _resolve(model, path.split("."), override)
-    value = text.strip() if steps[-1] == "type" else _value(text.strip())  # here `none` is the name of a type
+    steps = _resolve_path(model, path.split("."), override)
+    value = text.strip() if steps[-1] == "type" else _override_value(text.strip())  # here `none` is the name of a type
     require_shallow(value, f"--set {path}")
     return _replace_at(model, steps, value)
 
 
-def _value(text: str) -> Any:
+def _override_value(text: str) -> Any:
     """Parses `12`, `true`, `0.5`, `["a", "b"]` as JSON; `none` is None; any other text is a string."""
     if text.lower() in ("none", "null"):
         return None
@@ -251,9 +253,9 @@ def _value(text: str) -> Any:
         return text
 
 
-def _resolve(model: dict[str, Any], field_path: list[str], override: str) -> list[str]:
-    """Returns the full path of an overridden field: a field that is set, or one that a table on the path can have."""
-    paths = list(_paths(model))
+def _resolve_path(model: dict[str, Any], field_path: list[str], override: str) -> list[str]:
+    """Returns the full path of an overridden field: a field that is set, or that a table on the path may have."""
+    paths = list(_table_paths(model))
     matches = [p for p in paths if p[-len(field_path) :] == field_path]
     if not matches:
         matches = _unset_fields(model, field_path)
@@ -280,18 +282,18 @@ def _resolve(model: dict[str, Any], field_path: list[str], override: str) -> lis
     )
 
 
-def _paths(table: dict[str, Any], parents: tuple[str, ...] = ()) -> list[list[str]]:
+def _table_paths(table: dict[str, Any], parents: tuple[str, ...] = ()) -> list[list[str]]:
     """Returns the path of every table and every field, parents first."""
     paths: list[list[str]] = []
     for key, value in table.items():
         paths.append([*parents, key])
         if isinstance(value, dict):
-            paths += _paths(value, (*parents, key))
+            paths += _table_paths(value, (*parents, key))
     return paths
 
 
 def _unset_fields(model: dict[str, Any], field_path: list[str]) -> list[list[str]]:
-    """Returns the paths where the field is not set but is a field of the spec."""
+    """Returns the full paths at which a spec allows the field but the model does not set it."""
     from .fields import field_paths
 
     return [p for p in field_paths(model) if p[-len(field_path) :] == field_path]

@@ -29,29 +29,29 @@ def description(preset: Preset) -> dict[str, Any]:
 
 def model_description(model: ModelSpec) -> dict[str, Any]:
     """Returns the fields of a model that are not defaults, as tables: `[model]` of its description."""
-    return _table(model)
+    return _part_table(model)
 
 
 def dump_toml(preset: Preset) -> str:
     """Returns the description as TOML. Imports tomli-w."""
     import tomli_w
 
-    return UNPRINTABLE.sub(lambda match: _escape(match[0]), tomli_w.dumps(description(preset)))
+    return UNPRINTABLE.sub(lambda match: _escape_character(match[0]), tomli_w.dumps(description(preset)))
 
 
 UNPRINTABLE = re.compile(r"[^\n -~]")
 """Characters that may have to be escaped. tomli-w leaves them as they are, all of them within quotes."""
 
 
-def _escape(character: str) -> str:
+def _escape_character(character: str) -> str:
     r"""Escapes a character in a quoted text (`\u202e`) if it is not printable."""
     if character.isprintable():
         return character
     return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else f"\\u{ord(character):04x}"
 
 
-def _table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns a part's fields that are not defaults, with its `type` if it has one.
+def _part_table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns a part's fields that are not defaults, and its `type` if it has one.
 
     base: a table that the result will override; fields that it sets are included even if they are defaults.
     """
@@ -65,33 +65,35 @@ def _table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any
             continue
         if value is None and name == "type":
             continue
-        out[name] = _value(value, (base or {}).get(name))
+        out[name] = _plain_value(value, (base or {}).get(name))
     if isinstance(part, Stack) and part.variants:
         block = out["block"]
         out["variants"] = {
-            name: _difference(block, _table(layer, block)) for name, layer in part.variants.items() if name != BASE
+            name: _difference_table(block, _part_table(layer, block))
+            for name, layer in part.variants.items()
+            if name != BASE
         }
     return out
 
 
-def _value(value: Any, base: Any = None) -> Any:
+def _plain_value(value: Any, base: Any = None) -> Any:
     if isinstance(value, Record):
         same_type = isinstance(base, dict) and base.get("type") == getattr(value, "type", None)
-        return _table(value, base if same_type else None)
+        return _part_table(value, base if same_type else None)
     if isinstance(value, dict):
-        return {key: _value(element) for key, element in value.items()}
+        return {key: _plain_value(element) for key, element in value.items()}
     if isinstance(value, tuple):
-        return [_value(element) for element in value]
+        return [_plain_value(element) for element in value]
     return NONE if value is None else value
 
 
-def _difference(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Returns the table that turns `base` into `other` when applied over it. `other` has every field of `base`."""
+def _difference_table(base: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:
+    """Returns the table that turns `base` into `other_table` when merged over it; `other_table` has all its fields."""
     out: dict[str, Any] = {}
-    for key, value in other.items():
+    for key, value in other_table.items():
         base_value = base.get(key)
         if isinstance(value, dict) and isinstance(base_value, dict) and value.get("type") == base_value.get("type"):
-            changes = _difference(base_value, value)
+            changes = _difference_table(base_value, value)
             if changes:
                 out[key] = changes
         elif value != base_value:

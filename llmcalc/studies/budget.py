@@ -1,4 +1,4 @@
-"""Checks models against a budget."""
+"""Checks counts of models against the bounds of a budget file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .budget_file import SETTINGS, Bound, Budget, Fits, Limit, ModelBudget
 
 @dataclass(frozen=True)
 class Check:
-    """One value of a model and its bounds.
+    """One checked value of a model and its bounds.
 
     target: the model, as the budget names it.
     key: the key of the budget, such as `params`.
@@ -51,7 +51,7 @@ class Check:
 
     @property
     def broken(self) -> Limit | None:
-        """The first limit that is broken; None if all hold."""
+        """The first broken limit; None if all limits hold."""
         return next((limit for limit in self.limits if not limit.holds(self.measured)), None)
 
 
@@ -73,7 +73,7 @@ def _load_model(model: ModelBudget, folder: Path) -> Preset:
 
 @contextmanager
 def _naming_model(location: str) -> Iterator[None]:
-    """Adds the model and the key to the message of an `InputError`."""
+    """Returns a context that adds the model and the key to the message of an `InputError`."""
     try:
         yield
     except InputError as error:
@@ -110,8 +110,10 @@ def _value_check(
 ) -> Callable[[], Check]:
     def count() -> Check:
         with _naming_model(location):
-            measured = _measure_value(preset, key, settings)
-        return Check(model.target, key, bound.settings, measured, bound.limits, warning=_too_long(preset, settings))
+            measured_value = _measure_value(preset, key, settings)
+        return Check(
+            model.target, key, bound.settings, measured_value, bound.limits, warning=_too_long(preset, settings)
+        )
 
     return count
 
@@ -156,5 +158,5 @@ def _device_bytes(preset: Preset, values: dict[str, Any], hardware: Hardware | N
 
 
 def broken(checks: Sequence[Check]) -> int:
-    """Returns the number of checks whose bounds are broken."""
+    """Returns the number of checks with a broken bound."""
     return sum(not check.ok for check in checks)

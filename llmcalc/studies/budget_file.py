@@ -80,35 +80,35 @@ _BOUND = re.compile(rf"\s*(<=|>=|==|<|>)?\s*({NUMBER})\s*([A-Za-z]*)\s*")
 
 
 class Limit(Record):
-    """One side of a bound. value: exact number of parameters, FLOPs or bytes."""
+    """The upper or the lower limit of a bound. value: exact number of parameters, FLOPs or bytes."""
 
     operator: Operator
     value: Fraction
 
-    def holds(self, measured: Fraction) -> bool:
+    def holds(self, measured_value: Fraction) -> bool:
         """Whether a value is within the limit."""
         match self.operator:
             case "<=":
-                return measured <= self.value
+                return measured_value <= self.value
             case ">=":
-                return measured >= self.value
+                return measured_value >= self.value
             case "==":
-                return measured == self.value
+                return measured_value == self.value
             case "<":
-                return measured < self.value
+                return measured_value < self.value
             case ">":
-                return measured > self.value
+                return measured_value > self.value
 
 
 class Bound(Record):
-    """A bound on one value: an upper limit, a lower limit or both. settings: name → value in the file."""
+    """A bound on one value: an upper limit, a lower limit or both. settings: setting → its value in the file."""
 
     limits: tuple[Limit, ...]
     settings: dict[str, Any] = {}
 
 
 class Fits(Record):
-    """Accelerators on which a run has to fit. on: their names. settings: name → value in the file."""
+    """The accelerators on which a run has to fit. on: their names. settings: setting → its value in the file."""
 
     on: tuple[str, ...]
     settings: dict[str, Any] = {}
@@ -129,15 +129,15 @@ class ModelBudget(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _bounds(cls, data: Any) -> Any:
+    def _parse_bounds(cls, data: Any) -> Any:
         """Converts the values of a file to tables of limits and settings."""
         if not isinstance(data, dict):
             return data
         for name in data:
             _check_key(name, cls.keys)
-        tables = {key: _bound(key, value) if key in KINDS else value for key, value in data.items()}
+        tables = {key: _parse_bound(key, value) if key in KINDS else value for key, value in data.items()}
         if "fits" in tables:
-            tables["fits"] = _fits(tables["fits"])
+            tables["fits"] = _parse_fits(tables["fits"])
         if tables.keys() <= {"target"}:
             raise ValueError(f"bounds: none; expected one or more of {', '.join(cls.keys)}")
         return tables
@@ -178,7 +178,7 @@ def _check_key(name: str, keys: tuple[str, ...]) -> None:
         raise ValueError(f"{name}: unknown field; expected one of {', '.join(fields)}.{suggest(name, fields)}")
 
 
-def _bound(key: str, value: Any) -> dict[str, Any]:
+def _parse_bound(key: str, value: Any) -> dict[str, Any]:
     kind, limits = KINDS[key], []
     settings: dict[str, Any] = {}
     if isinstance(value, dict):
@@ -186,26 +186,26 @@ def _bound(key: str, value: Any) -> dict[str, Any]:
         _check_settings(key, settings, ("max", "min"))
         for name, operator in (("max", "<="), ("min", ">=")):
             if name in value:
-                limits.append(_limit(f"{key}.{name}", value[name], kind, operator, operator_fixed=True))
+                limits.append(_parse_limit(f"{key}.{name}", value[name], kind, operator, operator_fixed=True))
         if not limits:
             raise ValueError(f"{key}: no bound; expected max or min")
         if len(limits) == 2 and limits[0]["value"] < limits[1]["value"]:
             raise ValueError(f"{key}: max is below min, and so no value holds; expected max of at least min")
     else:
-        limits.append(_limit(key, value, kind, "<="))
+        limits.append(_parse_limit(key, value, kind, "<="))
     return {"settings": settings, "limits": limits}
 
 
-def _fits(value: Any) -> Any:
+def _parse_fits(value: Any) -> Any:
     if isinstance(value, dict):
         settings = {name: setting for name, setting in value.items() if name != "on"}
         _check_settings("fits", settings, ("on",))
-        return {"settings": settings, "on": _names(value.get("on"))}
-    return {"on": _names(value)}
+        return {"settings": settings, "on": _accelerator_names(value.get("on"))}
+    return {"on": _accelerator_names(value)}
 
 
-def _names(value: Any) -> Any:
-    """Returns names of accelerators. Raises `ValueError` for none and for too many."""
+def _accelerator_names(value: Any) -> Any:
+    """Returns names of accelerators. Raises `ValueError` for an empty list and for too many names."""
     if not value:
         raise ValueError("fits: no accelerator; expected names such as h100-sxm (llmcalc hardware lists all)")
     if isinstance(value, list) and len(value) > MOST_ACCELERATORS:
@@ -216,13 +216,17 @@ def _names(value: Any) -> Any:
 def _check_settings(key: str, settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a setting that does not apply to a key."""
     fields = sorted([*other_keys, *SETTINGS[key]])
-    expected = f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[key] is RUN else ", ".join(fields)
+    expected_settings = (
+        f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[key] is RUN else ", ".join(fields)
+    )
     for name in settings:
         if name not in fields:
-            raise ValueError(f"{key}.{name}: unknown field; expected one of {expected}.{suggest(name, fields)}")
+            raise ValueError(
+                f"{key}.{name}: unknown field; expected one of {expected_settings}.{suggest(name, fields)}"
+            )
 
 
-def _limit(location: str, value: Any, kind: Kind, operator: str, operator_fixed: bool = False) -> dict[str, Any]:
+def _parse_limit(location: str, value: Any, kind: Kind, operator: str, operator_fixed: bool = False) -> dict[str, Any]:
     """Parses a limit from text or a whole number.
 
     operator: default if the text has none.

@@ -1,4 +1,4 @@
-"""Comparison of models: sizes, ratios of sizes, and cost per token.
+"""Compares models: sizes, ratios of sizes, and costs per token.
 
 The counts come from `costs`; this file computes ratios of them. The ratios are those that papers report: aspect ratio
 h/L (Kaplan 2020, arXiv:2001.08361, §3.1), d_ff/h, heads × head size over h, key/value heads over heads (Ainslie 2023,
@@ -37,14 +37,14 @@ VOCABULARY_PATHS = ("embed_tokens", "lm_head", "lm_head.decoder")
 
 
 def in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
-    """Whether h/L, rounded to a whole number, is in the range of large dense decoders, `DENSE_BAND`."""
+    """Whether h/L, rounded to an integer, is in the range of large dense decoders, `DENSE_BAND`."""
     lower, upper = DENSE_BAND
     return lower <= round(hidden_size / num_hidden_layers) <= upper
 
 
 @dataclass(frozen=True)
 class StackShape:
-    """The shape of one stack of layers, taken from its most frequent kind of layer.
+    """The shape of one stack of layers, read from its most frequent kind of layer.
 
     feed_forward_width: active width of the FFN per token; in a mixture of experts, experts per token × expert width +
         width of the shared experts.
@@ -75,7 +75,7 @@ class StackShape:
 
     @property
     def feed_forward_ratio(self) -> float | None:
-        """The ratio d_ff/h; in a mixture of experts, the active width over h."""
+        """The ratio d_ff/h; in a mixture of experts, the active expert width over h."""
         return None if self.feed_forward_width is None else self.feed_forward_width / self.hidden_size
 
     @property
@@ -87,7 +87,7 @@ class StackShape:
 
     @property
     def kv_ratio(self) -> float | None:
-        """The ratio of key/value heads to heads."""
+        """The ratio of key/value heads to query heads."""
         if self.num_attention_heads is None or self.num_key_value_heads is None:
             return None
         return self.num_key_value_heads / self.num_attention_heads
@@ -172,7 +172,7 @@ def quantities(
         parameters=count.total,
         active=count.active,
         vocab_size=spec.vocab_size,
-        vocabulary_parameters=_vocabulary(count.tree),
+        vocabulary_parameters=_vocabulary_params(count.tree),
         shape=stack_shape(spec.main, spec.hidden_size),
         encoder=None if encoder is None else stack_shape(encoder, spec.hidden_size),
         forward_flops_per_token=flops(spec, workload).per_token,
@@ -181,21 +181,21 @@ def quantities(
     )
 
 
-def _vocabulary(tree: Node) -> int:
+def _vocabulary_params(tree: Node) -> int:
     return sum(place.times * place.own_cost(total_of) for place in tree.walk() if place.path in VOCABULARY_PATHS)
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
-    """Returns the shape of a stack, from its most frequent kind of layer (the first in the stack among equals).
+    """Returns the shape of a stack, read from its most frequent kind of layer (the first among equals).
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
     groups = [(name, block, count) for name, block, count, _ in stack.groups() if count]
     block = max(groups, key=lambda group: group[2])[1]
     with_heads = [
-        (layer, sizes, count) for _, layer, count in groups if (sizes := _heads(layer, hidden_size)) is not None
+        (layer, sizes, count) for _, layer, count in groups if (sizes := _head_sizes(layer, hidden_size)) is not None
     ]
-    attending = [group for group in with_heads if _attends(group[0])] or with_heads
+    attending = [group for group in with_heads if _has_attention(group[0])] or with_heads
     attention_block, sizes, _ = max(attending, key=lambda group: group[2]) if attending else (None, None, 0)
     network = block.feed_forward
     return StackShape(
@@ -212,16 +212,16 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     )
 
 
-def _attends(layer: Layer) -> bool:
+def _has_attention(layer: Layer) -> bool:
     return isinstance(layer.attention, TokenMixer) and layer.attention.kind == "attention"
 
 
-def _heads(layer: Layer, width: int) -> HeadSizes | None:
+def _head_sizes(layer: Layer, width: int) -> HeadSizes | None:
     return layer.attention.heads(width) if isinstance(layer.attention, TokenMixer) else None
 
 
 def sort_key(name: str) -> Callable[[Quantities], float | None]:
-    """Returns the quantity that `--sort` names.
+    """Returns the name of the quantity by which `--sort` sorts.
 
     Raises `InputError`, which lists all names, for an unknown name.
     """
@@ -233,7 +233,7 @@ def sort_key(name: str) -> Callable[[Quantities], float | None]:
 
 
 def sort_order(models: list[Quantities], key: str | None) -> list[int]:
-    """Returns the indices of the models sorted by a quantity, smallest first, models without it last.
+    """Returns the models' indices sorted by a quantity, smallest first; models without the quantity are last.
 
     Without a key the order is unchanged. Raises `InputError` for an unknown key.
     """

@@ -1,4 +1,4 @@
-"""What a run costs: days, hours of devices, energy and money, each with its range. Arithmetic on seconds alone."""
+"""Converts the estimated seconds of a run to days, device-hours, energy and money, each with its range."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run.
+    """The cost of a run: days, device-hours, kWh and money, with their ranges.
 
     seconds: of the whole run. devices: that it occupies.
     power: watts of a device; None if not known. price: money of a device and hour; None if not given.
@@ -47,7 +47,7 @@ class Cost:
 
     @property
     def amounts(self) -> dict[str, Amount | None]:
-        """Each quantity by its name."""
+        """The amount of each quantity, by the quantity's name."""
         return {
             "days": self.days,
             "device_hours": self.device_hours,
@@ -66,7 +66,7 @@ NOT_COUNTED = {
 
 @dataclass(frozen=True)
 class RunCost:
-    """A cost, and the run that it is of.
+    """The cost of a run together with the timed run.
 
     cost: the amounts. tokens, requests: of the run; None for the other one.
     steps, step: number of training steps and seconds of each; None for requests.

@@ -1,4 +1,4 @@
-"""The time of a token of every user of a run that fits, as a server of today's common engine takes it."""
+"""The seconds per decoded token of a run's users, with the time stack of today's usual serving engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STACK = "vllm"
 def decoded_token(
     memory: Memory, hardware: Hardware, layout: Layout = ONE_DEVICE, users: int | None = None, stack: str = STACK
 ) -> TimedRun | None:
-    """Returns the time of a token of every sequence of an inference run.
+    """Returns the range of seconds in which an inference run decodes a token of every sequence.
 
     memory: the run on one device. users: sequences of a replica; default those of the run. stack: what runs it.
     None for training, prompts and encoders, and for accelerators and layouts without a time.

@@ -29,7 +29,7 @@ INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 
 @dataclass(frozen=True)
 class Change:
-    """One value before and after; None if a model does not have it."""
+    """The old and the new value of a field; None if a model does not have the field."""
 
     name: str
     before: Any
@@ -42,13 +42,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Quantity(Change):
-    """A count or a number of bytes, as an exact integer or, of an average, a float."""
+    """A count or a number of bytes: an exact integer, or a float for an average."""
 
     unit: Unit
 
     @property
     def change(self) -> float:
-        """After minus before; a missing value counts as 0."""
+        """The new value minus the old value; a missing value counts as 0."""
         return (self.after or 0) - (self.before or 0)
 
 
@@ -79,9 +79,9 @@ class Difference:
 
 
 def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bfloat16") -> Difference:
-    """Compares two models at sequences of `seq` tokens, with a cache in that number format."""
+    """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
     figures: list[dict[str, Figure]] = [
-        {} if figure is None else _figures(figure, seq, dtype) for figure in (before, after)
+        {} if figure is None else _figures_of_model(figure, seq, dtype) for figure in (before, after)
     ]
     names = list(dict.fromkeys([*figures[1], *figures[0]]))
     quantities: list[Quantity] = []
@@ -95,14 +95,14 @@ def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bf
         after,
         seq,
         dtype,
-        tuple(_fields(before, after)),
+        tuple(_changed_fields(before, after)),
         tuple(quantities),
-        {name: tuple(_nodes(before, after, seq, dtype, name)) for name in COMPONENTS},
+        {name: tuple(_changed_nodes(before, after, seq, dtype, name)) for name in COMPONENTS},
     )
 
 
-def _figures(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
-    """Returns quantity → (value, unit)."""
+def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
+    """Returns the counts of a model: quantity → (value, unit)."""
     count = params(preset.model)
     quantities: dict[str, Figure] = {
         "parameters": (count.total, "parameters"),
@@ -119,12 +119,12 @@ def _figures(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
         cache = kv(preset.model, seq=seq, dtype_name=dtype)
         quantities["KV cache per token"] = cache.bytes_per_token, "bytes"
         quantities["KV cache of a sequence"] = cache.bytes, "bytes"
-    quantities |= _memory(preset, seq, dtype)
+    quantities |= _device_bytes(preset, seq, dtype)
     return quantities
 
 
-def _memory(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
-    """Returns the memory of one device; empty if llmcalc has no kernel for a step of the model."""
+def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
+    """Returns the bytes of one device's memory; empty if llmcalc has no kernel for a step of the model."""
     from ..device_memory.estimate import memory
     from ..device_memory.settings import Settings
 
@@ -139,8 +139,8 @@ def _memory(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
         return {}
 
 
-def _fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
-    """Yields fields that differ, by their path in a native description; None for a field that is not set."""
+def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
+    """Yields the fields that differ, by their path in a native description; None for a field that is not set."""
     if before is None or after is None:
         return
     descriptions = [dict(_flatten_fields(description(preset)["model"])) for preset in (before, after)]
@@ -157,7 +157,7 @@ def _fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
 
 def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
     """Adds the default sizes of heads that a description leaves out (see `Attention`)."""
-    completed = dict(fields)
+    completed_fields = dict(fields)
     for path, heads in fields.items():
         attention, _, name = path.rpartition(".")
         if name != "num_attention_heads" or f"{attention}.head_dim" not in fields:
@@ -171,9 +171,9 @@ def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
         sizes = {"num_key_value_heads": heads, "head_dim": next(widths, 0) // heads or None}
         for size in (*sizes, "v_head_dim"):
             key = f"{attention}.{size}"
-            if key in completed and completed[key] is None:
-                completed[key] = sizes[size] if size in sizes else completed[f"{attention}.head_dim"]
-    return completed
+            if key in completed_fields and completed_fields[key] is None:
+                completed_fields[key] = sizes[size] if size in sizes else completed_fields[f"{attention}.head_dim"]
+    return completed_fields
 
 
 def _flatten_fields(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -184,26 +184,26 @@ def _flatten_fields(table: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
             yield f"{prefix}{key}", value
 
 
-def _nodes(before: Preset | None, after: Preset | None, seq: int, dtype: str, name: str) -> list[Quantity]:
+def _changed_nodes(before: Preset | None, after: Preset | None, seq: int, dtype: str, name: str) -> list[Quantity]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
-    cost, unit = _cost(name, dtype)
+    cost, unit = _cost_of_quantity(name, dtype)
     old_costs, new_costs = (
         {} if preset is None else _by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
         for preset in (before, after)
     )
-    compared = (
+    compared_nodes = (
         Quantity(path, old_costs.get(path), new_costs.get(path), unit)
         for path in dict.fromkeys([*new_costs, *old_costs])
     )
-    return sorted((preset for preset in compared if preset.changed), key=lambda preset: -abs(preset.change))
+    return sorted((preset for preset in compared_nodes if preset.changed), key=lambda preset: -abs(preset.change))
 
 
 COMPONENTS = ("parameters", "forward FLOPs", "KV cache")
 """Quantities that are compared by node."""
 
 
-def _cost(name: str, dtype: str) -> tuple[Cost, Unit]:
-    """Returns the cost of a node for a quantity, for one sequence, and its unit."""
+def _cost_of_quantity(name: str, dtype: str) -> tuple[Cost, Unit]:
+    """Returns the function that computes a node's quantity for one sequence, and the quantity's unit."""
     costs: dict[str, tuple[Cost, Unit]] = {
         "parameters": (total_of, "parameters"),
         "forward FLOPs": (forward_of, "FLOPs"),
@@ -213,7 +213,7 @@ def _cost(name: str, dtype: str) -> tuple[Cost, Unit]:
 
 
 def _by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
-    """Returns path without layer indices → sum of its nodes, without optional parts and zeros."""
+    """Returns path without layer indices → sum over its nodes; optional parts and zeros are left out."""
     sums: dict[str, Number] = {}
     for place in tree.walk(run_config):
         if not place.optional and (value := times(place.own_cost(cost), place.times)):

@@ -1,4 +1,4 @@
-"""A draft of speculative decoding beside its target: what the draft adds in parameters, FLOPs and bytes.
+"""The parameters, FLOPs and bytes that a draft model of speculative decoding adds to its target model.
 
 A draft is a model of its own, or one that reads the target's hidden states and takes its embedding or its head.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft beside its target.
+    """A draft model beside its target model, with the draft's costs.
 
     preset: the draft.
     cache: its cache for the sequences of the question; without a question about sequences, one token's.
@@ -35,12 +35,12 @@ class Draft:
 
     @property
     def params(self) -> int:
-        """Parameters of the draft, without the parameters that it shares with the target."""
+        """The draft model's parameters, except parameters that it shares with the target model."""
         return int(params(self.preset.model).total)
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """The parts that are the target's: `embed_tokens`, `lm_head`."""
+        """The parts that the draft shares with the target model: `embed_tokens`, `lm_head`."""
         return self.preset.model.from_target
 
 
@@ -52,7 +52,7 @@ def draft_of(
     kv_dtype: str = "bfloat16",
     run_config: RunConfig | None = None,
 ) -> Draft:
-    """Returns a draft beside its target. batch, seq, kv_dtype: its cache. run_config: the pass whose FLOPs count.
+    """Returns a draft beside its target. batch, seq, kv_dtype: of the draft's cache. run_config: the pass to count.
 
     Raises `InputError` if the draft does not fit the target.
     """
@@ -62,7 +62,7 @@ def draft_of(
 
 
 def bytes_of_draft(draft: Preset, settings: Settings) -> list[UnreplayedBytes]:
-    """Returns the bytes that a draft keeps beside its target: its weights in its own format, and its cache.
+    """Returns the bytes of a draft model beside its target: weights in its own number format, and its cache.
 
     settings: those of the target's run; `quantize` is the target's alone.
     """

@@ -43,7 +43,7 @@ RANK = 16
 
 @dataclass(frozen=True)
 class Change:
-    """A change of settings. option: its options of the command line. fit: the required bytes and the verdict."""
+    """A change of settings. option: its command-line options. fit: the required bytes and the verdict after it."""
 
     option: str
     fit: Fit
@@ -51,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fitting:
-    """Whether a run fits.
+    """The answer whether a run fits on one accelerator, the largest numbers that fit, and changes.
 
     memory: the memory of the run.
     fit: the verdict on the run.
@@ -71,32 +71,32 @@ class Fitting:
 
 def fit(memory: Memory, hardware: Hardware) -> Fitting:
     """Returns whether a run fits on one accelerator, and changes that make it fit."""
-    current = memory.device.fit_on(hardware)
+    current_fit = memory.device.fit_on(hardware)
     batch, seq = largest_run(memory, hardware)
-    changes = () if current.verdict != "no" else tuple(_changes(memory, current, batch, seq))
-    return Fitting(memory, current, batch, seq, changes)
+    changes = () if current_fit.verdict != "no" else tuple(_changes(memory, current_fit, batch, seq))
+    return Fitting(memory, current_fit, batch, seq, changes)
 
 
-def with_decoding(fitting: Fitting, hardware: Hardware) -> Fitting:
-    """Returns the answer with the time of a token of every user: of the run, if it fits, and of the most that fit."""
-    memory, max_batch = fitting.memory, fitting.batch
-    users = [int(memory.states.workload.batch)] if fitting.fit.verdict != "no" else []
+def with_decoding(fit_answer: Fitting, hardware: Hardware) -> Fitting:
+    """Returns the answer with seconds per token of every user: of the run, if it fits, and of the most that fit."""
+    memory, max_batch = fit_answer.memory, fit_answer.batch
+    users = [int(memory.states.workload.batch)] if fit_answer.fit.verdict != "no" else []
     users += [max_batch] if max_batch and max_batch not in users else []
     runs = (decoded_token(memory, hardware, users=number) for number in users)
-    return replace(fitting, decoding=tuple(run for run in runs if run is not None))
+    return replace(fit_answer, decoding=tuple(run for run in runs if run is not None))
 
 
 def largest_run(
     memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
 ) -> tuple[int, int]:
-    """Returns the most sequences of the run's length, and the longest sequences of its batch, that fit; 0 if none do.
+    """Returns the most sequences of the run's length, and the longest length at its batch, that fit; 0 if none does.
 
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
     """
     capacity, workload = hardware.capacity_bytes, memory.states.workload
-    longest = learned_positions(memory.spec) or MOST_SEQ
-    longest = longest if most_seq is None else min(longest, most_seq)
+    longest_length = learned_positions(memory.spec) or MOST_SEQ
+    longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
     def needed_bytes(name: str, number: int) -> int:
         run = memory if number == getattr(workload, name) else memory.with_(**{name: number})
@@ -104,19 +104,19 @@ def largest_run(
 
     first_batch, largest_batch = (workload.batch, MOST_BATCH) if most_batch is None else (most_batch, most_batch)
     batch = largest(partial(needed_bytes, "batch"), capacity, first_batch, largest_batch) if largest_batch else 0
-    if not longest:
+    if not longest_length:
         return batch, 0
     block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
-    all_blocks = -(-longest // block)
+    all_blocks = -(-longest_length // block)
     blocks = largest(
-        lambda number: needed_bytes("seq", min(number * block, longest)),
+        lambda number: needed_bytes("seq", min(number * block, longest_length)),
         capacity,
         workload.seq // block if most_seq is None else all_blocks,
         all_blocks,
     )
-    seq = min(blocks * block, longest)
-    if seq < longest:
-        seq += largest(lambda number: needed_bytes("seq", seq + number), capacity, 1, min(block, longest - seq))
+    seq = min(blocks * block, longest_length)
+    if seq < longest_length:
+        seq += largest(lambda number: needed_bytes("seq", seq + number), capacity, 1, min(block, longest_length - seq))
     return batch, seq
 
 
@@ -156,28 +156,36 @@ NEAR = 4
 """Largest ratio of a bracket's ends at which it is searched by linear interpolation."""
 
 
-def _next_number(excess_of: Mapping[int, int], low: int, high: int, turn: int) -> int:
-    """Returns the next number to try in a bracket.
+def _next_number(excess_of: Mapping[int, int], highest_fitting: int, lowest_too_large: int, turn: int) -> int:
+    """Returns the next number to try between the largest that fits and the smallest that does not.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
-    two points up to `low` too late. The search uses both lines and bisection in turn.
+    two points up to `highest_fitting` too late. The search uses both lines and bisection in turn.
     """
-    if high > NEAR * low:
-        return math.isqrt(low * high)
+    if lowest_too_large > NEAR * highest_fitting:
+        return math.isqrt(highest_fitting * lowest_too_large)
     if turn % 3 == 0:
-        return low + (high - low) * -excess_of[low] // (excess_of[high] - excess_of[low])
-    return _linear_crossing(excess_of, low) + 1 if turn % 3 == 1 else (low + high) // 2
+        return highest_fitting + (lowest_too_large - highest_fitting) * -excess_of[highest_fitting] // (
+            excess_of[lowest_too_large] - excess_of[highest_fitting]
+        )
+    return (
+        _linear_crossing(excess_of, highest_fitting) + 1 if turn % 3 == 1 else (highest_fitting + lowest_too_large) // 2
+    )
 
 
-def _linear_crossing(excess_of: Mapping[int, int], low: int) -> int:
-    """Returns where the line through `low` and the point before it reaches the capacity; far away without a slope."""
-    lower_number = max((number for number in excess_of if number < low), default=low)
-    rise = excess_of[low] - excess_of[lower_number]
-    return low + (low - lower_number) * -excess_of[low] // rise if rise > 0 else WIDEN * low
+def _linear_crossing(excess_of: Mapping[int, int], highest_fitting: int) -> int:
+    """Returns where the line through the two highest fitting numbers reaches the capacity; far away without a slope."""
+    lower_number = max((number for number in excess_of if number < highest_fitting), default=highest_fitting)
+    rise = excess_of[highest_fitting] - excess_of[lower_number]
+    return (
+        highest_fitting + (highest_fitting - lower_number) * -excess_of[highest_fitting] // rise
+        if rise > 0
+        else WIDEN * highest_fitting
+    )
 
 
-def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Change]:
-    """Returns every single change that saves memory.
+def _changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
+    """Returns every single change of settings that saves memory.
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
@@ -185,13 +193,15 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
     cheap, costly = (_training_changes if training else _inference_changes)(memory)
     costly = [*costly, *_smaller_workloads(memory, batch, seq)]
     insufficient_bytes: list[int] = []
-    evaluate = partial(_evaluate_changes, memory, current, insufficient_bytes)
-    combined: dict[str, Any] = {}
+    evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes)
+    combined_changes: dict[str, Any] = {}
     for changes in cheap:
-        combined |= changes
+        combined_changes |= changes
     pairs = [{**a, **b} for a, b in combinations(costly, 2) if a.keys().isdisjoint(b)]
     groups: list[Sequence[Mapping[str, Any]]] = [[*cheap, *costly]]
-    groups += [[{**combined, **extra} for extra in several] for several in ([{}, *costly], pairs)]
+    groups += [
+        [{**combined_changes, **extra_changes} for extra_changes in several] for several in ([{}, *costly], pairs)
+    ]
     if is_deep(memory):
         groups = [_with_least_bytes(memory, [changes for group in groups for changes in group])]
     candidates: list[Change] = []
@@ -199,20 +209,20 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
         candidates += evaluate(group)
         if any(change.fit.verdict != "no" for change in candidates):
             break
-    fitting = [change for change in candidates if change.fit.verdict != "no"]
+    fitting_changes = [change for change in candidates if change.fit.verdict != "no"]
     insufficient = sorted(
         (change for change in candidates if change.fit.verdict == "no"), key=lambda change: change.fit.needed
     )
-    return list({change.option: change for change in (*fitting, *insufficient[:NEAREST])}.values())
+    return list({change.option: change for change in (*fitting_changes, *insufficient[:NEAREST])}.values())
 
 
 def is_deep(memory: Memory) -> bool:
-    """Whether the model has so many layers that few changes are tried."""
+    """Whether the model has so many layers that only few changes are tried."""
     return sum(stack.num_hidden_layers for _, stack in memory.spec.stacks()) > DEEP
 
 
 def _with_least_bytes(memory: Memory, groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the `FEW_CHANGES` changes of settings with which a device has the least bytes at least."""
+    """Returns the `FEW_CHANGES` changes of settings with the smallest lower bounds of a device's bytes."""
     possible: list[tuple[int, int]] = []
     for index, changes in enumerate(groups):
         try:
@@ -223,9 +233,9 @@ def _with_least_bytes(memory: Memory, groups: Sequence[Mapping[str, Any]]) -> li
 
 
 def _evaluate_changes(
-    memory: Memory, current: Fit, insufficient_bytes: list[int], options: Sequence[Mapping[str, Any]]
+    memory: Memory, current_fit: Fit, insufficient_bytes: list[int], options: Sequence[Mapping[str, Any]]
 ) -> list[Change]:
-    """Returns the changes that need less memory, in their order.
+    """Returns the changes that need less memory than the current settings, in their order.
 
     A change is left out if the bytes that it needs at least neither fit nor are among the `NEAREST` smallest.
 
@@ -234,19 +244,19 @@ def _evaluate_changes(
     runs: list[tuple[int, int, Memory]] = []
     for index, changes in enumerate(options):
         try:
-            changed = memory.with_(**changes)
-            runs.append((least_static_bytes(changed), index, changed))
+            changed_memory = memory.with_(**changes)
+            runs.append((least_static_bytes(changed_memory), index, changed_memory))
         except InputError:
             continue
     results: dict[int, Change] = {}
-    for least, index, changed in sorted(runs, key=lambda run: run[:2]):
-        if least > current.capacity and sum(bytes < least for bytes in insufficient_bytes) >= NEAREST:
+    for least_bytes, index, changed_memory in sorted(runs, key=lambda run: run[:2]):
+        if least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST:
             continue
         try:
-            fit = changed.device.fit_on(current.hardware)
+            fit = changed_memory.device.fit_on(current_fit.hardware)
         except InputError:
             continue
-        if fit.needed < current.needed:
+        if fit.needed < current_fit.needed:
             results[index] = Change(as_options(options[index]), fit)
             if fit.verdict == "no":
                 insufficient_bytes.append(fit.needed)
@@ -254,7 +264,7 @@ def _evaluate_changes(
 
 
 def least_static_bytes(memory: Memory) -> int:
-    """Returns bytes that a device has at least: weights, their copies and, in training, the optimizer's states."""
+    """Returns a lower bound of a device's bytes: weights, their copies and, in training, optimizer states."""
     states = memory.states
     return int(states.weights + states.master_weights + states.optimizer_bytes)
 
@@ -269,7 +279,7 @@ def as_options(changes: Mapping[str, Any]) -> str:
 
 
 def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns (changes that keep the results, changes of the optimizer, of formats and of the trained tensors)."""
+    """Returns (changes that keep the results, changes of optimizer, number formats and trained tensors)."""
     settings = memory.settings
     cheap: list[dict[str, Any]] = []
     if default_attention(settings, memory.spec) not in ("flash", "sdpa"):
@@ -313,7 +323,7 @@ def _inference_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
-    """Returns the changes to fewer or to shorter sequences."""
+    """Returns the changes to fewer sequences and to shorter sequences."""
     workload, changes = memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})

@@ -24,7 +24,7 @@ MOST_TRIED = 2**16
 
 @dataclass(frozen=True)
 class DeviceFitting:
-    """Whether a run fits on a number of accelerators.
+    """The answer whether a run fits on a number of accelerators, with the fewest accelerators and changes.
 
     planned: the plan of all layouts.
     best: the best layout; it fits if any does.
@@ -53,7 +53,7 @@ class DeviceFitting:
 def fit_devices(
     memory: Memory, hardware: Hardware, layout_request: LayoutRequest, global_batch: int | None
 ) -> DeviceFitting:
-    """Returns whether the training of a model fits on `layout_request.devices` accelerators under `asked.framework`.
+    """Returns whether training fits on `layout_request.devices` accelerators with the request's framework.
 
     global_batch: sequences per step; None for one micro-batch per accelerator.
     Raises `InputError` where no layout can be tried at all.
@@ -65,26 +65,30 @@ def fit_devices(
         layout_request,
         global_batch,
     )
-    planned = question.planned(layout_request.devices)
-    best = _best_candidate(planned)
-    if best is None:
-        reason = max(planned.plan.refused.items(), key=lambda item: item[1], default=("no layout has so many", 0))[0]
+    layout_plan = question.planned(layout_request.devices)
+    best_candidate = _best_candidate(layout_plan)
+    if best_candidate is None:
+        reason = max(layout_plan.plan.refused.items(), key=lambda item: item[1], default=("no layout has so many", 0))[
+            0
+        ]
         raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout of these is possible: {reason}")
-    fit = Fit(hardware, best.device_bytes)
+    fit = Fit(hardware, best_candidate.device_bytes)
     run_fits = fit.verdict != "no"
-    fewest_devices, fewest = _fewest_devices(question, planned)
+    fewest_devices, fewest_candidate = _fewest_devices(question, layout_plan)
     batch = seq = 0
     if run_fits:
-        use, longest = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
-        batch = _largest_number(question, best, "batch", 1, int(use.batch), MOST_BATCH)
-        seq = _largest_number(question, best, "seq", _length_multiple(best.layout), int(use.seq), longest)
-    changes = () if run_fits else tuple(_changes(question, planned.devices, fewest_devices, fewest))
-    return DeviceFitting(planned, best, fit, fewest_devices, fewest, batch, seq, changes)
+        use, longest_length = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
+        batch = _largest_number(question, best_candidate, "batch", 1, int(use.batch), MOST_BATCH)
+        seq = _largest_number(
+            question, best_candidate, "seq", _length_multiple(best_candidate.layout), int(use.seq), longest_length
+        )
+    changes = () if run_fits else tuple(_changes(question, layout_plan.devices, fewest_devices, fewest_candidate))
+    return DeviceFitting(layout_plan, best_candidate, fit, fewest_devices, fewest_candidate, batch, seq, changes)
 
 
 @dataclass(frozen=True)
 class DevicesQuestion:
-    """The run, the accelerator and the parallelism options of a search. global_batch: see `fit_devices`."""
+    """The run, the accelerator and the parallelism options of a search. global_batch: as in `fit_devices`."""
 
     estimates: LayoutEstimates
     hardware: Hardware
@@ -92,28 +96,28 @@ class DevicesQuestion:
     global_batch: int | None
 
     def planned(self, devices: int, nearest: Nearest = "if none fits") -> LayoutPlan:
-        """Plans a number of accelerators and replays the best layout. nearest: see `plan`."""
+        """Plans a number of accelerators and replays the best layout. nearest: as in `plan`."""
         layout_request = replace(self.layout_request, devices=devices)
         return plan_of(
             self.estimates.memory, self.hardware, layout_request, self.global_batch, 1, self.estimates, nearest
         )
 
     def feasible(self, devices: int) -> Candidate | None:
-        """Returns the best layout of a number of accelerators that fits; None if none does or none is possible."""
+        """Returns the best layout of a number of accelerators that fits; None if no layout fits."""
         try:
             return next(iter(self.planned(devices, "never").plan.feasible), None)
         except InputError:
             return None
 
 
-def _best_candidate(planned: LayoutPlan) -> Candidate | None:
-    """Returns the first layout that fits, else the one that requires least."""
-    plan = planned.plan
+def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
+    """Returns the first layout that fits, or the layout that requires least if none fits."""
+    plan = layout_plan.plan
     return plan.feasible[0] if plan.feasible else plan.nearest
 
 
 def _fewest_devices(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int | None, Candidate | None]:
-    """Returns the fewest accelerators on which some layout fits, of the given number, its halves and its doubles."""
+    """Returns the fewest accelerators on which some layout fits, among a number, its halves and its doubles."""
     devices = planned.devices
     if planned.plan.feasible:
         return _fewest_halves(question, devices, planned.plan.feasible[0])
@@ -125,8 +129,8 @@ def _fewest_devices(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int
     return None, None
 
 
-def _fewest_halves(question: DevicesQuestion, devices: int, best: Candidate) -> tuple[int, Candidate]:
-    """Returns the smallest half of a number on which some layout fits, and that layout. best: the number's layout.
+def _fewest_halves(question: DevicesQuestion, devices: int, best_candidate: Candidate) -> tuple[int, Candidate]:
+    """Returns the smallest half of a number on which some layout fits, and that layout. best_candidate: of the number.
 
     With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
     searched by bisection. With a fixed batch they are tried in order.
@@ -134,16 +138,16 @@ def _fewest_halves(question: DevicesQuestion, devices: int, best: Candidate) -> 
     halvings, impossible = 0, (devices & -devices).bit_length()
     while halvings + 1 < impossible:
         next_halvings = halvings + 1 if question.global_batch is not None else (halvings + impossible) // 2
-        halved = question.feasible(devices >> next_halvings)
-        if halved is None:
+        half_candidate = question.feasible(devices >> next_halvings)
+        if half_candidate is None:
             impossible = next_halvings
         else:
-            halvings, best = next_halvings, halved
-    return devices >> halvings, best
+            halvings, best_candidate = next_halvings, half_candidate
+    return devices >> halvings, best_candidate
 
 
 def _length_multiple(layout: Layout) -> int:
-    """Returns the number of which every sequence length is a multiple, so that ranks divide sequences evenly."""
+    """Returns the number of which every sequence length must be a multiple, so that ranks divide sequences evenly."""
     return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
@@ -154,60 +158,65 @@ CLOSE = 0.01
 """Relative distance at which the search ends; blocks of the allocator are larger."""
 
 
-def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit: int, start: int, maximum: int) -> int:
-    """Returns the most sequences or tokens that fit with a layout, a multiple of `unit`; 0 if none do.
+def _largest_number(
+    question: DevicesQuestion, best_candidate: Candidate, name: str, unit: int, start: int, maximum: int
+) -> int:
+    """Returns the most sequences or tokens that fit with a layout, as a multiple of `unit`; 0 if none fits.
 
     The bytes of tensors are estimated for any number. The allocator's overhead is known where it was replayed, and is
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
     in the next attempt, and twice as many after another failure.
     """
     memory, record, capacity = question.estimates.memory, question.estimates.framework, question.hardware.capacity_bytes
-    version, micro_batches = question.layout_request.framework_version or "", best.micro_batches
+    version, micro_batches = question.layout_request.framework_version or "", best_candidate.micro_batches
 
     @cache
     def tensor_bytes(number: int) -> int:
-        return record.estimate(memory.with_(**{name: number})).largest_rank(best.layout, micro_batches)[0]
+        return record.estimate(memory.with_(**{name: number})).largest_rank(best_candidate.layout, micro_batches)[0]
 
-    fitting, too_large, margin = (start, best.device_bytes - tensor_bytes(start)), (start, 0), 0
+    fitting_point, too_large, margin = (start, best_candidate.device_bytes - tensor_bytes(start)), (start, 0), 0
 
     def needed_bytes(number: int) -> int:
-        overhead, distance = fitting[1], max(0, number - fitting[0])
-        if too_large[0] > fitting[0]:
-            overhead += (too_large[1] - overhead) * distance // (too_large[0] - fitting[0])
+        overhead, distance = fitting_point[1], max(0, number - fitting_point[0])
+        if too_large[0] > fitting_point[0]:
+            overhead += (too_large[1] - overhead) * distance // (too_large[0] - fitting_point[0])
         return tensor_bytes(number) + overhead + margin
 
     replays = 0
-    while replays < REPLAYS or fitting[0] == start:
+    while replays < REPLAYS or fitting_point[0] == start:
         candidate = unit * largest(
             lambda number: needed_bytes(unit * number), capacity, max(1, start // unit), maximum // unit
         )
-        if candidate <= fitting[0]:
+        if candidate <= fitting_point[0]:
             break
         tensors = tensor_bytes(candidate)
         run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
-        replayed_bytes, replays = replayed(run, record, version, best.layout), replays + 1
+        replayed_bytes, replays = replayed(run, record, version, best_candidate.layout), replays + 1
         if replayed_bytes > capacity:
-            margin = max(2 * margin, replayed_bytes - capacity) if too_large[0] > fitting[0] else 0
+            margin = max(2 * margin, replayed_bytes - capacity) if too_large[0] > fitting_point[0] else 0
             too_large = candidate, replayed_bytes - tensors
             continue
-        fitting, margin = (candidate, replayed_bytes - tensors), 0
-        if too_large[0] <= fitting[0] or too_large[0] - fitting[0] <= max(unit, CLOSE * fitting[0]):
+        fitting_point, margin = (candidate, replayed_bytes - tensors), 0
+        if too_large[0] <= fitting_point[0] or too_large[0] - fitting_point[0] <= max(unit, CLOSE * fitting_point[0]):
             break
-    return fitting[0] // unit * unit
+    return fitting_point[0] // unit * unit
 
 
 def _changes(
-    question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest: Candidate | None
+    question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[Change]:
     """Yields changes that make it fit: full recomputation, and more accelerators."""
     if question.estimates.memory.settings.recompute in (None, "none"):
-        recomputed = _best_candidate(replace(question, estimates=question.estimates.recomputed).planned(devices))
-        if recomputed is not None:
+        recomputed_candidate = _best_candidate(
+            replace(question, estimates=question.estimates.recomputed).planned(devices)
+        )
+        if recomputed_candidate is not None:
             yield Change(
-                f"--recompute {RECOMPUTED} {recomputed.layout.options()}".strip(),
-                Fit(question.hardware, recomputed.device_bytes),
+                f"--recompute {RECOMPUTED} {recomputed_candidate.layout.options()}".strip(),
+                Fit(question.hardware, recomputed_candidate.device_bytes),
             )
-    if fewest_devices is not None and fewest is not None:
+    if fewest_devices is not None and fewest_candidate is not None:
         yield Change(
-            f"--devices {fewest_devices} {fewest.layout.options()}".strip(), Fit(question.hardware, fewest.device_bytes)
+            f"--devices {fewest_devices} {fewest_candidate.layout.options()}".strip(),
+            Fit(question.hardware, fewest_candidate.device_bytes),
         )

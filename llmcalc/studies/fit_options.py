@@ -1,4 +1,4 @@
-"""The accelerators on which a run fits, and the smallest number of each."""
+"""The accelerators on which a run fits, and the smallest number of each kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RuntimeOf = Callable[[Hardware], Runtime]
 
 @dataclass(frozen=True)
 class HardwareOption:
-    """A number of accelerators for a run. layout: the layout over them; None for one. fit: the verdict."""
+    """A kind and number of accelerators for a run. layout: the layout over them; None for one. fit: the verdict."""
 
     devices: int
     layout: Layout | None
@@ -37,7 +37,7 @@ class HardwareOption:
 
 
 class _Divided(NamedTuple):
-    """A run on a number of accelerators.
+    """A run divided over a number of accelerators.
 
     devices: number of accelerators.
     layout: the layout over them; None for one accelerator.
@@ -58,21 +58,21 @@ def _over_ranks(cluster: Cluster) -> _Divided:
         return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
 
     if cluster.trains:
-        least = least_static_bytes(cluster.memory) // cluster.layout.world
+        least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
     else:
-        least = _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
-    return _Divided(cluster.layout.world, cluster.layout, largest, least)
+        least_bytes = _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
+    return _Divided(cluster.layout.world, cluster.layout, largest, least_bytes)
 
 
 def _least_bytes(memory: Memory) -> int:
-    """Returns bytes that an accelerator has at least at the end of a pass: weights and cache."""
+    """Returns a lower bound of an accelerator's bytes at the end of a pass: weights and cache."""
     return int(memory.states.weights + memory.states.kv_cache)
 
 
 def hardware_options(
     memory: Memory, accelerators: Iterable[Hardware], request: LayoutRequest, runtime_of: RuntimeOf
 ) -> tuple[HardwareOption, ...]:
-    """Returns the fewest devices of each accelerator on which a run fits; sorted by fit, then by total memory.
+    """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
 
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.
@@ -82,9 +82,11 @@ def hardware_options(
     trains, name = memory.settings.phase == "training", request.framework
     if trains and name is not None and replace(request, devices=1).is_undivided and framework(name).layouts.zero != 3:
         raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
-    divided, options = _divided_runs(memory, request), []
+    divided_runs, options = _divided_runs(memory, request), []
     for hardware in accelerators:
-        divided, candidates = tee(divided)  # runs are made as far as an accelerator needs them, and once for all
+        divided_runs, candidates = tee(
+            divided_runs
+        )  # runs are made as far as an accelerator needs them, and once for all
         options.append(_option(candidates, hardware, memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(
@@ -100,13 +102,13 @@ def hardware_options(
 
 
 def _option(
-    divided: Iterable[_Divided], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
+    divided_runs: Iterable[_Divided], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
 ) -> HardwareOption:
-    """Returns the fewest accelerators of a kind on which the run fits.
+    """Returns the fewest accelerators of one kind on which the run fits.
 
     default_runtime: a runtime under which each run is known, by which those that surely do not fit are passed over.
     """
-    tried: list[tuple[int, HardwareOption]] = []
+    tried_options: list[tuple[int, HardwareOption]] = []
     too_large: list[tuple[int, int, _Divided]] = []
 
     def try_(index: int, run: _Divided) -> HardwareOption | None:
@@ -116,36 +118,38 @@ def _option(
             return None
         if fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity:
             fit = run.on(runtime).fit_on(hardware)
-        tried.append((index, option := HardwareOption(run.devices, run.layout, fit)))
+        tried_options.append((index, option := HardwareOption(run.devices, run.layout, fit)))
         return option
 
-    for index, run in enumerate(divided):
+    for index, run in enumerate(divided_runs):
         if run.least > hardware.capacity_bytes:
             too_large.append((run.least, index, run))
         elif (option := try_(index, run)) is not None and option.fit.verdict == "fits":
             return option
-    for least, index, run in sorted(too_large, key=lambda entry: entry[:2]):
-        if tried and least > min(option.fit.needed for _, option in tried):
+    for least_bytes, index, run in sorted(too_large, key=lambda entry: entry[:2]):
+        if tried_options and least_bytes > min(option.fit.needed for _, option in tried_options):
             break
         try_(index, run)
-    if not tried:
+    if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
-    return min(tried, key=lambda entry: (entry[1].fit.needed, entry[0]))[1]
+    return min(tried_options, key=lambda entry: (entry[1].fit.needed, entry[0]))[1]
 
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
-    """Yields the run over more and more accelerators, in layouts that are possible."""
+    """Yields the run over increasing numbers of accelerators, in possible layouts."""
     version, record = request.framework_version or "", framework_of(request)
     trains = memory.settings.phase == "training"
     for devices in _numbers(request.devices):
-        numbered = replace(request, devices=devices)
-        if devices == 1 and numbered.is_undivided:
+        request_of_number = replace(request, devices=devices)
+        if devices == 1 and request_of_number.is_undivided:
             yield _Divided(1, None, memory.on, (least_static_bytes if trains else _least_bytes)(memory))
         elif trains:
-            yield from _possible(memory, _training_request(numbered), version)
+            yield from _possible(memory, _training_request(request_of_number), version)
         else:
             layouts = (
-                layout for layout in serving_layouts(memory, numbered, devices) if layout.dp == (numbered.dp or 1)
+                layout
+                for layout in serving_layouts(memory, request_of_number, devices)
+                if layout.dp == (request_of_number.dp or 1)
             )
             yield from (_over_ranks(Cluster.of(memory, layout, record, version)) for layout in layouts)
 

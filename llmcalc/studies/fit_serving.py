@@ -28,7 +28,7 @@ MOST_TRIED = 2**10
 
 @dataclass(frozen=True)
 class Replica:
-    """A layout with its largest rank.
+    """A layout of one replica, with the memory of its largest rank.
 
     rank: number of that rank. fit: the verdict on it.
     decoding: a token of every user of all replicas; None where it does not fit, and without a time.
@@ -42,7 +42,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class ServingFitting:
-    """Whether inference fits on a number of accelerators.
+    """The answer whether inference fits on a number of accelerators, with its layouts.
 
     memory: the run on one device.
     tried: all layouts, most replicas first.
@@ -66,19 +66,19 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
     layout_request: parallelism options; group sizes in it apply to every layout.
     Raises `InputError` where no layout can be tried at all.
     """
-    replicas, best = serving_replicas(memory, hardware, layout_request)
-    fitting = best.fit.verdict != "no"
-    fewest = best.layout if fitting else _layout_on_more(memory, hardware, layout_request)
-    worst = fit(inference_rank(memory, best.layout, best.rank, memory.runtime), hardware)
-    batch, seq, changes = worst.batch, worst.seq, worst.changes
-    for rank in _end_ranks(best.layout):
-        if rank != best.rank:
-            rank_run = inference_rank(memory, best.layout, rank, memory.runtime)
+    replicas, best_replica = serving_replicas(memory, hardware, layout_request)
+    best_fits = best_replica.fit.verdict != "no"
+    fewest_layout = best_replica.layout if best_fits else _layout_on_more(memory, hardware, layout_request)
+    worst_fit = fit(inference_rank(memory, best_replica.layout, best_replica.rank, memory.runtime), hardware)
+    batch, seq, changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
+    for rank in _end_ranks(best_replica.layout):
+        if rank != best_replica.rank:
+            rank_run = inference_rank(memory, best_replica.layout, rank, memory.runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
-    if not fitting and fewest is not None:
-        larger_replica = _replica(memory, hardware, fewest)
-        changes = (Change(f"--devices {fewest.world} {fewest.options()}", larger_replica.fit), *changes)
-    timed = [
+    if not best_fits and fewest_layout is not None:
+        larger_replica = _replica(memory, hardware, fewest_layout)
+        changes = (Change(f"--devices {fewest_layout.world} {fewest_layout.options()}", larger_replica.fit), *changes)
+    timed_replicas = [
         replace(replica, decoding=decoded_token(memory, hardware, replica.layout))
         if replica.fit.verdict != "no"
         else replica
@@ -86,26 +86,28 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
     ]
     return ServingFitting(
         memory,
-        tuple(timed),
-        best,
-        None if fewest is None else fewest.tp * fewest.pp,
-        fewest,
-        replace(worst, batch=batch, seq=seq, changes=changes),
+        tuple(timed_replicas),
+        best_replica,
+        None if fewest_layout is None else fewest_layout.tp * fewest_layout.pp,
+        fewest_layout,
+        replace(worst_fit, batch=batch, seq=seq, changes=changes),
     )
 
 
 def serving_replicas(memory: Memory, hardware: Hardware, request: LayoutRequest) -> tuple[tuple[Replica, ...], Replica]:
-    """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best of them.
+    """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best layout.
 
     The best one is the first that fits, or the one that requires least.
     Raises `InputError` where no layout is possible.
     """
     assert request.devices is not None
-    tried = tuple(_replica(memory, hardware, layout) for layout in serving_layouts(memory, request, request.devices))
-    if not tried:
+    tried_replicas = tuple(
+        _replica(memory, hardware, layout) for layout in serving_layouts(memory, request, request.devices)
+    )
+    if not tried_replicas:
         raise ImpossibleLayout(f"--devices {request.devices}: no layout of these is possible")
-    fitting = (replica for replica in tried if replica.fit.verdict != "no")
-    return tried, next(fitting, min(tried, key=lambda replica: replica.fit.needed))
+    fitting_replicas = (replica for replica in tried_replicas if replica.fit.verdict != "no")
+    return tried_replicas, next(fitting_replicas, min(tried_replicas, key=lambda replica: replica.fit.needed))
 
 
 def serving_layouts(memory: Memory, layout_request: LayoutRequest, devices: int) -> Iterator[Layout]:
@@ -140,18 +142,18 @@ def _has_program(memory: Memory, layout: Layout) -> bool:
 
 
 def _end_ranks(layout: Layout) -> tuple[int, ...]:
-    """Returns a rank of the first and of the last stage; other stages have neither embedding nor head."""
+    """Returns a rank of the first and of the last stage; the stages between have neither embedding nor head."""
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
 
 def _replica(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
     """Returns a layout with its largest rank."""
-    fits = {
+    fit_by_rank = {
         rank: rank_memory(inference_rank(memory, layout, rank, memory.runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)
     }
-    rank = max(fits, key=lambda rank: (fits[rank].needed, -rank))
-    return Replica(layout, rank, fits[rank])
+    rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed, -rank))
+    return Replica(layout, rank, fit_by_rank[rank])
 
 
 def _layout_on_more(memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:

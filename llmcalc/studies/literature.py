@@ -89,7 +89,7 @@ def critical_depth(hidden_size: int) -> float:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """One shape compared with the figures of the studies.
+    """One shape compared with the figures of published studies.
 
     in_kaplan_range: whether h/L is between those of Kaplan's two models.
     past_tay: whether the shape has more layers than the depth at which Tay's gain converges.

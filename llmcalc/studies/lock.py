@@ -1,4 +1,4 @@
-"""What a lock file holds of a model: its source, its counts, its bytes by format, and how they are known.
+"""The entry of a model in a lock file: its source, its counts, its bytes by number format, and their evidence.
 
 The entry of a model is a function of its description and of llmcalc's version alone, so it can be compared in CI.
 """
@@ -35,7 +35,7 @@ SEQUENCE = 2048
 
 @dataclass(frozen=True)
 class Locked:
-    """The entry of a model in a lock file.
+    """A model's entry in a lock file.
 
     preset: the model, as it was read.
     data: the entry, in JSON's types; numbers are exact integers in parameters, FLOPs and bytes.
@@ -66,7 +66,7 @@ def program_version() -> str:
 
 
 def locked_model(preset: Preset) -> Locked:
-    """Returns the entry of a model. Raises `InputError` for a model whose counts have no closed form."""
+    """Returns a model's lock-file entry. Raises `InputError` if the model's counts have no closed form."""
     spec = preset.model
     count, forward = params(spec), flops(spec, run_config_of(spec, 1, SEQUENCE))
     return Locked(
@@ -76,19 +76,19 @@ def locked_model(preset: Preset) -> Locked:
             "name": preset.name,
             "kind": spec.kind,
             "model_type": None if preset.config is None else preset.config.get("model_type"),
-            "revision": _revision(preset),
-            "sha256": _digest(preset),
+            "revision": _hub_revision(preset),
+            "sha256": _config_digest(preset),
             "params": {"total": count.total, "active": count.active, "embedding": count.embedding},
             "flops": {"seq": SEQUENCE, "full": forward.full, "causal": forward.causal},
-            "cache": _cache(preset),
-            "weights": _weights(preset),
+            "cache": _cache_bytes(preset),
+            "weights": _weight_bytes(preset),
             "statuses": {f"{part.kind} {part.name}": part.status for part in evidence_of_parts(spec)},
         },
     )
 
 
-def _digest(preset: Preset) -> str:
-    """Returns the SHA-256 of the config, or of the description without one, as JSON with sorted keys and no spaces.
+def _config_digest(preset: Preset) -> str:
+    """Returns the SHA-256 of a model's config (or description) as JSON with sorted keys and no spaces.
 
     A description has no fields with default values, so that its digest stays when a later version has more fields.
     """
@@ -97,8 +97,8 @@ def _digest(preset: Preset) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _revision(preset: Preset) -> str | None:
-    """Returns the commit of the hub's repository that the config came from; None for a preset or a file."""
+def _hub_revision(preset: Preset) -> str | None:
+    """Returns the hub repository's commit from which the config was read; None for a preset or a file."""
     target = preset.target.removesuffix("?" + "&".join(preset.changes))
     hub_id = hub_id_of(target) or target
     if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():
@@ -108,18 +108,18 @@ def _revision(preset: Preset) -> str | None:
     return commit_of(hub_id)
 
 
-def _cache(preset: Preset) -> dict[str, Any] | None:
-    """Returns the cache in bfloat16, with the model's usual context; None for an encoder, which has none."""
+def _cache_bytes(preset: Preset) -> dict[str, Any] | None:
+    """Returns the bytes of the bfloat16 cache at the model's usual context; None for an encoder, which has none."""
     if preset.model.kind == "encoder":
         return None
     size = kv(preset.model)
     return {"seq": size.workload.seq, "bytes_per_token": size.bytes_per_token, "bytes": size.bytes}
 
 
-def _weights(preset: Preset) -> dict[str, int | None]:
-    """Returns the bytes of the weights as published and by format; None for a format that cannot store them."""
-    stored = memory(preset.model, published=preset.dtype, config=preset.checkpoint)
-    sizes: dict[str, int | None] = {"published": stored.weights}
+def _weight_bytes(preset: Preset) -> dict[str, int | None]:
+    """Returns the weights' bytes as published and by number format; None for formats that cannot store them."""
+    published_memory = memory(preset.model, published=preset.dtype, config=preset.checkpoint)
+    sizes: dict[str, int | None] = {"published": published_memory.weights}
     for name in (short_dtype("bfloat16"), *FORMATS):
         chosen = Settings(quantize=name) if name in FORMATS else Settings(dtype=name)
         try:
@@ -129,21 +129,21 @@ def _weights(preset: Preset) -> dict[str, int | None]:
     return sizes
 
 
-def changes_of(locked: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Returns the values of two entries that differ, in the order of the present entry."""
-    before, after = dict(_leaves(locked)), dict(_leaves(now))
-    target = str(now["target"])
+def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[Change]:
+    """Returns the values that differ between two entries, in the order of the newer entry."""
+    values_before, values_now = dict(_nested_values(locked_entry)), dict(_nested_values(current_entry))
+    target = str(current_entry["target"])
     return [
-        Change(target, key, before.get(key), after.get(key))
-        for key in dict.fromkeys((*after, *before))
-        if before.get(key) != after.get(key)
+        Change(target, key, values_before.get(key), values_now.get(key))
+        for key in dict.fromkeys((*values_now, *values_before))
+        if values_before.get(key) != values_now.get(key)
     ]
 
 
-def _leaves(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values inside tables, each with the path of its keys."""
+def _nested_values(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values inside nested tables, each with its path of keys."""
     if isinstance(table, Mapping) and table:
         for key, item in table.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+            yield from _nested_values(item, f"{path}.{key}" if path else str(key))
     else:
         yield path, table

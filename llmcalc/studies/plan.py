@@ -1,4 +1,4 @@
-"""Finds the layouts of a model on a number of devices that fit, and the reasons why others do not.
+"""Finds the layouts of a model on a number of devices that fit, and the reasons why others do not fit.
 
 A layout fits if its largest rank fits in a replay on the allocator, as in `llmcalc memory`. An estimate of the peak of
 its tensors is faster and decides which layouts are replayed, and in which order. It does not know the fragmentation of
@@ -51,7 +51,7 @@ FURTHER_REPLAYS = 10
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout that may fit.
+    """A layout that may fit, with its estimated bytes.
 
     micro_batches: micro-batches per step.
     device_bytes: bytes that the largest rank requires.
@@ -88,7 +88,7 @@ class Candidate:
 
 @dataclass
 class Plan:
-    """The layouts of a search, sorted by whether they fit.
+    """The sorted layouts of a search: layouts that fit come first.
 
     tried: number of layouts.
     feasible: layouts that fit in a replay, best first.
@@ -110,7 +110,7 @@ class Plan:
 
 @dataclass
 class LayoutEstimates:
-    """Peak estimates of a model's layouts, as configured and with recomputation, for any number of devices."""
+    """Peak estimates in bytes of a model's layouts, as configured and with recomputation, for any number of devices."""
 
     memory: Memory
     framework: Framework
@@ -118,7 +118,7 @@ class LayoutEstimates:
 
     @cached_property
     def as_configured(self) -> PeakEstimate:
-        """The estimate with the run's own setting of recomputation."""
+        """The estimates with the run's own setting of recomputation."""
         return self.framework.estimate(self.memory)
 
     @property
@@ -127,7 +127,7 @@ class LayoutEstimates:
         return self.with_recompute(RECOMPUTED)
 
     def with_recompute(self, value: str) -> LayoutEstimates:
-        """The estimates with another value of `--recompute`; the same for the run's own setting."""
+        """Returns the estimates with another value of `--recompute`; the same estimates for the run's own value."""
         if value == AS_CONFIGURED:
             return self
         if value not in self._with:
@@ -137,7 +137,7 @@ class LayoutEstimates:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The plan of a model on a number of devices.
+    """The plan of a model's layouts on a number of devices.
 
     estimates: peak estimates of the model.
     hardware: the accelerator.
@@ -170,7 +170,7 @@ class LayoutPlan:
         return self.estimates.framework
 
     def range(self, candidate: Candidate) -> Range | None:
-        """The range of a layout's seconds; None if it is not timed."""
+        """Returns the range of a layout's seconds per step; None for a layout that is not timed."""
         if self.times is None or candidate.seconds is None:
             return None
         return self.times.range(candidate.seconds)
@@ -199,7 +199,7 @@ def plan_of(
     by: Order | None = "memory",
     time_settings: Callable[[Framework], TimeSettings] | None = None,
 ) -> LayoutPlan:
-    """Plans the training of a model on `layout_request.devices` accelerators under its framework, which has the model.
+    """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
     global_batch: sequences per step; None for one micro-batch per accelerator.
@@ -227,7 +227,7 @@ def plan_of(
         global_batch = micro_batch * layout_request.devices
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
     estimates = estimates or LayoutEstimates(memory, record)
-    times, untimed = _times(memory, hardware, by, time_settings, record)
+    layout_times, untimed_reason = _times(memory, hardware, by, time_settings, record)
 
     @cache
     def run_of(number: int, recompute: str) -> Memory:
@@ -235,8 +235,8 @@ def plan_of(
 
     @cache
     def times_of(recompute: str) -> TrainingTimes:
-        assert times is not None
-        return times.of_run(estimates.with_recompute(recompute).memory)
+        assert layout_times is not None
+        return layout_times.of_run(estimates.with_recompute(recompute).memory)
 
     version = layout_request.framework_version or ""
 
@@ -248,8 +248,8 @@ def plan_of(
         return estimates.with_recompute(recompute).as_configured.largest_rank(layout, number)
 
     def replay(layout: Layout, number: int, recompute: str, enough: int | None) -> int:
-        worst = largest(layout, number, recompute)[1] if enough is not None else 0
-        return replayed(run_of(number, recompute), record, version, layout, worst, enough)
+        largest_rank_stage = largest(layout, number, recompute)[1] if enough is not None else 0
+        return replayed(run_of(number, recompute), record, version, layout, largest_rank_stage, enough)
 
     errors = record.estimate_errors
     result = plan(
@@ -262,16 +262,18 @@ def plan_of(
         errors,
         nearest,
         None
-        if times is None
+        if layout_times is None
         else lambda layout, number, recompute: float(times_of(recompute).step(layout, number).seconds),
-        _recomputations(memory, record) if times is not None else (AS_CONFIGURED,),
+        _recomputations(memory, record) if layout_times is not None else (AS_CONFIGURED,),
         lambda layout, number, recompute: estimates.with_recompute(recompute).as_configured.least_bytes(layout, number),
     )
-    return LayoutPlan(estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, times, untimed)
+    return LayoutPlan(
+        estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, layout_times, untimed_reason
+    )
 
 
 def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
-    """Returns the values of `--recompute` that a plan tries, each with less memory and more work than the one before.
+    """Returns the values of `--recompute` that a plan tries, by falling memory and rising work.
 
     They are none, selective and full, unless the user chose.
     """
@@ -287,7 +289,7 @@ def _times(
     time_settings: Callable[[Framework], TimeSettings] | None,
     record: Framework,
 ) -> tuple[TrainingTimes | None, str]:
-    """Returns the times of layouts, or the reason why there are none."""
+    """Returns the seconds per step of layouts, or the reason why they cannot be estimated."""
     if by == "memory":
         return None, ""
     settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
@@ -302,7 +304,7 @@ def _times(
 def replayed(
     memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, enough: int | None = None
 ) -> int:
-    """Returns the bytes that the largest rank of a layout requires on the allocator, as in `llmcalc memory`.
+    """Returns the bytes that a layout's largest rank requires, replayed on the allocator as in `llmcalc memory`.
 
     memory: the model and its run, with the number of its micro-batches.
     stage: pipeline stage whose rank is replayed first; default 0.
@@ -327,7 +329,7 @@ def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: i
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Makes candidates of layouts. Fields: as the arguments of `plan`. capacity: usable bytes of a device."""
+    """Creates candidates of layouts. Fields: as the arguments of `plan`. capacity: usable bytes of a device."""
 
     needed: Callable[[Layout, int, str], int]
     sent: Callable[[Layout, int, str], int]
@@ -339,7 +341,7 @@ class _Candidates:
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
     def all_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
-        """Returns the candidate of each layout, or the error of a layout that can have no recomputation.
+        """Returns the candidate of each layout, or the error of a layout that supports no recomputation.
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
         fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
@@ -359,14 +361,14 @@ class _Candidates:
         return self._is_too_large(layout, 0, AS_CONFIGURED)
 
     def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
-        """Whether a run surely does not fit."""
+        """Whether a lower bound of a run's bytes exceeds the capacity."""
         try:
             return self.errors.least(self.least(layout, micro_batches, recompute)) > self.capacity
         except InputError:
             return False
 
     def try_(self, layout: Layout, micro_batches: int) -> Candidate | InputError:
-        """Returns the candidate of a layout, or the error of one that can have no recomputation."""
+        """Returns the candidate of a layout, or the error of a layout that supports no recomputation."""
         try:
             candidate = self.of(layout, micro_batches, self.recomputations)
         except InputError as error:
@@ -377,18 +379,18 @@ class _Candidates:
     def of(
         self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
     ) -> Candidate | None:
-        """The layout with the first value of recomputation with which it may fit, or the last one that it can have.
+        """Returns the layout with the first `--recompute` value with which it may fit, or with the last possible value.
 
         only_fitting: whether values with which the layout surely does not fit are passed over where others have its
             kernels, and None is returned if it does not fit with the rest; false by default.
         Raises `InputError` for a layout that can have none of the values.
         """
-        last: Candidate | None = None
-        skipped = False
+        last_candidate: Candidate | None = None
+        skips_value = False
         for recompute in values:
             run = layout, micro_batches, recompute
             if only_fitting and _kernels(layout) in self._measured and self._is_too_large(*run):
-                skipped = True
+                skips_value = True
                 continue
             try:
                 bytes = self.needed(*run)
@@ -396,31 +398,33 @@ class _Candidates:
                 sent_bytes = self.sent(*run) if may_fit else None
                 step_seconds = self.seconds(*run) if may_fit and self.seconds is not None else None
             except InputError:
-                if last is None and skipped:
+                if last_candidate is None and skips_value:
                     return self.of(layout, micro_batches, values)
-                if last is None:
+                if last_candidate is None:
                     raise
                 continue
             self._measured.add(_kernels(layout))
             bubble_share = bubble(layout, micro_batches) if may_fit else None
             sizes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
-            last = Candidate(layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute)
+            last_candidate = Candidate(
+                layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute
+            )
             if may_fit:
-                return last
-        return None if skipped else last
+                return last_candidate
+        return None if skips_value else last_candidate
 
     def with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
-        """The layout with the next value of recomputation with which it may fit; None without any."""
+        """Returns the layout with the next `--recompute` value with which it may fit; None without such a value."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
-            recomputed = self.of(candidate.layout, candidate.micro_batches, values) if values else None
+            recomputed_candidate = self.of(candidate.layout, candidate.micro_batches, values) if values else None
         except InputError:
             return None
-        return None if recomputed is None or recomputed.bubble is None else recomputed
+        return None if recomputed_candidate is None or recomputed_candidate.bubble is None else recomputed_candidate
 
 
 def _kernels(layout: Layout) -> tuple[object, ...]:
-    """Returns what of a layout decides which kernels its ranks run."""
+    """Returns the sizes of a layout that determine which kernels its ranks run."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
 
 
@@ -437,7 +441,7 @@ def plan(
     recomputations: Sequence[str] = (AS_CONFIGURED,),
     least: Callable[[Layout, int, str], int] = lambda *_: 0,
 ) -> Plan:
-    """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
+    """Sorts layouts by time, or by the sum of their ranks by headroom, by communication and by bubble.
 
     The best are replayed. Each layout recomputes as little as it needs to fit.
 
@@ -512,24 +516,24 @@ def _with_too_large(
     candidates: _Candidates,
     layouts: Search,
 ) -> list[Candidate]:
-    """Returns the candidates that do not fit, with those that were not estimated so far.
+    """Returns the candidates that do not fit, including those that were not estimated before.
 
     They have the order of the search; replayed ones come later, and last those that fit with no run.
     """
-    every = list(refused_candidates)
+    all_refused = list(refused_candidates)
     for layout, micro_batches in sorted(too_large, key=lambda run: candidates.never_fits(run[0])):
         candidate = candidates.try_(layout, micro_batches)
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
         else:
-            every.append(candidate)
+            all_refused.append(candidate)
     place = {run: number for number, run in enumerate(layouts.possible)}
 
     def order(candidate: Candidate) -> tuple[bool, bool, int]:
         number = 0 if candidate.replayed else place[candidate.layout, candidate.micro_batches]
         return candidates.never_fits(candidate.layout), candidate.replayed, number
 
-    return sorted(every, key=order)
+    return sorted(all_refused, key=order)
 
 
 def _smallest_replay(
@@ -537,24 +541,27 @@ def _smallest_replay(
     replay: Callable[[Candidate, int | None], Candidate | None],
     errors: EstimateErrors,
 ) -> Candidate | None:
-    """Returns the layout that requires least in a replay, of those that do not fit; None without any.
+    """Returns the layout that requires least in a replay, of the layouts that do not fit; None without any.
 
     It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout that
     cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest replay so far.
     """
-    smallest: Candidate | None = None
+    smallest_candidate: Candidate | None = None
     replays = 0
     for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
-        if smallest is not None and (
-            smallest.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
+        if smallest_candidate is not None and (
+            smallest_candidate.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
         ):
             break
-        replayed, replays = replay(candidate, None if smallest is None else smallest.device_bytes), replays + 1
-        if replayed is None:
+        replayed_candidate, replays = (
+            replay(candidate, None if smallest_candidate is None else smallest_candidate.device_bytes),
+            replays + 1,
+        )
+        if replayed_candidate is None:
             refused_candidates.remove(candidate)
-        elif smallest is None or replayed.device_bytes < smallest.device_bytes:
-            smallest = replayed
-    return smallest
+        elif smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:
+            smallest_candidate = replayed_candidate
+    return smallest_candidate
 
 
 NEAREST_REPLAYS = 4
@@ -562,19 +569,19 @@ NEAREST_REPLAYS = 4
 
 
 def by_time(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by the seconds of a step; of equal ones, that which requires least is first."""
+    """Sorts candidates by seconds per step; equal ones by required bytes."""
     return sorted(candidates, key=lambda candidate: (candidate.seconds, candidate.device_bytes))
 
 
 def ties(candidates: list[Candidate]) -> list[bool]:
-    """Returns of each of some sorted candidates whether it is within `TIE` of the first one of its tie."""
-    tied: list[bool] = []
-    first = 0.0
+    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of its tie."""
+    tie_flags: list[bool] = []
+    first_seconds = 0.0
     for candidate in candidates:
         seconds = candidate.seconds or 0.0
-        tied.append(bool(first) and seconds <= (1 + TIE) * first)
-        first = first if tied[-1] else seconds
-    return tied
+        tie_flags.append(bool(first_seconds) and seconds <= (1 + TIE) * first_seconds)
+        first_seconds = first_seconds if tie_flags[-1] else seconds
+    return tie_flags
 
 
 PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
@@ -596,7 +603,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 
 def place_of(candidates: list[Candidate], sizes: Mapping[str, int]) -> int | None:
-    """Returns the place, from 1, of the first candidate with these sizes; None if there is none."""
+    """Returns the rank, counted from 1, of the first candidate with these sizes; None without such a candidate."""
     for place, candidate in enumerate(candidates, start=1):
         if all(getattr(candidate.layout, name) == size for name, size in sizes.items()):
             return place
@@ -608,7 +615,7 @@ ENOUGH_HEADROOM = 0.1
 
 
 def ranked(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by the sum of their positions by headroom, by communication and by bubble."""
+    """Sorts candidates by the sum of their ranks by headroom, by communication and by bubble."""
     position_sums: dict[int, int] = {}
     keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
@@ -630,9 +637,9 @@ def bubble(layout: Layout, micro_batches: int) -> float:
     """
     if layout.pp == 1:
         return 0.0
-    simulated = distinct_micro_batches(layout, micro_batches)
-    timetable = _run(layout.pp, layout.vpp, layout.schedule, simulated)
-    remaining_time = (micro_batches - simulated) * layout.vpp * FORWARD_AND_BACKWARD
+    simulated_micro_batches = distinct_micro_batches(layout, micro_batches)
+    timetable = _run(layout.pp, layout.vpp, layout.schedule, simulated_micro_batches)
+    remaining_time = (micro_batches - simulated_micro_batches) * layout.vpp * FORWARD_AND_BACKWARD
     return timetable.idle / (timetable.time + remaining_time)
 
 

@@ -1,4 +1,4 @@
-"""The memory of a device over the phases of reinforcement learning, whose engine shares it with the training.
+"""The memory of a device in the phases of reinforcement learning, which an inference engine and training share.
 
 The update is the replayed training step. The engine has its own rule. What other models and passes take is estimated:
 their weights, and for a pass without gradients the logits of a micro-batch or the widest layer's activations.
@@ -31,7 +31,7 @@ TRAINED = ("weights", "gradients", "optimizer")
 
 
 class PhaseTerm(NamedTuple):
-    """A part of a phase's memory. status: as of any term. source: the file, rule or witness behind it."""
+    """A memory term of a phase. status: as of any term. source: the file, rule or witness behind the bytes."""
 
     name: str
     bytes: int
@@ -40,7 +40,7 @@ class PhaseTerm(NamedTuple):
 
 
 class RolloutPhase(NamedTuple):
-    """A phase: `rollout`, `weight_transfer`, `log_probabilities` or `update`, with the terms of its fullest moment."""
+    """A phase: `rollout`, `weight_transfer`, `log_probabilities` or `update`, with the terms at its peak."""
 
     name: str
     terms: tuple[PhaseTerm, ...]
@@ -64,7 +64,7 @@ def rollout_phases(
 
 
 class _Phases:
-    """The phases of one device. device: the memory of the update on it."""
+    """The phases of one device. device: the device's memory in the update phase."""
 
     def __init__(
         self, cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, device: DeviceMemory
@@ -73,21 +73,24 @@ class _Phases:
         self.context = device.device_bytes - device.reserved_bytes
         step = device.moments.get("step", {})
         self.states = {kind: step.get(kind, 0) for kind in TRAINED}
-        others = ("weights", "optimizer", "overhead")
-        self.states["gradients"] = max(0, device.after_step_bytes - sum(step.get(kind, 0) for kind in others))
+        other_terms = ("weights", "optimizer", "overhead")
+        self.states["gradients"] = max(0, device.after_step_bytes - sum(step.get(kind, 0) for kind in other_terms))
         tp = cluster.layout.tp
         self.vocab = -(-preset.model.vocab_size // tp)
         self.model = EngineRank(preset, cluster.layout, 0, with_towers=False)
-        self.engine = self._engine(hardware)
+        self.engine = self._engine_memory(hardware)
 
-    def _engine(self, hardware: Hardware) -> EngineMemory | None:
-        """Returns the engine's memory. Its budget is a share of the device, or of the memory that training leaves."""
+    def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
+        """Returns the engine's memory.
+
+        Its budget is a share of the device, or of the memory that training leaves free.
+        """
         if not self.rollout.engine:
             return None
         record, version = engine_and_version(self.rollout.engine)
         if record.budgets_free_memory:
-            free = hardware.capacity_bytes - sum(term.bytes for term in self._between())
-            hardware = hardware.model_copy(update={"driver_total": max(free, 1), "usable_memory_bytes": None})
+            free_bytes = hardware.capacity_bytes - sum(term.bytes for term in self._bytes_between_passes())
+            hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
             flags = read_values(record.title, record.known_flags(), self.rollout.flags)
             return record.memory_on(self.preset, hardware, version, flags)
@@ -97,47 +100,49 @@ class _Phases:
     def phases(self) -> list[RolloutPhase]:
         """The phases in their order."""
         names = {
-            "rollout": self._rollout,
+            "rollout": self._rollout_phase,
             "weight_transfer": self._weight_transfer,
             "log_probabilities": self._log_probabilities,
-            "update": self._update,
+            "update": self._update_phase,
         }
         left_out = () if self.engine is not None else ("rollout", "weight_transfer")
-        return [RolloutPhase(name, tuple(_present(terms()))) for name, terms in names.items() if name not in left_out]
+        return [
+            RolloutPhase(name, tuple(_present_terms(terms()))) for name, terms in names.items() if name not in left_out
+        ]
 
-    def _between(self) -> list[PhaseTerm]:
-        """Returns the bytes that training keeps on the device while no pass of it runs."""
-        return list(_present([*self._trained(()), *self._others(), self._context()]))
+    def _bytes_between_passes(self) -> list[PhaseTerm]:
+        """Returns the bytes that training keeps on the device while none of its passes runs."""
+        return list(_present_terms([*self._trained_states(()), *self._other_models(), self._context_term()]))
 
-    def _trained(self, loaded: Iterable[str]) -> Iterator[PhaseTerm]:
-        """Yields states of the trained model. loaded: states that this phase loads from the host."""
+    def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
+        """Yields states of the trained model. loaded_states: states that this phase loads from the host."""
         for kind in TRAINED:
-            if kind not in self.rollout.offloaded or kind in loaded:
+            if kind not in self.rollout.offloaded or kind in loaded_states:
                 yield PhaseTerm(kind, self.states[kind], "source", self.rollout.source)
 
-    def _others(self) -> Iterator[PhaseTerm]:
-        """Models beside the trained one that are on the device all the time."""
+    def _other_models(self) -> Iterator[PhaseTerm]:
+        """Yields the models beside the trained model that are always on the device."""
         if self.rollout.reference.place == "device":
-            yield self._reference()
+            yield self._reference_terms()
         if self.rollout.critic == "device":
-            yield self._critic()
+            yield self._critic_terms()
 
-    def _reference(self) -> PhaseTerm:
+    def _reference_terms(self) -> PhaseTerm:
         reference = self.rollout.reference
         parameters = self.cluster.memory.states.count.total
         size = parameters * reference.weight_bytes // reference.ranks
         return PhaseTerm("reference", size, "estimate", self.rollout.source)
 
-    def _critic(self) -> PhaseTerm:
+    def _critic_terms(self) -> PhaseTerm:
         states = sum(self.states.values())
         return PhaseTerm("critic", states, "estimate", f"as large as the trained model; {self.rollout.source}")
 
-    def _context(self) -> PhaseTerm:
+    def _context_term(self) -> PhaseTerm:
         processes = 2 if self.rollout.is_own_process and self.rollout.engine else 1
         return PhaseTerm("context", processes * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *names: str) -> Iterator[PhaseTerm]:
-        """Returns terms of the engine except its budget: the named terms, or all."""
+        """Returns terms of the engine except its budget: the named terms, or all terms."""
         assert self.engine is not None
         for term in self.engine.terms:
             if term.name != "budget" and (not names or term.name in names):
@@ -145,7 +150,7 @@ class _Phases:
                 yield PhaseTerm(f"engine_{term.name}", term.bytes, status, term.source)
 
     def _idle_engine(self) -> Iterator[PhaseTerm]:
-        """What the engine keeps while it does not generate: in one process, its activations' blocks are used again."""
+        """Yields the engine's terms while it is idle; in the same process, training reuses its activations' blocks."""
         if self.engine is None:
             return
         names = ["non_torch", "cuda_graphs"]
@@ -153,13 +158,13 @@ class _Phases:
             names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.is_own_process else [])]
         yield from self._engine_terms(*names)
 
-    def _rollout(self) -> Iterator[PhaseTerm]:
-        yield from self._between()
+    def _rollout_phase(self) -> Iterator[PhaseTerm]:
+        yield from self._bytes_between_passes()
         yield from self._engine_terms()
 
     def _weight_transfer(self) -> Iterator[PhaseTerm]:
-        """The engine has its weights, and no cache yet if it sleeps in between."""
-        yield from self._between()
+        """Returns the phase in which the engine receives weights; an engine that sleeps in between has no cache yet."""
+        yield from self._bytes_between_passes()
         yield from self._idle_engine()
         if self.rollout.sleeps:
             yield from self._engine_terms("weights")
@@ -168,48 +173,48 @@ class _Phases:
 
     def _largest_matrix(self) -> int:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
-        dense, _, experts = EngineRank(self.preset, with_towers=False).widths
+        dense_width, _, experts = EngineRank(self.preset, with_towers=False).widths
         h = self.model.hidden_size
-        width = max(dense, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
+        width = max(dense_width, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
         return 2 * width * h
 
     def _log_probabilities(self) -> Iterator[PhaseTerm]:
-        """Passes without gradients: the trained model's, and the reference's and the critic's after it."""
+        """Returns the phase of passes without gradients: of the trained model, then of the reference and the critic."""
         rollout = self.rollout
-        yield from self._trained(("weights",))
-        yield from self._others()
+        yield from self._trained_states(("weights",))
+        yield from self._other_models()
         if rollout.reference.place == "host" and "weights" not in rollout.offloaded:
-            yield self._reference()
-        gathered = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
-        yield PhaseTerm("gathered_weights", max(0, gathered), "estimate", "the training's forward pass")
+            yield self._reference_terms()
+        gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
+        yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         rows = rollout.sequences * rollout.logit_tokens
         yield PhaseTerm("logits", rows * self.vocab * rollout.logit_bytes, "estimate", rollout.source)
         yield PhaseTerm("activations", self._layer_bytes(), "estimate", "the widest layer's vectors per token")
         yield from self._idle_engine()
-        yield self._context()
+        yield self._context_term()
 
     def _layer_bytes(self) -> int:
-        """Bytes of one layer's activations in a pass without gradients."""
-        dense, gated, experts = self.model.widths
-        wide = dense * (3 if gated else 2)
+        """Returns the bytes of one layer's activations in a pass without gradients."""
+        dense_width, gated, experts = self.model.widths
+        widest = dense_width * (3 if gated else 2)
         if experts is not None:
-            wide = max(wide, experts.top_k * 3 * experts.width)
+            widest = max(widest, experts.top_k * 3 * experts.width)
         element = max(2, DTYPE_BITS[self.cluster.memory.states.dtype] // 8)
         rows = self.rollout.sequences * self.rollout.tokens
-        return rows * element * (HIDDEN_VECTORS * self.model.hidden_size + wide)
+        return rows * element * (HIDDEN_VECTORS * self.model.hidden_size + widest)
 
-    def _update(self) -> Iterator[PhaseTerm]:
-        """The training step, with the engine idle. A critic is trained after the trained model."""
+    def _update_phase(self) -> Iterator[PhaseTerm]:
+        """Returns the phase of the training step, with an idle engine. A critic is trained after the trained model."""
         device = self.device
         tensors = device.terms[0]
         for kind, size in device.by_kind.items():
             yield PhaseTerm(kind, size, tensors.status, tensors.witness)
         yield PhaseTerm("fragmentation", device.fragmentation, "estimate", "the caching allocator")
-        yield from self._others()
+        yield from self._other_models()
         yield from self._idle_engine()
-        yield self._context()
+        yield self._context_term()
 
 
-def _present(terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
-    """Terms that take memory."""
+def _present_terms(terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
+    """Returns the terms whose bytes are not 0."""
     return (term for term in terms if term.bytes > 0)

@@ -29,7 +29,7 @@ RECOMPUTES = "megatron_recompute"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule for the FLOPs of a workload, and its result.
+    """A rule of thumb for a workload's FLOPs, and its result.
 
     name: its name in tables.
     formula: the formula as the source writes it.
@@ -51,7 +51,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that the rules use, as sums over layers if layers differ.
+    """The model sizes that the rules use; sums over layers if layers differ.
 
     width: h, d_model.
     layers: L.
@@ -72,28 +72,30 @@ class Sizes:
 def _is_plain_transformer(spec: ModelSpec) -> bool:
     """Whether a model is one stack of attention and FFN layers, as the rules with an attention term assume."""
     layers = [layer for _, stack in spec.stacks() for _, layer, _, _ in stack.groups()]
-    return spec.kind != "encoder-decoder" and all(_widths(layer, spec.hidden_size) is not None for layer in layers)
+    return spec.kind != "encoder-decoder" and all(
+        _layer_widths(layer, spec.hidden_size) is not None for layer in layers
+    )
 
 
-def _widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
+def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
     """Returns (heads, head size, active FFN width) of a layer with only attention and an FFN; None for others."""
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    sizes, active = mixer.heads(width), network.active_width()
-    if mixer.kind != "attention" or sizes is None or active is None:
+    sizes, active_width = mixer.heads(width), network.active_width()
+    if mixer.kind != "attention" or sizes is None or active_width is None:
         return None
-    return sizes.heads, sizes.head_dim, active
+    return sizes.heads, sizes.head_dim, active_width
 
 
 def sizes(spec: ModelSpec) -> Sizes:
-    """Returns the sizes of the stack that computes the output.
+    """Returns the sizes of the stack that computes the model's output.
 
     Raises `ArithmeticError` for any model that is not a plain transformer.
     """
     heads = keys = ffn_width = 0
     for _, layer, count, _ in spec.main.groups():
-        widths = _widths(layer, spec.hidden_size)
+        widths = _layer_widths(layer, spec.hidden_size)
         if widths is None:
             raise ArithmeticError(
                 "rules with an attention term are for plain transformers, which have heads and a feed-forward network "
@@ -143,7 +145,7 @@ def megatron(d: Sizes, batch: int, seq: int, recompute: bool) -> int:
 
 
 def conventions(count: FlopCount) -> list[Rule]:
-    """Returns the exact counts with full and causal pairs, then every rule that is defined for the model."""
+    """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
     full_flops, causal_flops = count.full, count.causal
 
     def rule(key: str, name: str, formula: str, source: str, total: int, remark: str = "") -> Rule:
@@ -153,18 +155,18 @@ def conventions(count: FlopCount) -> list[Rule]:
         rule("exact_full", "exact, full pairs", "every query × every key", "", full_flops),
         rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal_flops),
     ]
-    return rules + [rule(*fields) for fields in _rules(count)]
+    return rules + [rule(*fields) for fields in _rules_of_workload(count)]
 
 
 Found: TypeAlias = tuple[str, str, str, str, int, str]
 """A rule before comparison: (key, name, formula, source, FLOPs, remark)."""
 
 
-def _rules(count: FlopCount) -> Iterator[Found]:
+def _rules_of_workload(count: FlopCount) -> Iterator[Found]:
     count_of_params = params(count.spec, count.include)
     train, tokens = count.workload.phase == "training", count.tokens
     multiple = 6 if train else 2
-    for key, name, suffix, source, n in _parameters(count_of_params):
+    for key, name, suffix, source, n in _definitions_of_n(count_of_params):
         yield f"{key}_{multiple}n", name, f"{multiple}N{suffix}", source, multiple * n * tokens, f"N = {n:,}"
     if _is_plain_transformer(count.spec):
         yield from (_training_rules if train else _forward_rules)(
@@ -252,16 +254,16 @@ def _kaplan_n(p: ParameterCount) -> int:
     return n
 
 
-def _parameters(p: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
+def _definitions_of_n(p: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
     """Yields the common definitions of N: (key, name, counted parameters in words, source, N)."""
-    active = p.active != p.total
+    has_inactive = p.active != p.total
     yield (
         "kaplan",
         "Kaplan §2.1",
-        ", N non-embedding" + (" active" if active else ""),
+        ", N non-embedding" + (" active" if has_inactive else ""),
         "Kaplan 2020, §2.1",
         _kaplan_n(p),
     )
-    if active:
+    if has_inactive:
         yield "active", "active parameters", "", "the same with every active parameter", p.active
     yield "total", "all parameters", "", "the same with every parameter", p.total

@@ -1,4 +1,4 @@
-"""The time of a run: a training step, a prompt or a decoded token, under its settings, layout and accelerator.
+"""The seconds of a training step, a prompt or a decoded token, for given settings, layout and accelerator.
 
 `llmcalc time` answers one run with this, `llmcalc plan` orders layouts by it, so that both give the same seconds.
 """
@@ -64,7 +64,7 @@ NOT_COUNTED = {
 
 
 class Node(NamedTuple):
-    """A part of the model, or of the run, with its time.
+    """A part of the model, or of the run, with its seconds.
 
     path: path in the model, or the name of a part of the run.
     kind: kind of its kernel or message.
@@ -84,7 +84,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run with its time.
+    """A run with its estimated seconds.
 
     spec: the model.
     phase: training, prefill or decode.
@@ -126,7 +126,7 @@ class TimedRun:
 
     @property
     def seconds(self) -> float:
-        """The estimated duration."""
+        """The estimated seconds, as a range."""
         return float(self.range.estimate)
 
     @property
@@ -148,7 +148,7 @@ class TimedRun:
         return self.device.peaks[self.device.format_of(self.formats.dtype)]
 
     def model_flops(self, pairs: Pairs) -> int:
-        """FLOPs of the model for the step or the pass, without recomputation.
+        """Returns the model FLOPs of the step or pass, without recomputation.
 
         With low-rank adapters, the frozen weights have no gradients, so that a step has about 4ND in place of 6ND.
         """
@@ -173,17 +173,17 @@ class TimedRun:
 
     @cached_property
     def hardware_utilization(self) -> float:
-        """Hardware FLOPs utilization for causal pairs: with recomputed layers."""
-        recomputed = 0.0 if self.plan is None else self.plan.recompute / 3
-        return self.utilization("causal") * (1 + recomputed)
+        """Hardware FLOPs utilization with causal attention pairs, including recomputed layers."""
+        recompute_share = 0.0 if self.plan is None else self.plan.recompute / 3
+        return self.utilization("causal") * (1 + recompute_share)
 
     @cached_property
     def rules(self) -> dict[str, float | None]:
         """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND of frozen weights."""
         if self.plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}
-        active = ParameterCount(self.spec, self.spec.tree(), self.include).active
-        seconds = self.tokens * active / (self.devices * self.peak * UTILIZATION)
+        active_params = ParameterCount(self.spec, self.spec.tree(), self.include).active
+        seconds = self.tokens * active_params / (self.devices * self.peak * UTILIZATION)
         if self.plan.adapters is not None:
             return {"4ND": 4 * seconds, "6ND": None, "8ND": None}
         return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
@@ -197,19 +197,19 @@ class TimedRun:
         """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree, 0 for
         one."""
         sums: dict[tuple[str, str], dict[Bound, float]] = {}
-        for times, line in self.lines:
+        for run_count, line in self.lines:
             path = ".".join(line.path.split(".")[:depth]) if depth else "model"
             entry = sums.setdefault((path or "model", line.kind), dict.fromkeys(BOUNDS, 0.0))
-            entry["memory" if line.memory > line.compute else "compute"] += times * max(line.compute, line.memory)
-            entry["network"] += times * line.network
-            entry["wait"] += times * line.wait
+            entry["memory" if line.memory > line.compute else "compute"] += run_count * max(line.compute, line.memory)
+            entry["network"] += run_count * line.network
+            entry["wait"] += run_count * line.wait
         for name, bound, seconds in self._parts_of_the_run():
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
-        nodes = [_node(path, kind, by_bound) for (path, kind), by_bound in sums.items()]
+        nodes = [_node_of_bounds(path, kind, by_bound) for (path, kind), by_bound in sums.items()]
         return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
-        """Returns the matrix products of a pass of inference by path; equal layers are summed.
+        """Returns the matrix products of an inference pass by module path; equal layers are summed.
 
         Raises `InputError` for a training step.
         """
@@ -223,7 +223,7 @@ class TimedRun:
         return kernels
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
-        """Yields the parts that belong to no node of the model, each with its bound."""
+        """Yields the parts of the run outside of the model's nodes, each with its bound."""
         yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
         yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
         yield "gradients and weights", "network", self.parts.get("data", 0.0)
@@ -233,7 +233,7 @@ class TimedRun:
         yield "server", "wait", self.parts.get("server", 0.0)
 
 
-def _node(path: str, kind: str, by_bound: dict[Bound, float]) -> Node:
+def _node_of_bounds(path: str, kind: str, by_bound: dict[Bound, float]) -> Node:
     seconds = sum(by_bound.values())
     bound = max(BOUNDS, key=by_bound.__getitem__)
     return Node(path, kind, seconds, bound, by_bound[bound] / seconds if seconds else 0.0, by_bound)
@@ -241,7 +241,7 @@ def _node(path: str, kind: str, by_bound: dict[Bound, float]) -> Node:
 
 @dataclass(frozen=True)
 class TimeSettings:
-    """The settings of time in addition to those of memory.
+    """The settings of a time estimate in addition to the settings of memory.
 
     stack: name of the stack.
     overlap: messages that run beside products: none, dp, tp, all; None for the stack's own.
@@ -260,16 +260,16 @@ class TimeSettings:
         return self.factors.device(device_of(hardware, self.nic))
 
     def stack_for(self, phase: TimePhase) -> Stack:
-        """Returns the time stack. Raises `InputError` for a stack of another phase."""
+        """Returns the time stack. Raises `InputError` for a stack that does not support the phase."""
         stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         return self.factors.stack(with_overlap(stack, self.overlap))
 
 
 class TrainingTimes:
-    """Times of one model's training in many layouts, each part priced once."""
+    """The seconds of training steps of one model in many layouts; equal parts are computed once."""
 
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
-        self.adapters: Adapters | None = _adapters(memory)
+        self.adapters: Adapters | None = _adapters_of_run(memory)
         self.memory: Memory = memory
         self.hardware: Hardware = hardware
         self.settings: TimeSettings = settings
@@ -287,14 +287,14 @@ class TrainingTimes:
             )
 
     def of_run(self, memory: Memory) -> TrainingTimes:
-        """Returns the times of the same model with other settings of recomputation."""
-        times = copy(self)
-        times.memory = memory
-        times.share, times.core = recomputed_share(memory.settings.recomputed())
-        return times
+        """Returns the estimates of the same model with other settings of recomputation."""
+        copy_of_times = copy(self)
+        copy_of_times.memory = memory
+        copy_of_times.share, copy_of_times.core = recomputed_share(memory.settings.recomputed())
+        return copy_of_times
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
-        """Returns the training step of a layout."""
+        """Returns the training step of a layout, without its seconds."""
         workload, include = self.memory.states.workload, self.memory.states.count.include
         return StepPlan.of(
             layout,
@@ -309,23 +309,23 @@ class TrainingTimes:
         )
 
     def step(self, layout: Layout, micro_batches: int) -> Step:
-        """Returns the step with its seconds. Raises `InputError` for a layout that is not modelled."""
+        """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.prices.step(self.plan(layout, micro_batches))
 
     def range(self, seconds: float) -> Range:
-        """Returns the range of an estimate."""
+        """Returns the range of an estimate in seconds."""
         return expected_range(seconds, "training", self.device, self.stack, self.memory.spec)
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
-        """Returns the run of a layout with all of its parts."""
+        """Returns the timed run of a layout with all of its parts."""
         plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
-        parts = {name: float(seconds) for name, seconds in step.parts.items()}
-        weights = [self._runs(step, plan, line) for line in step.priced.lines]
+        part_seconds = {name: float(seconds) for name, seconds in step.parts.items()}
+        weights = [self._runs_of_line(step, plan, line) for line in step.priced.lines]
         waits, host = self._layer_waits(step, plan), self._host_waits(step, plan)
         total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True))
         total += waits + host
-        scale = parts["work"] / total
-        parts_of_run = parts | ({"layer waits": waits * scale} if waits else {})
+        scale = part_seconds["work"] / total
+        parts_of_run = part_seconds | ({"layer waits": waits * scale} if waits else {})
         lines = zip([weight * scale for weight in weights], step.priced.lines, strict=True)
         return TimedRun(
             self.memory.spec,
@@ -344,12 +344,12 @@ class TrainingTimes:
             tuple((float(weight), line) for weight, line in lines),
             hidden_host=host * scale,
             include=plan.include,
-            alternatives=dict(self._alternatives(layout, micro_batches)),
+            alternatives=dict(self._slower_settings(layout, micro_batches)),
             pricer=lambda device, stack: float(StepPrices(self.memory.spec, device, stack).step(plan).seconds),
         )
 
     @staticmethod
-    def _runs(step: Step, plan: StepPlan, line: Line) -> float:
+    def _runs_of_line(step: Step, plan: StepPlan, line: Line) -> float:
         """Returns how often a line runs in a micro-batch of all layers, with recomputation."""
         runs = 1.0
         if not line.backward and line.layer >= 0:
@@ -364,17 +364,17 @@ class TrainingTimes:
         return self.stack.layer_wait * layers * (2 + plan.recompute)
 
     def _host_waits(self, step: Step, plan: StepPlan) -> float:
-        """Seconds in which a micro-batch of all layers waits for the host."""
-        priced, seconds = step.priced, 0.0
-        for layer in range(len(priced.work.layer_kinds)):
+        """Returns the seconds in which a micro-batch through all layers waits for the host."""
+        timed_pass, seconds = step.priced, 0.0
+        for layer in range(len(timed_pass.work.layer_kinds)):
             for backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
-                kernels = priced.layer_seconds(layer, backward=backward)
-                wait = host_wait(priced, self.stack, layer, backward, kernels)
-                seconds += float(priced.work.count(layer) * runs * wait)
+                kernels = timed_pass.layer_seconds(layer, backward=backward)
+                wait = host_wait(timed_pass, self.stack, layer, backward, kernels)
+                seconds += float(timed_pass.work.count(layer) * runs * wait)
         return seconds
 
-    def _alternatives(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
-        """Yields other settings that slow runs often have, with their seconds."""
+    def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
+        """Yields other settings that often slow runs, with the seconds that they would take."""
         plan, spec = self.plan(layout, micro_batches), self.memory.spec
         slower: list[tuple[str, Device, Stack, StepPlan]] = [
             ("no overlap of messages (--overlap none)", self.device, with_overlap(self.stack, "none"), plan),
@@ -395,12 +395,12 @@ class TrainingTimes:
         if layout.world > self.device.domain:
             half = replace(self.device, nic=self.device.nic / 2)
             slower.append(("half of the network (--nic)", half, self.stack, plan))
-        for words, device, stack, changed in slower:
-            yield words, float(StepPrices(spec, device, stack).step(changed).seconds)
+        for words, device, stack, changed_settings in slower:
+            yield words, float(StepPrices(spec, device, stack).step(changed_settings).seconds)
 
 
 def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
-    """Returns the share of recomputed layers, and whether attention alone is recomputed.
+    """Returns the share of recomputed layers, and whether only attention is recomputed.
 
     Raises `InputError` for modules of layers, whose share is not known.
     """
@@ -413,7 +413,7 @@ def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
     return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) / recompute.every, False
 
 
-def _adapters(memory: Memory) -> Adapters | None:
+def _adapters_of_run(memory: Memory) -> Adapters | None:
     """Returns the low-rank adapters of a run. Raises `InputError` for adapters whose time is not modelled."""
     low_rank = memory.states.adapters
     if low_rank is None:
@@ -427,7 +427,7 @@ def _adapters(memory: Memory) -> Adapters | None:
 
 
 def _training_format(memory: Memory) -> str:
-    """Returns the number format of products in training, which autocast runs in 16 bits."""
+    """Returns the number format of products in training; autocast runs them in 16 bits."""
     precision = memory.settings.precision or ""
     if precision in NARROW_PRODUCTS:
         return NARROW_PRODUCTS[precision]
@@ -447,7 +447,7 @@ def inference_formats(memory: Memory, tokens: int) -> Formats:
 
 
 def _cache_bits(memory: Memory, tokens: int) -> float:
-    """Returns the bits of a cached element, with its share of scales."""
+    """Returns the bits of a cached element, including its share of the scales."""
     if not memory.states.kv_dtype:
         return 16.0
     run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
@@ -459,7 +459,7 @@ def _cache_bits(memory: Memory, tokens: int) -> float:
 def time_training(
     memory: Memory, hardware: Hardware, layout: Layout, micro_batches: int, settings: TimeSettings
 ) -> TimedRun:
-    """Returns the time of a training step. Raises `InputError` for a run that is not modelled."""
+    """Returns the timed run of a training step. Raises `InputError` for a run that is not modelled."""
     return TrainingTimes(memory, hardware, settings).timed_run(layout, micro_batches)
 
 
@@ -471,7 +471,7 @@ def time_inference(
     context: int = 0,
     server: bool = False,
 ) -> TimedRun:
-    """Returns the time of a prompt batch, or of one token of each sequence.
+    """Returns the timed run of a prompt batch, or of decoding one token per sequence.
 
     context: in prefill, tokens of each sequence that are cached before the prompt.
     server: whether the time of a server before the first token is added.
@@ -495,10 +495,10 @@ def time_inference(
     sizes = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     stack = with_attention(settings.stack_for(time_phase), memory.settings.attn_implementation)
-    timed = _timed_inference(
+    timed_run = _timed_inference(
         memory, hardware, device, stack, time_phase, layout, sizes, formats, answer_on(device, stack)
     )
-    return replace(timed, pricer=lambda device, stack: float(answer_on(device, stack).seconds))
+    return replace(timed_run, pricer=lambda device, stack: float(answer_on(device, stack).seconds))
 
 
 def _timed_inference(
@@ -513,10 +513,12 @@ def _timed_inference(
     answer: InferencePass,
 ) -> TimedRun:
     lines = tuple(
-        (float(line.times * priced.work.count(line.layer)), line) for priced in answer.priced for line in priced.lines
+        (float(line.times * timed_pass.work.count(line.layer)), line)
+        for timed_pass in answer.priced
+        for line in timed_pass.lines
     )
-    parts = {name: float(seconds) for name, seconds in answer.parts.items()}
-    by_kernels = sum(times * line.seconds for times, line in lines)
+    part_seconds = {name: float(seconds) for name, seconds in answer.parts.items()}
+    by_kernels = sum(run_count * line.seconds for run_count, line in lines)
     sequences, seq, context = sizes
     return TimedRun(
         memory.spec,
@@ -531,20 +533,20 @@ def _timed_inference(
         formats,
         None,
         expected_range(float(answer.seconds), phase, device, stack, memory.spec),
-        parts,
+        part_seconds,
         lines,
-        tuple(priced.work for priced in answer.priced),
-        hidden_host=max(0.0, parts["kernels"] - float(by_kernels)),
+        tuple(timed_pass.work for timed_pass in answer.priced),
+        hidden_host=max(0.0, part_seconds["kernels"] - float(by_kernels)),
         resident_bytes=int(memory.states.weights + memory.states.kv_cache) // (layout.tp * layout.pp),
     )
 
 
 def explain_measured(run: TimedRun, seconds: float) -> list[str]:
-    """Returns lines that could explain a measured time. Raises `InputError` for a time that is not positive."""
-    low, high = float(run.range.low), float(run.range.high)
-    if low <= seconds <= high:
+    """Returns lines that may explain a measured time. Raises `InputError` for a time that is not positive."""
+    low_seconds, high_seconds = float(run.range.low), float(run.range.high)
+    if low_seconds <= seconds <= high_seconds:
         return [f"{signed_percent(seconds / run.seconds - 1, 0)} against the estimate"]
-    if seconds < low:
+    if seconds < low_seconds:
         return [
             f"{run.seconds / seconds:.1f} times as fast as the estimate: compare the tokens of a step, the number "
             "format and what is recomputed"

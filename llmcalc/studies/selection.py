@@ -41,7 +41,7 @@ class Selection:
             raise InputError(f"--min-params: {self.least:,} is more than --max-params, {self.most:,}")
 
     def takes(self, spec: ModelSpec, parameters: int) -> bool:
-        """Whether a model with this number of parameters passes the filter."""
+        """Whether the filter accepts a model with this number of parameters."""
         return (
             self.kind in (None, spec.kind)
             and (self.attention is None or self.attention in attention_kinds(spec))
@@ -56,7 +56,7 @@ EVERY_MODEL = Selection()
 
 
 def require_attention(name: str | None, specs: Sequence[ModelSpec]) -> str | None:
-    """Returns the kind of attention in the models' spelling; the match is case-insensitive.
+    """Returns a kind of attention in the models' spelling. Raises `InputError` for a kind that no model has.
 
     Raises `InputError`, which lists the kinds of the models, if no model has it.
     """

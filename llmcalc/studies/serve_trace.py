@@ -1,4 +1,4 @@
-"""Servers that serve a trace: percentiles of the times of its requests, and the fewest replicas that keep limits."""
+"""Servers that serve a request trace: latency percentiles, and the fewest replicas within limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_REPLICAS = 64
 
 
 class Limits(Protocol):
-    """Most seconds to the first token and of each further token; None for no limit."""
+    """The most seconds to the first token and per further token; None for no limit."""
 
     @property
     def ttft(self) -> float | None: ...
@@ -31,7 +31,7 @@ class Limits(Protocol):
 
 
 class Server(Protocol):
-    """A server of equal replicas: what computes their times, and what each of them holds."""
+    """The interface of a server with equal replicas: its step times, and what a replica holds."""
 
     @property
     def replica(self) -> Replica: ...
@@ -55,7 +55,7 @@ AnyServer = TypeVar("AnyServer", bound=Server)
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in the order of their arrival, and the share of each prompt that the cache has."""
+    """Requests in the order of their arrival, and the share of each prompt that the prefix cache holds."""
 
     requests: tuple[TracedRequest, ...]
     cached_share: float = 0.0
@@ -90,7 +90,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class TraceTimes:
-    """Times of the requests of a trace on a server.
+    """The latencies of a trace's requests on a server, in seconds.
 
     ttft, tpot: percentile → seconds. seconds: until the last token. output_tokens_per_second: over this time.
     mean_concurrency: requests in the server, on average over this time (Little's law).
@@ -104,19 +104,19 @@ class TraceTimes:
 
 
 def trace_times(server: Server, trace: Trace, steps: StepSeconds | None = None) -> TraceTimes:
-    """Serves a trace on a server: with the likely seconds of a step, and with the ends of their range.
+    """Serves a trace on a server, with the likely seconds per step and with both ends of their range.
 
     steps: seconds of the steps of its replica, if they are known.
     """
     step = server.range(1.0, "decode")
     steps = steps or steps_of(server, trace)
-    runs = [_served(server, trace, steps, float(scale)) for scale in (1.0, step.low, step.high)]
-    likely = runs[0]
-    seconds = max(request.end for request in likely)
-    in_server = sum(request.ttft + (request.tpot or 0.0) * (trace.mean_output - 1) for request in likely)
+    runs = [_serve_scaled(server, trace, steps, float(scale)) for scale in (1.0, step.low, step.high)]
+    likely_run = runs[0]
+    seconds = max(request.end for request in likely_run)
+    in_server = sum(request.ttft + (request.tpot or 0.0) * (trace.mean_output - 1) for request in likely_run)
     return TraceTimes(
-        _percentiles([[request.ttft for request in run] for run in runs]),
-        _percentiles([_tpots(run) for run in runs]),
+        _percentiles_of_runs([[request.ttft for request in run] for run in runs]),
+        _percentiles_of_runs([_tpots_of_requests(run) for run in runs]),
         seconds,
         trace.output_tokens / seconds,
         in_server / seconds,
@@ -124,12 +124,12 @@ def trace_times(server: Server, trace: Trace, steps: StepSeconds | None = None) 
 
 
 def steps_of(server: Server, trace: Trace) -> StepSeconds:
-    """The seconds of the steps of a server's replica, for the requests of a trace."""
+    """Returns the seconds per step of one replica, for the requests of a trace."""
     sequences = max(1, server.most_sequences // server.replica.batches)
     return StepSeconds.of(server.replica, sequences, trace.longest, trace.mean_input)
 
 
-def _served(server: Server, trace: Trace, steps: StepSeconds, scale: float) -> list[ServedRequest]:
+def _serve_scaled(server: Server, trace: Trace, steps: StepSeconds, scale: float) -> list[ServedRequest]:
     return serve_trace(
         server.replica,
         steps,
@@ -142,49 +142,49 @@ def _served(server: Server, trace: Trace, steps: StepSeconds, scale: float) -> l
     )
 
 
-def _tpots(run: Sequence[ServedRequest]) -> list[float]:
+def _tpots_of_requests(run: Sequence[ServedRequest]) -> list[float]:
     return [request.tpot for request in run if request.tpot is not None]
 
 
-def _percentiles(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
-    """Each percentile of the likely, the fast and the slow run; 0 where no request has such a time."""
-    return {percent: Amount(*(_at(run, percent) for run in runs)) for percent in PERCENTILES}
+def _percentiles_of_runs(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
+    """Returns each percentile for the likely, the fast and the slow run; 0 if no request has such a time."""
+    return {percent: Amount(*(_percentile(run, percent) for run in runs)) for percent in PERCENTILES}
 
 
-def _at(seconds: Sequence[float], percent: int) -> float:
-    """A percentile of the requests' seconds; 0 without any."""
-    ordered = sorted(seconds) or [0.0]
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+def _percentile(seconds: Sequence[float], percent: int) -> float:
+    """Returns a percentile of the requests' seconds; 0 without requests."""
+    sorted_seconds = sorted(seconds) or [0.0]
+    return sorted_seconds[min(len(sorted_seconds) - 1, len(sorted_seconds) * percent // 100)]
 
 
 def sized_for_trace(
     server: AnyServer, replicas: int | None, trace: Trace, limits: Limits
 ) -> tuple[AnyServer, TraceTimes, str]:
-    """The server with the fewest replicas that keep the limits, its times, and why there is none.
+    """Returns the server with the fewest replicas within the limits, its latencies, and why there is none.
 
     replicas: their number, if it is given. Without limits one replica is enough.
     """
     steps = steps_of(server, trace)
 
     def broken(number: int) -> str:
-        return _broken(_served(server.with_replicas(number), trace, steps, 1.0), limits)
+        return _broken_reason(_serve_scaled(server.with_replicas(number), trace, steps, 1.0), limits)
 
-    low, high = 0, replicas or 1  # the former is too few
-    reason = broken(high)
-    while reason and replicas is None and high < MOST_REPLICAS:
-        low, high = high, 2 * high
-        reason = broken(high)
-    while not reason and replicas is None and high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if broken(middle) else (low, middle)
-    sized = server.with_replicas(high)
-    return sized, trace_times(sized, trace, steps), reason
+    too_few_replicas, enough_replicas = 0, replicas or 1  # the former is too few
+    reason = broken(enough_replicas)
+    while reason and replicas is None and enough_replicas < MOST_REPLICAS:
+        too_few_replicas, enough_replicas = enough_replicas, 2 * enough_replicas
+        reason = broken(enough_replicas)
+    while not reason and replicas is None and enough_replicas - too_few_replicas > 1:
+        middle = (too_few_replicas + enough_replicas) // 2
+        too_few_replicas, enough_replicas = (middle, enough_replicas) if broken(middle) else (too_few_replicas, middle)
+    sized_server = server.with_replicas(enough_replicas)
+    return sized_server, trace_times(sized_server, trace, steps), reason
 
 
-def _broken(run: Sequence[ServedRequest], limits: Limits) -> str:
-    """Why the times of the requests break the limits; empty if they keep them."""
+def _broken_reason(run: Sequence[ServedRequest], limits: Limits) -> str:
+    """Returns why the requests' latencies exceed the limits; empty if they do not."""
     ttfts = [request.ttft for request in run]
-    for name, most, seconds in (("tpot", limits.tpot, _tpots(run)), ("ttft", limits.ttft, ttfts)):
-        if most is not None and _at(seconds, LIMIT_PERCENTILE) > most:
+    for name, limit, seconds in (("tpot", limits.tpot, _tpots_of_requests(run)), ("ttft", limits.ttft, ttfts)):
+        if limit is not None and _percentile(seconds, LIMIT_PERCENTILE) > limit:
             return f"{name.upper()} of one request in ten above --{name}"
     return ""

@@ -1,4 +1,4 @@
-"""Servers of a model: layouts that fit by an engine's own rule, their times under load, and the cheapest one.
+"""Servers of a model: layouts that fit by an engine's own rule, their latencies under load, and the cheapest server.
 
 A server is one replica or several equal ones, each with an equal part of the requests. What a replica holds is the
 cache that the engine allocates, over the tokens of a request at its end.
@@ -47,7 +47,7 @@ SECONDS_OF_AN_HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server has to keep; None for no limit.
+    """The latency limits of a server; None for no limit.
 
     concurrency: requests at any time. rate: requests per second that arrive.
     ttft, tpot: seconds to the first token and of each further token, at most.
@@ -59,7 +59,7 @@ class Limits:
     tpot: float | None = None
 
     def broken_by(self, load: ServedLoad) -> str:
-        """Why a load breaks the limits; empty if it keeps them."""
+        """Returns why the latencies of a load exceed the limits; empty if they do not."""
         if self.tpot is not None and load.tpot > self.tpot:
             return "TPOT above --tpot"
         if self.ttft is not None and load.ttft > self.ttft:
@@ -69,7 +69,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class LayoutSizes:
-    """Sizes of a replica's layout. dp: ranks with attention of their own, which share experts."""
+    """The sizes of a replica's layout. dp: data-parallel attention ranks, which share the experts."""
 
     tp: int = 1
     pp: int = 1
@@ -81,7 +81,7 @@ class LayoutSizes:
         return self.tp * self.pp * self.dp
 
     def layout(self, layers: int) -> Layout:
-        """The layout. Raises `InputError` for sizes that contradict each other."""
+        """Returns the layout of a replica. Raises `InputError` for sizes that contradict each other."""
         per_stage = None
         if layers % self.pp:
             per_stage = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
@@ -91,7 +91,7 @@ class LayoutSizes:
 
 @dataclass(frozen=True)
 class SizesRequest:
-    """Sizes that were given; None for one that is tried. devices: of the whole server."""
+    """The requested sizes of a server; None for a size to try. devices: of the whole server."""
 
     devices: int | None = None
     tp: int | None = None
@@ -101,24 +101,26 @@ class SizesRequest:
 
     @property
     def states_layout(self) -> bool:
-        """Whether the layout of a replica is given; sizes beside those that are given are 1 then."""
+        """Whether the request states a replica's layout; sizes that it does not state are 1 then."""
         return any(size is not None for size in (self.tp, self.pp, self.dp, self.ep))
 
     def candidates(self, experts: int) -> Iterator[LayoutSizes]:
-        """Yields the layouts of a replica, the fewest devices first. experts: of a layer; 0 for a dense model."""
-        for sizes in sorted(self._tried(experts), key=lambda sizes: (sizes.devices, sizes.pp, sizes.dp, sizes.ep)):
+        """Yields a replica's possible layouts, the fewest devices first. experts: per layer; 0 for a dense model."""
+        for sizes in sorted(
+            self._sizes_to_try(experts), key=lambda sizes: (sizes.devices, sizes.pp, sizes.dp, sizes.ep)
+        ):
             if self.devices is None or self.devices % sizes.devices == 0:
                 yield sizes
 
-    def _tried(self, experts: int) -> Iterator[LayoutSizes]:
+    def _sizes_to_try(self, experts: int) -> Iterator[LayoutSizes]:
         if self.states_layout:
             tp, ep = self.tp or 1, self.ep or 1
             attention = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
             yield LayoutSizes(tp, self.pp or 1, attention, ep)
             return
-        most = min(MOST_REPLICA, self.devices or MOST_REPLICA)
+        most_devices = min(MOST_REPLICA, self.devices or MOST_REPLICA)
         for tp, pp in product((1, 2, 4, NODE), STAGES):
-            if tp * pp > most:
+            if tp * pp > most_devices:
                 continue
             yield LayoutSizes(tp, pp)
             if not experts:
@@ -126,11 +128,11 @@ class SizesRequest:
             if tp > 1 and experts % tp == 0:
                 yield LayoutSizes(tp, pp, 1, tp)
             for dp in ATTENTION_RANKS if pp == 1 else ():
-                if tp * dp <= most and experts % (tp * dp) == 0:
+                if tp * dp <= most_devices and experts % (tp * dp) == 0:
                     yield LayoutSizes(tp, pp, dp, tp * dp)
 
     def replicas(self, sizes: LayoutSizes) -> int | None:
-        """Copies of a replica; None where they follow from the requests."""
+        """Returns the number of replicas; None if it follows from the load."""
         if self.devices is not None:
             return self.devices // sizes.devices
         return self.dp if self.dp is not None and sizes.dp == 1 else None
@@ -138,7 +140,7 @@ class SizesRequest:
 
 @dataclass(frozen=True)
 class Point:
-    """A server at a concurrency. load: of one replica. ttft, tpot, end_to_end: with their ranges.
+    """A server at one concurrency. load: of one replica. ttft, tpot, end_to_end: seconds, with their ranges.
 
     cost_per_million: money of a million output tokens; None without a price.
     """
@@ -162,15 +164,15 @@ class Point:
 
     @property
     def end_to_end(self) -> Amount:
-        """Seconds of a request, with the range of its parts."""
-        further = self.load.output - 1
-        parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
-        return Amount(*(ttft + further * tpot for ttft, tpot in parts))
+        """The seconds of a whole request, with the sum of its parts' ranges."""
+        further_tokens = self.load.output - 1
+        latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
+        return Amount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
 
 
 @dataclass(frozen=True)
 class Server:
-    """A layout with number formats, and how many replicas of it.
+    """A layout with number formats, and the number of its replicas.
 
     sizes, quantize, kv_dtype: of the replica; None for the published formats.
     replica: what computes its times. memory: what the engine does with a rank's memory.
@@ -192,17 +194,17 @@ class Server:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the caches of one replica hold."""
+        """The number of tokens that one replica's caches hold."""
         return self.memory.kv_tokens * self.sizes.dp
 
     def range(self, seconds: float, phase: str) -> Range:
-        """The range of an estimate: the widest one where tokens are drafted, which was never measured."""
+        """Returns the range of an estimate; with drafted tokens the widest range, because they were never measured."""
         replica = self.replica
         is_tested = replica.speculation is None
         return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested)
 
     def point(self, concurrency: int) -> Point:
-        """The server at a concurrency, which its replicas divide evenly."""
+        """Returns the server at a concurrency, which is divided evenly over its replicas."""
         load = self.replica.load(max(1.0, concurrency / self.replicas))
         rate = self.replicas * load.output_tokens_per_second
         cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
@@ -216,17 +218,17 @@ class Server:
 
     @cached_property
     def most(self) -> int:
-        """Requests that all replicas hold."""
+        """The most concurrent requests that all replicas hold."""
         return self.most_sequences * self.replicas
 
-    def curve(self, also: int | None = None) -> list[Point]:
-        """The server at 1, 2, 4, … requests and at the most. also: one more concurrency."""
+    def curve(self, extra_concurrency: int | None = None) -> list[Point]:
+        """Returns the server at 1, 2, 4, … concurrent requests and at the most. extra_concurrency: another one."""
         steps = {2**i for i in range(self.most.bit_length())} | {self.most}
-        steps |= {also} if also is not None and also <= self.most else set()
-        return [self.point(step) for step in sorted(steps) if step >= self.replicas or step == also]
+        steps |= {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most else set()
+        return [self.point(step) for step in sorted(steps) if step >= self.replicas or step == extra_concurrency]
 
     def most_within(self, limits: Limits) -> int:
-        """The most requests of one replica that keep the limits; 0 if a single one breaks them."""
+        """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
         low, high = 0, self.most_sequences
         while low < high:
             middle = (low + high + 1) // 2
@@ -234,7 +236,7 @@ class Server:
         return low
 
     def concurrency_of(self, rate: float) -> int | None:
-        """Requests at any time of one replica at which so many complete per second; None if it cannot."""
+        """Returns one replica's concurrency at which `rate` requests complete per second; None if it cannot."""
         if self.replica.load(self.most_sequences).requests_per_second < rate:
             return None
         low, high = 1, self.most_sequences
@@ -247,7 +249,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The cheapest server that keeps the limits, and its load. index: of the server."""
+    """The cheapest server within the limits, and its load. index: the server's index."""
 
     index: int
     point: Point
@@ -255,7 +257,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Servers:
-    """Servers of a model.
+    """The tried servers of a model.
 
     servers: all that fit, the fewest devices first. curves: the points of each.
     points: of each, the one at the load that is asked for, or at the largest that keeps the limits; None for none.
@@ -278,7 +280,7 @@ class Servers:
 
 @dataclass(frozen=True)
 class ServeStudy:
-    """A study of servers.
+    """The model, load and limits of a study of servers.
 
     preset, hardware, device, stack: the model and what runs it. engine, version: whose rules say what fits.
     runs: (quantize, kv_dtype) → the model's memory on one device with these formats.
@@ -308,44 +310,44 @@ class ServeStudy:
         return self.requests.length if self.trace is None else self.trace.longest
 
     def answer(self) -> Servers:
-        """Tries every layout with every format. Raises `InputError` where no layout is possible at all."""
+        """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
         why_not: Counter[str] = Counter()
-        fitting = list(self._fitting(why_not))
-        if not fitting and not why_not:
+        fitting_servers = list(self._fitting_servers(why_not))
+        if not fitting_servers and not why_not:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         servers: list[Server] = []
         at_limits: list[Point | None] = []
         keeps_limits: list[bool] = []
         traces: list[TraceTimes] = []
-        for server in fitting:
+        for server in fitting_servers:
             if self.trace is None:
-                sized, point, reason = self._sized(server)
+                sized_server, point, reason = self._sized_server(server)
             else:
-                sized, times, reason = sized_for_trace(
+                sized_server, trace_times, reason = sized_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.limits
                 )
-                point = sized.point(min(max(1, round(times.mean_concurrency)), sized.most))
-                traces.append(times)
-            servers.append(sized)
+                point = sized_server.point(min(max(1, round(trace_times.mean_concurrency)), sized_server.most))
+                traces.append(trace_times)
+            servers.append(sized_server)
             at_limits.append(point)
             keeps_limits.append(point is not None and not reason)
             if reason:
                 why_not[reason] += 1
-        also = [None if point is None else point.concurrency for point in at_limits]
-        curves = [tuple(server.curve(step)) for server, step in zip(servers, also, strict=True)]
+        concurrency_at_limits = [None if point is None else point.concurrency for point in at_limits]
+        curves = [tuple(server.curve(step)) for server, step in zip(servers, concurrency_at_limits, strict=True)]
         return Servers(
             tuple(servers),
             tuple(curves),
             tuple(at_limits),
-            _front(curves),
-            _cheapest(at_limits, keeps_limits, traces),
+            _pareto_front(curves),
+            _cheapest_index(at_limits, keeps_limits, traces),
             dict(why_not),
             tuple(keeps_limits),
             tuple(traces),
         )
 
-    def _fitting(self, why_not: Counter[str]) -> Iterator[Server]:
-        """Yields a replica of every layout that fits; counts the reasons of the others."""
+    def _fitting_servers(self, why_not: Counter[str]) -> Iterator[Server]:
+        """Yields a replica of every layout that fits; counts the reasons why others do not fit."""
         experts = routed_experts(self.preset.model)
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         for sizes in self.sizes.candidates(experts):
@@ -361,26 +363,26 @@ class ServeStudy:
                 continue
             for quantize, kv_dtype in self.runs:
                 try:
-                    yield self._server(sizes, sizes.layout(layers), flags, quantize, kv_dtype)
+                    yield self._replica_server(sizes, sizes.layout(layers), flags, quantize, kv_dtype)
                 except ImpossibleLayout:
                     why_not["the layout does not divide the model"] += 1
                 except DoesNotFit as reason:
                     why_not[str(reason)] += 1
 
-    def _server(
+    def _replica_server(
         self, sizes: LayoutSizes, layout: Layout, flags: dict[str, object], quantize: str | None, kv_dtype: str | None
     ) -> Server:
-        """One replica. Raises `DoesNotFit`, and `ImpossibleLayout` where the sizes do not divide the model."""
+        """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
         engine, length = self.engine, self.requests.length
-        used = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest, **flags}
-        used |= self.draft_flags
-        used |= {} if quantize is None else {"quantize": quantize}
-        used |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
+        used_flags = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest, **flags}
+        used_flags |= self.draft_flags
+        used_flags |= {} if quantize is None else {"quantize": quantize}
+        used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
-            memory = engine.memory_on(self.preset, self.hardware, self.version, used)
+            memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
             if memory.most_sequences:
-                used |= {engine.step_sequences: memory.most_sequences}
-                memory = engine.memory_on(self.preset, self.hardware, self.version, used)
+                used_flags |= {engine.step_sequences: memory.most_sequences}
+                memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
             capacity = int(memory.kv_tokens // length)
             if not memory.starts or memory.kv_tokens < self.longest:
                 raise DoesNotFit("weights and the cache of one request do not fit")
@@ -405,47 +407,47 @@ class ServeStudy:
                 raise
             raise ImpossibleLayout(str(error)) from None
         at_once = int(memory.settings.get(engine.step_sequences) or capacity)
-        most = max(1, min(capacity, at_once)) * sizes.dp
-        return Server(sizes, quantize, kv_dtype, replica, memory, most, price=self.price)
+        most_requests = max(1, min(capacity, at_once)) * sizes.dp
+        return Server(sizes, quantize, kv_dtype, replica, memory, most_requests, price=self.price)
 
-    def _sized(self, server: Server) -> tuple[Server, Point | None, str]:
-        """The server with its replicas, its point that keeps the limits at the given load, and why there is none.
+    def _sized_server(self, server: Server) -> tuple[Server, Point | None, str]:
+        """Returns the server with its replicas, its point within the limits at the load, and why there is none.
 
         Without a load it is the largest one that keeps the limits.
         """
         limits, replicas = self.limits, self.sizes.replicas(server.sizes)
-        within = server.most_within(limits)
-        if not within:
+        concurrency_within_limits = server.most_within(limits)
+        if not concurrency_within_limits:
             return replace(server, replicas=replicas or 1), None, limits.broken_by(server.replica.load(1))
         if limits.rate is not None:
-            return self._sized_by_rate(server, replicas, within, limits.rate)
-        concurrency = limits.concurrency or within * (replicas or 1)
-        sized = replace(server, replicas=replicas or -(-concurrency // within))
-        if sized.devices > MOST_DEVICES and replicas is None:
+            return self._sized_by_rate(server, replicas, concurrency_within_limits, limits.rate)
+        concurrency = limits.concurrency or concurrency_within_limits * (replicas or 1)
+        sized_server = replace(server, replicas=replicas or -(-concurrency // concurrency_within_limits))
+        if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
-        if concurrency > sized.most:
-            return sized, None, "the cache holds fewer requests than --concurrency"
-        point = sized.point(concurrency)
-        return sized, point, limits.broken_by(point.load)
+        if concurrency > sized_server.most:
+            return sized_server, None, "the cache holds fewer requests than --concurrency"
+        point = sized_server.point(concurrency)
+        return sized_server, point, limits.broken_by(point.load)
 
     def _sized_by_rate(
-        self, server: Server, replicas: int | None, within: int, rate: float
+        self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
     ) -> tuple[Server, Point | None, str]:
-        most = server.replica.load(within).requests_per_second
-        sized = replace(server, replicas=replicas or math.ceil(rate / most))
-        if sized.devices > MOST_DEVICES and replicas is None:
+        most_requests_per_second = server.replica.load(concurrency_within_limits).requests_per_second
+        sized_server = replace(server, replicas=replicas or math.ceil(rate / most_requests_per_second))
+        if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
-        concurrency = sized.concurrency_of(rate / sized.replicas)
+        concurrency = sized_server.concurrency_of(rate / sized_server.replicas)
         if concurrency is None:
-            return sized, None, "fewer requests per second than --rate"
-        point = sized.point(concurrency * sized.replicas)
-        return sized, point, self.limits.broken_by(point.load)
+            return sized_server, None, "fewer requests per second than --rate"
+        point = sized_server.point(concurrency * sized_server.replicas)
+        return sized_server, point, self.limits.broken_by(point.load)
 
 
-def _cheapest(
+def _cheapest_index(
     points: Sequence[Point | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
 ) -> Chosen | None:
-    """The server with the most output tokens per second of each device, whose token is cheapest at any price.
+    """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
 
     Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
     """
@@ -466,12 +468,12 @@ class DoesNotFit(Exception):
 
 
 def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
-    """The flag of an engine for a number format of the cache, by its name's beginning.
+    """Returns an engine's flag for the cache's number format, found by the beginning of the format's name.
 
     Raises `InputError` for a format that the engine does not have.
     """
-    typed = engine.instead["--kv-dtype"]
-    flag = next(flag for flag in engine.known_flags() if typed in flag.names)
+    option_name = engine.instead["--kv-dtype"]
+    flag = next(flag for flag in engine.known_flags() if option_name in flag.names)
     words = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
     word = next((word for start in words for word in flag.words if word.startswith(start)), None)
     if word is None:
@@ -481,13 +483,13 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     return {flag.field: word}
 
 
-def _front(curves: Sequence[Sequence[Point]]) -> tuple[tuple[int, int], ...]:
-    """The points that no other one beats: with a lower TPOT fewer tokens per second of a device, and so on."""
+def _pareto_front(curves: Sequence[Sequence[Point]]) -> tuple[tuple[int, int], ...]:
+    """Returns the Pareto front: points that no other point beats in both TPOT and tokens per second of a device."""
     points = [(index, point) for index, curve in enumerate(curves) for point in curve]
     points.sort(key=lambda item: (float(item[1].tpot.estimate), -item[1].per_device))
-    front, best = [], 0.0
+    front_points, best_rate = [], 0.0
     for index, point in points:
-        if point.per_device > best:
-            best = point.per_device
-            front.append((index, point.concurrency))
-    return tuple(front)
+        if point.per_device > best_rate:
+            best_rate = point.per_device
+            front_points.append((index, point.concurrency))
+    return tuple(front_points)

@@ -1,4 +1,4 @@
-"""Depth against width: the shapes of one family of models that have the same cost.
+"""Depth against width: the shapes of equal cost in one family of models.
 
 A family has the ratios of a model (d_ff/h, heads·head_dim/h, key/value heads over heads, head size, vocabulary, tying,
 norms) and varies hidden size and depth only. The family is a spec whose sizes are functions of (h, L); the closed
@@ -82,29 +82,29 @@ class Family:
     head_divisor: int = 1
     unit: int = UNIT
 
-    def _blocks(self) -> list[Layer]:
+    def _distinct_blocks(self) -> list[Layer]:
         return [self.spec.main.block, *self.spec.main.variants.values()]
 
     def _own_heads(self) -> list[HeadSizes]:
-        mixers = [block.attention for block in self._blocks() if isinstance(block.attention, TokenMixer)]
+        mixers = [block.attention for block in self._distinct_blocks() if isinstance(block.attention, TokenMixer)]
         return [sizes for mixer in mixers if (sizes := mixer.heads(self.spec.hidden_size)) is not None]
 
     @property
     def least_depth(self) -> int:
-        """The smallest depth, which has one layer of each kind in the layer pattern."""
+        """The smallest depth, which has at least one layer of each kind of the layer pattern."""
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
     def step(self) -> int:
-        """The multiple that hidden sizes have, so that head counts stay integers; at least `unit`."""
-        shares = [share for sizes in self._own_heads() for share in self._shares(sizes)[:2] if share is not None]
+        """The number of which hidden sizes are multiples, so that head counts are integers; at least `unit`."""
+        shares = [share for sizes in self._own_heads() for share in self._head_shares(sizes)[:2] if share is not None]
         step = math.lcm(*(share.denominator for share in shares))
         while step < self.unit:
             step *= 2
         return step
 
-    def _shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
-        """Returns (heads over h, key/value heads over h, head size); the second is None for multi-query attention."""
+    def _head_shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
+        """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
         h, a, k, d = self.spec.hidden_size, sizes.heads, sizes.kv_heads, sizes.head_dim
         size = (self.head_dim or d) // self.head_divisor
         heads = Fraction(a * d, h * size)
@@ -118,8 +118,8 @@ class Family:
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
         dims = [(self.head_dim or sizes.head_dim) // self.head_divisor for sizes in self._own_heads()]
-        even = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
-        for divisor in (1,) if keep_heads or not even else (2, 1):
+        can_halve = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
+        for divisor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
                 finer_family.at(finer_family.step, finer_family.least_depth)
@@ -130,20 +130,20 @@ class Family:
         return None
 
     def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
-        """Returns the member with a hidden size and depth: ints, or arrays of ints that are multiples of `step`."""
+        """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `step`."""
         stack = self.spec.main
-        blocks = {name: self._scaled(block, hidden_size) for name, block in stack.variants.items()}
+        blocks = {name: self._scaled_block(block, hidden_size) for name, block in stack.variants.items()}
         changes = {
             "num_hidden_layers": num_hidden_layers,
-            "block": self._scaled(stack.block, hidden_size),
+            "block": self._scaled_block(stack.block, hidden_size),
             "variants": blocks,
         }
         return self.spec.model_copy(update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changes)})
 
-    def _scaled(self, block: Layer, h: Number) -> Layer:
+    def _scaled_block(self, block: Layer, h: Number) -> Layer:
         def heads(sizes: HeadSizes) -> HeadSizes:
-            share, kv_share, size = self._shares(sizes)
-            return HeadSizes(_share(h, share), 1 if kv_share is None else _share(h, kv_share), size)
+            share, kv_share, size = self._head_shares(sizes)
+            return HeadSizes(_share_of_width(h, share), 1 if kv_share is None else _share_of_width(h, kv_share), size)
 
         return block.scaled(self.spec.hidden_size, heads, lambda width: self._scaled_width(width, h))
 
@@ -159,7 +159,7 @@ class Family:
         return floor_div(2 * ratio.numerator * h + ratio.denominator * unit, divisor) * unit
 
 
-def _share(h: Number, share: Fraction) -> Number:
+def _share_of_width(h: Number, share: Fraction) -> Number:
     return exact_div(h * share.numerator, share.denominator)
 
 
@@ -221,7 +221,7 @@ def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) 
 
 @dataclass(frozen=True)
 class Budget:
-    """The cost that every shape must have: parameters or training FLOPs.
+    """The cost that every shape must have: a number of parameters or of training FLOPs.
 
     kind: parameters or training FLOPs.
     value: the number of parameters or FLOPs.
@@ -234,8 +234,8 @@ class Budget:
     tokens: int | None = None
     seq: int = 2048
 
-    def tokens_for(self, active: Number) -> Number:
-        return TOKENS_PER_PARAMETER * active if self.tokens is None else self.tokens
+    def tokens_for(self, active_params: Number) -> Number:
+        return TOKENS_PER_PARAMETER * active_params if self.tokens is None else self.tokens
 
     def cost_of(self, spec: ModelSpec) -> Number:
         """Returns the cost of a model or of an array of models. Training FLOPs: forward and backward, full pairs."""
@@ -253,7 +253,7 @@ def budget_for(
     tokens: int | None = None,
     seq: int = 2048,
 ) -> Budget:
-    """Returns the budget of the given options; by default the number of parameters of the model.
+    """Returns the budget of the given options; by default the target model's number of parameters.
 
     Raises `InputError` if no budget or two budgets are given, or tokens without training FLOPs.
     """
@@ -271,7 +271,7 @@ def budget_for(
 
 
 def proportion(text: str | None, option: str) -> Fraction | None:
-    """Parses a ratio exactly: `3.5`, `8/3`, `0.125`; None for None.
+    """Parses a ratio exactly, such as `3.5`, `8/3` or `0.125`; None for None.
 
     Raises `InputError`, which names `option`, for anything that is not a positive number.
     """
@@ -288,7 +288,7 @@ def proportion(text: str | None, option: str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes and the cost of one member of the family.
+    """The sizes and the cost of one model of the family.
 
     target: whether it has the hidden size and the depth of the original model.
     embedding_and_head: parameters of the embedding and of an untied language-model head.
@@ -317,7 +317,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Study:
-    """The shapes that cost one budget, deepest first.
+    """The shapes of equal cost, deepest first.
 
     family: their family, with the step and the head sizes that were chosen for the budget.
     searched: number of shapes that were counted in the search.
@@ -352,17 +352,17 @@ def study(
     target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
     target_fits = target_size is not None and _cost_matches(members, target_size, budget, tolerance)
     members = refine_step(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
-    sizes, searched = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
+    sizes, search_stats = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
     if target_size is not None and target_fits:
         sizes = [size for size in sizes if size[0] != target_size[0]] + [target_size]
     if not sizes:
         raise InputError(_nothing_found(members, budget, percent))
     spread_sizes = spread(sizes, rows, target_size)
     shapes = tuple(
-        _shape(members, size, budget, size == target_size, seq, dtype)
+        _shape_of_size(members, size, budget, size == target_size, seq, dtype)
         for size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
-    return Study(members, budget, tolerance, seq, dtype, shapes, searched, _scaled_target(target, budget))
+    return Study(members, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
 
 
 def _cost_matches(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
@@ -398,7 +398,7 @@ def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: b
     return members
 
 
-def _bisect(condition: Callable[[int], bool], low: int, high: int) -> int:
+def _bisect_condition(condition: Callable[[int], bool], low: int, high: int) -> int:
     """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if none below does.
 
     The condition must be monotonic: if a number satisfies it, all larger numbers do.
@@ -412,7 +412,7 @@ def _bisect(condition: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _depths(members: Family, h: int) -> tuple[int, int]:
+def _depth_range(members: Family, h: int) -> tuple[int, int]:
     """Returns the (smallest, largest) depth with h/L in range; smallest > largest if there is none."""
     return max(members.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
 
@@ -423,22 +423,22 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
     step = members.step
-    exact = Fraction(tolerance)
-    lowest_cost, highest_cost = budget.value * (1 - exact), budget.value * (1 + exact)
+    exact_tolerance = Fraction(tolerance)
+    lowest_cost, highest_cost = budget.value * (1 - exact_tolerance), budget.value * (1 + exact_tolerance)
 
     def cost_at(i: int, depth: int) -> Number:
         return budget.cost_of(members.at(i * step, depth))
 
     def deep_enough(i: int) -> bool:
-        shallowest, deepest = _depths(members, i * step)
-        return shallowest <= deepest and cost_at(i, deepest) >= lowest_cost
+        shallowest_depth, deepest_depth = _depth_range(members, i * step)
+        return shallowest_depth <= deepest_depth and cost_at(i, deepest_depth) >= lowest_cost
 
     def too_wide(i: int) -> bool:
-        return bool(cost_at(i, _depths(members, i * step)[0]) > highest_cost)
+        return bool(cost_at(i, _depth_range(members, i * step)[0]) > highest_cost)
 
     end_step = LARGEST_WIDTH // step + 1
-    narrowest = _bisect(deep_enough, 1, end_step)
-    return range(narrowest * step, _bisect(too_wide, narrowest, end_step) * step, step)
+    narrowest_index = _bisect_condition(deep_enough, 1, end_step)
+    return range(narrowest_index * step, _bisect_condition(too_wide, narrowest_index, end_step) * step, step)
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
@@ -468,7 +468,7 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
 def search(
     members: Family, budget: Budget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
-    """Finds for each hidden size the depth whose cost is nearest to the budget, if it is within `tolerance`.
+    """Finds for each hidden size the depth whose cost is nearest to the budget, within `tolerance` of it.
 
     It also returns the number of shapes that were counted.
     most_widths: largest number of hidden sizes; if the budget allows more, they are evenly spaced in log h.
@@ -480,41 +480,41 @@ def search(
             costs[h, depth] = budget.cost_of(members.at(h, depth))
         return costs[h, depth]
 
-    sizes, exact = [], Fraction(tolerance)
+    sizes, exact_tolerance = [], Fraction(tolerance)
     for h in _spaced_widths(allowed_widths(members, budget, tolerance), most_widths):
-        depth = nearest_depth(partial(cost, h), budget.value, *_depths(members, h))
-        if abs(cost(h, depth) - budget.value) <= exact * budget.value:
+        depth = nearest_depth(partial(cost, h), budget.value, *_depth_range(members, h))
+        if abs(cost(h, depth) - budget.value) <= exact_tolerance * budget.value:
             sizes.append((h, depth))
     return sizes, len(costs)
 
 
 def _spaced_widths(widths: range, limit: int) -> list[int]:
-    """Returns all hidden sizes, or at most `most` of them, evenly spaced in log h."""
+    """Returns all hidden sizes, or at most `limit` of them, evenly spaced in log h."""
     if len(widths) <= limit:
         return list(widths)
-    smallest, step = widths[0], widths.step
-    growth = math.log(widths[-1] / smallest) / (limit - 1)
-    indices = (round(smallest * (math.exp(growth * i) - 1) / step) for i in range(limit))
+    smallest_width, step = widths[0], widths.step
+    growth = math.log(widths[-1] / smallest_width) / (limit - 1)
+    indices = (round(smallest_width * (math.exp(growth * i) - 1) / step) for i in range(limit))
     return [widths[i] for i in dict.fromkeys(indices)]
 
 
 def spread(sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
     """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `keep` if it was found."""
-    ordered = sorted(sizes, key=lambda size: size[0] / size[1])
-    if len(ordered) <= rows:
-        return ordered
-    logs = [math.log(h / layers) for h, layers in ordered]
-    selected = {ordered.index(keep)} if keep in ordered else set()
+    sorted_sizes = sorted(sizes, key=lambda size: size[0] / size[1])
+    if len(sorted_sizes) <= rows:
+        return sorted_sizes
+    logs = [math.log(h / layers) for h, layers in sorted_sizes]
+    selected_indices = {sorted_sizes.index(keep)} if keep in sorted_sizes else set()
     span = logs[-1] - logs[0]
     for i in range(rows):
         target_log = logs[0] + span * i / max(rows - 1, 1)
-        nearest_index = min(range(len(ordered)), key=lambda j: abs(logs[j] - target_log))
-        if len(selected) < rows:
-            selected.add(nearest_index)
-    return [ordered[i] for i in sorted(selected)]
+        nearest_index = min(range(len(sorted_sizes)), key=lambda j: abs(logs[j] - target_log))
+        if len(selected_indices) < rows:
+            selected_indices.add(nearest_index)
+    return [sorted_sizes[i] for i in sorted(selected_indices)]
 
 
-def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str) -> Shape:
+def _shape_of_size(members: Family, size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str) -> Shape:
     h, layers = size
     spec = members.at(h, layers)
     count = params(spec)
@@ -538,7 +538,7 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
 
 
 def _scaled_target(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
-    """Returns (h, L, compute ratio) of the model, scaled to the budget's training compute with published exponents.
+    """Returns (h, L, compute ratio) of the target model, scaled to the budget's training compute.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).

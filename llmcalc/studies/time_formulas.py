@@ -41,7 +41,7 @@ SYMBOLS = {
 
 @dataclass(frozen=True)
 class TimeFormula:
-    """The seconds of one kernel.
+    """The closed form of the seconds of one kernel.
 
     path: path of its node. kernel: what it does. backward: whether it runs in the backward pass.
     symbolic, substituted: its closed form in symbols, and with numbers.
@@ -62,7 +62,7 @@ class TimeFormula:
 
 @dataclass(frozen=True)
 class _Term:
-    """A part of a formula: in symbols, and with numbers."""
+    """A term of a formula: in symbols, and with numbers."""
 
     symbolic: str
     substituted: str
@@ -77,7 +77,7 @@ NOTHING = _Term("", "")
 def time_formulas(
     spec: ModelSpec, node: str | None, hardware: Hardware, stack: str, phase: Phase, batch: int, seq: int
 ) -> list[TimeFormula]:
-    """Returns the formulas of a node's kernels.
+    """Returns the formulas of the seconds of a node's kernels.
 
     node: its path, such as `layers.0-31.mlp`, or a part of it, such as `mlp.gate_proj`; None for all of the model.
     stack: name of the stack. phase: training, prefill or decode.
@@ -108,15 +108,22 @@ LAYERS = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
 
 
 def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
-    """Whether a kernel is of a node, or of one below it."""
-    numbered = LAYERS.fullmatch(node or "")
-    if numbered is None:
+    """Whether a kernel belongs to a node or to one of the node's descendants."""
+    layer_match = LAYERS.fullmatch(node or "")
+    if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
-    stack, numbers, condition = numbered.groups()
+    stack, numbers, condition = layer_match.groups()
     if kernel.layer < 0 or f".{stack}{condition}." not in f".{kernel.path}.":
         return False
-    ranges = [(int(low), int(high or low)) for low, high in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", numbers)]
-    return any(low <= i <= high for low, high in ranges for i in work.layer_kinds[kernel.layer].indices)
+    ranges = [
+        (int(first_layer), int(last_layer or first_layer))
+        for first_layer, last_layer in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", numbers)
+    ]
+    return any(
+        first_layer <= i <= last_layer
+        for first_layer, last_layer in ranges
+        for i in work.layer_kinds[kernel.layer].indices
+    )
 
 
 def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
@@ -132,13 +139,13 @@ def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFor
         if line.wait:
             launches = kernel.launches[line.backward]
             wait = _Term("l · t", f"{launches} · {_number(pricing.kernel_wait)}")
-        parts = [term for term in (slower, wait) if term]
+        terms = [term for term in (slower, wait) if term]
         yield TimeFormula(
             kernel.path,
             kernel.kind,
             line.backward,
-            " + ".join(term.symbolic for term in parts) or "0",
-            " + ".join(term.substituted for term in parts) or "0",
+            " + ".join(term.symbolic for term in terms) or "0",
+            " + ".join(term.substituted for term in terms) or "0",
             float(line.seconds),
             repeat,
             _source(pricing, kernel, compute, memory, wait),
@@ -146,7 +153,7 @@ def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFor
 
 
 def _compute(pricing: Pricing, kernel: Kernel, line: Line) -> _Term:
-    """The seconds of the products: F / (P · e), for attention with the keys that fill its kernel."""
+    """Returns the seconds of the products, F / (P · e); for attention with the keys that fill its kernel."""
     if not line.compute:
         return NOTHING
     device, seconds = pricing.device, float(line.compute)
@@ -170,7 +177,7 @@ def _compute(pricing: Pricing, kernel: Kernel, line: Line) -> _Term:
 
 
 def _memory(pricing: Pricing, kernel: Kernel, line: Line) -> _Term:
-    """The seconds of the bytes: B / (W · w), for decoding attention with the units that it fills."""
+    """Returns the seconds of the memory traffic, B / (W · w); for decoding attention with the units that it fills."""
     if not line.memory:
         return NOTHING
     device, seconds = pricing.device, float(line.memory)
@@ -185,10 +192,10 @@ def _memory(pricing: Pricing, kernel: Kernel, line: Line) -> _Term:
 
 
 def _source(pricing: Pricing, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
-    """The sources of the shares that a formula has, with their evidence and the measured rows of their tests."""
-    fused = kernel.kind == "attention" and pricing.stack.attention != "scores"
+    """Returns the sources of a formula's shares, with their evidence and the measured rows of their tests."""
+    is_fused_attention = kernel.kind == "attention" and pricing.stack.attention != "scores"
     fields = [
-        *(["attention"] if fused and compute else ["products"] if compute else []),
+        *(["attention"] if is_fused_attention and compute else ["products"] if compute else []),
         *(["cache"] if _reads_cache(pricing, kernel) and memory else ["memory"] if memory else []),
         *(["kernel_start" if pricing.trains else "launch_gap"] if wait else []),
     ]
@@ -198,7 +205,7 @@ def _source(pricing: Pricing, kernel: Kernel, compute: _Term, memory: _Term, wai
 
 
 def _reads_cache(pricing: Pricing, kernel: Kernel) -> bool:
-    """Whether a kernel is attention that reads a cache, or keeps no scores in memory."""
+    """Whether a kernel is attention that reads a cache, or attention that keeps no scores in memory."""
     keeps_scores = pricing.stack.attention == "scores" and pricing.rank_pass.phase != "decode"
     return kernel.kind == "attention" and not keeps_scores
 
@@ -212,5 +219,5 @@ def _source_of(generation: Generation, field: str) -> FigureSource | None:
 
 
 def _number(value: float) -> str:
-    """A number with as many digits as a formula needs to give its value."""
+    """Writes a number with as many digits as its formula needs to give its value."""
     return f"{value:.12g}"

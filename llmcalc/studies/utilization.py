@@ -17,7 +17,7 @@ from .rules import RECOMPUTES, Rule, conventions
 
 @dataclass(frozen=True, slots=True)
 class ConventionUtilization:
-    """Utilization of a run under one convention.
+    """The utilization of a measured run under one convention.
 
     key, name, formula, source: as of `Rule`.
     flops_per_token: FLOPs that the model needs, by this convention.
@@ -35,7 +35,7 @@ class ConventionUtilization:
 
 @dataclass(frozen=True, slots=True)
 class Utilization:
-    """A measured run beside the peak of its devices.
+    """The MFU and HFU of a measured run, and the peak FLOP/s of its devices.
 
     tokens_per_second: of all devices together.
     dtype: number format of the peak.
@@ -73,8 +73,10 @@ def utilization(
         return float(flops / tokens * tokens_per_second / peak)
 
     def row(rule: Rule) -> ConventionUtilization:
-        full = rule.key == "exact_full"
-        repeated = kernel_count.full - model_count.full if full else kernel_count.causal - model_count.causal
+        counts_full_pairs = rule.key == "exact_full"
+        repeated_flops = (
+            kernel_count.full - model_count.full if counts_full_pairs else kernel_count.causal - model_count.causal
+        )
         return ConventionUtilization(
             rule.key,
             rule.name,
@@ -82,12 +84,12 @@ def utilization(
             rule.source,
             rule.total / tokens,
             share(rule.total),
-            share(rule.total + repeated),
+            share(rule.total + repeated_flops),
         )
 
     rules: Sequence[Rule] = [rule for rule in conventions(model_count) if rule.key != RECOMPUTES]
-    repeated = (kernel_count.causal - model_count.causal) / tokens
-    return Utilization(hardware, devices, dtype, tokens_per_second, peak, repeated, tuple(map(row, rules)))
+    repeated_flops = (kernel_count.causal - model_count.causal) / tokens
+    return Utilization(hardware, devices, dtype, tokens_per_second, peak, repeated_flops, tuple(map(row, rules)))
 
 
 @dataclass(frozen=True, slots=True)

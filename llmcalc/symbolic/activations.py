@@ -1,4 +1,4 @@
-"""The formulas of `llmcalc explain --quantity activations`: activations saved for the backward pass, per node.
+"""The formulas of `llmcalc explain --quantity activations`: bytes saved for the backward pass, per node.
 
 The pass runs twice, with integers and with symbolic integers. A storage counts once, at the node that first saves it,
 with all of its bytes; weights and inputs do not count. Equal layers have one formula. Storages that several layers save
@@ -53,19 +53,19 @@ def explain_activations(
         return Explanation(
             [*sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
         )
-    merged: dict[Any, Section] = {}
+    merged_sections: dict[Any, Section] = {}
     for node_found in activations.find(node):
         section = activations.section(node_found)
         key = node_found.steps[-1][0], section.formulas[0].expression
-        merged_section = merged.get(key)
-        merged[key] = (
+        merged_section = merged_sections.get(key)
+        merged_sections[key] = (
             section if merged_section is None else replace(merged_section, places=(*merged_section.places, node_found))
         )
-    return Explanation(list(merged.values()), formulas, node, training, activations.notes())
+    return Explanation(list(merged_sections.values()), formulas, node, training, activations.notes())
 
 
 class Activations:
-    """The saved activations of one model's training pass, in numbers and in symbols.
+    """The saved activations of one model's training pass in bytes, as numbers and as formulas.
 
     formulas: the formulas of the model.
     training: settings of training.
@@ -85,7 +85,7 @@ class Activations:
             self.letters = self.sums("letters", training.batch)
 
     def sums(self, side: Side, batch: int) -> SavedSums:
-        """Returns the saved activations of every node, for a number of sequences."""
+        """Returns the saved bytes of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
         repeats = {i: SHORT_RUN_REPEATS for i, loop in enumerate(layer_stacks(spec)) if loop.can_extrapolate}
         if side == "letters":
@@ -106,12 +106,12 @@ class Activations:
                 clear_caches()
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
-        """Returns the formula of a layer or of a part of it, with all repeats of the part in the layer."""
+        """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
         value, symbolic_sum = self.numbers.of(node), self.letters.of(node)
         formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, group_by_token)
-        times = self.numbers.times.get(node.at[0]) if node.at else None
+        repeat_count = self.numbers.times.get(node.at[0]) if node.at else None
         node_letters = node.letters if self.numbers.layers.issuperset(node.at) else replace(node.letters, repeat=1)
-        return Section((replace(node, letters=node_letters, times=times or 1),), (formula,), depth)
+        return Section((replace(node, letters=node_letters, times=repeat_count or 1),), (formula,), depth)
 
     def components(self) -> list[tuple[int, FormulaNode]]:
         """Returns the parts of the model and of its layers, the storages that layers share, and the loss."""
@@ -124,7 +124,7 @@ class Activations:
         return [*component_nodes, (0, _extra_line(LOSS_NAMES))]
 
     def find(self, node: str) -> list[FormulaNode]:
-        """Finds the nodes of a name, including the lines of shared storages and of the loss."""
+        """Finds the nodes of a name, including the entries of shared storages and of the loss."""
         extra_nodes = [
             formula_node
             for _, formula_node in self.components()
@@ -133,10 +133,10 @@ class Activations:
         if extra_nodes:
             return extra_nodes
         named_nodes = self.formulas.find(node)
-        trained = [
+        trained_nodes = [
             formula_node for formula_node in named_nodes if formula_node.optional in {"", *self.formulas.include}
         ]
-        if not trained:
+        if not trained_nodes:
             optional_part = OPTIONAL_PARTS[named_nodes[0].optional]
             hint = (
                 f"counted with {optional_part.option}"
@@ -144,21 +144,21 @@ class Activations:
                 else "not trained here; expected params"
             )
             raise InputError(f"--quantity activations: {node} is a part of the {optional_part.title}, which are {hint}")
-        return trained
+        return trained_nodes
 
     def notes(self) -> tuple[str, ...]:
         """Returns notes about exceptions from the formulas."""
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
-        root, two = self.formulas.root, {sequences(): 2}
+        root, two_sequences = self.formulas.root, {sequences(): 2}
         values = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
-        if self.letters.of(root).xreplace({**values, **two}) == self.sums("numbers", 2).of(root):
+        if self.letters.of(root).xreplace({**values, **two_sequences}) == self.sums("numbers", 2).of(root):
             return ()
         return ("one sequence at a time keeps other copies than several; --batch 2 gives the formula of several",)
 
 
 class SavedSums:
-    """The saved activations of every node, summed over storages.
+    """The saved bytes of every node, summed over storages.
 
     root: the whole model.
     blocks: the storages.
@@ -193,7 +193,7 @@ class SavedSums:
         self.by_location[root.at[0]] = self._sum_with_children(root, (), by_path) + self.loss
 
     def of(self, node: FormulaNode) -> Any:
-        """Returns the sum of a node."""
+        """Returns the saved bytes of a node."""
         if node.at:
             return sum((self.by_location[location] for location in node.at), 0)
         extra_lines = {LOSS_NAMES: self.loss, **{_shared_line(stack): size for stack, size in self.shared.items()}}
@@ -203,7 +203,7 @@ class SavedSums:
         self.shared[stack] = self.shared.get(stack, 0) + size
 
     def _layer_sum(self, path: Path, sizes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
-        """Returns the sum of one layer at a path. Storages of only some equal layers count as shared."""
+        """Returns the saved bytes of a layer at a path. Storages of only some equal layers count as shared."""
         layer = next((path[:i] for i in range(len(path), 0, -1) if path[:i] in self._paths), ())
         if not layer:
             return sum(sizes_by_repeat.values())
@@ -215,30 +215,32 @@ class SavedSums:
         return common_size
 
     def _sum_with_children(
-        self, formula_node: FormulaNode, path: Path, unclaimed: dict[Path, Any], times: Any = None
+        self, formula_node: FormulaNode, path: Path, unclaimed_sums: dict[Path, Any], repeat_count: Any = None
     ) -> Any:
-        """Adds the sums of a node and its children.
+        """Adds the saved bytes of a node and of its children.
 
         own: per path what no node has claimed yet; a step that is no node belongs to the module around it.
-        times: the number of equal layers that it stands in; None outside the layers.
+        repeat_count: the number of equal layers that it stands in; None outside the layers.
         """
-        total = unclaimed.pop(path, 0)
+        total = unclaimed_sums.pop(path, 0)
         for child in formula_node.children:
             node, location = child.numbers if self.side == "numbers" else child.letters, child.at[0]
             child_path = (*path, (child.numbers.name, child.numbers.label))
-            is_layer = times is None and child_path in self._paths
-            self.times[location] = node.repeat if is_layer else times
-            self.by_location[location] = self._sum_with_children(child, child_path, unclaimed, self.times[location])
+            is_layer = repeat_count is None and child_path in self._paths
+            self.times[location] = node.repeat if is_layer else repeat_count
+            self.by_location[location] = self._sum_with_children(
+                child, child_path, unclaimed_sums, self.times[location]
+            )
             if is_layer:
                 self.layers.add(location)
             total += self.by_location[location] * (node.repeat if is_layer else 1)
-        total += sum(unclaimed.pop(key) for key in list(unclaimed) if key[: len(path)] == path)
+        total += sum(unclaimed_sums.pop(key) for key in list(unclaimed_sums) if key[: len(path)] == path)
         names = tuple(name for name, _ in path)
         return total + sum(size for stack, size in self.shared.items() if stack[:-1] == names)
 
 
 def group_by_token(expression: Any) -> Any:
-    """Gathers the terms per token of a sum in one bracket: B·S·(…)."""
+    """Gathers the terms that grow with tokens in one bracket: B·S·(…)."""
     import sympy
 
     token = sequences() * keys()
@@ -266,11 +268,11 @@ def _names(node: FormulaNode) -> PathNames:
 
 
 def _shared_line(stack: PathNames) -> PathNames:
-    """Returns the path names of the line of shared storages. stack: path names of the layers."""
+    """Returns the path names of the entry for shared storages. stack: path names of the layers."""
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
 def _extra_line(names: PathNames) -> FormulaNode:
-    """Returns a line of a formula table that belongs to no node of the model."""
+    """Returns an entry of the formula table that belongs to no node of the model."""
     node = Node(names[-1])
     return FormulaNode(tuple((name, "", ()) for name in names), ".".join(names), (), node, node, 1, "", "")

@@ -1,4 +1,4 @@
-"""The papers of formulas, as BibTeX entries. `papers.toml` lists them by the source that a formula names."""
+"""The papers of formulas, as BibTeX entries. `papers.toml` lists the papers by a formula's source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WITHOUT_PAPER = frozenset(
 
 
 class Paper(NamedTuple):
-    """One paper.
+    """The bibliographic record of a paper.
 
     key: the key of its BibTeX entry.
     authors: its authors, joined as in BibTeX.
@@ -52,7 +52,7 @@ class Paper(NamedTuple):
 
 @cache
 def paper_of_source() -> dict[str, Paper]:
-    """Returns source that a formula names → paper."""
+    """Returns a formula's source → its paper."""
     tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
     return {source: Paper(**table) for source, table in tables.items()}
 

@@ -40,7 +40,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """An answer of `llmcalc explain`.
+    """The answer of `llmcalc explain`: the formulas, with their values, of the chosen nodes.
 
     sections: for a node, its sections; for the whole model, one for each component and the last for the model.
     formulas: the formulas of the model.
@@ -77,18 +77,18 @@ def explain(
         sections = [replace(unfiltered, formulas=_nonzero(unfiltered.formulas)) for unfiltered in sections]
         sections.append(_section(formulas, formulas.root, quantity))
         return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
-    merged: dict[tuple[object, ...], Section] = {}
+    merged_sections: dict[tuple[object, ...], Section] = {}
     for formula_node in formulas.find(node):
         section = _section(formulas, formula_node, quantity)
         section = replace(section, formulas=_without_equal_forms(section.formulas))
         key = (formula_node.steps[-1][0], *((formula.quantity, formula.expression) for formula in section.formulas))
-        merged_section = merged.get(key)
-        merged[key] = (
+        merged_section = merged_sections.get(key)
+        merged_sections[key] = (
             section
             if merged_section is None
             else replace(merged_section, places=(*merged_section.places, formula_node))
         )
-    sections = [unfiltered for unfiltered in merged.values() if unfiltered.formulas]
+    sections = [unfiltered for unfiltered in merged_sections.values() if unfiltered.formulas]
     if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find(node)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not sections:
@@ -104,14 +104,14 @@ def check_kinds(spec: ModelSpec) -> None:
 
 
 def _nonzero(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Returns the formulas that are not 0, and the formula of active parameters, which may be 0."""
+    """Returns the formulas that are not 0; the formula of active parameters may be 0."""
     return tuple(f for f in formulas if f.value or f.quantity == "active")
 
 
 def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Removes the formula of the absorbed form if it equals that of the expanded form."""
-    expanded = [f.expression for f in formulas if f.quantity == "flops"]
-    return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded)
+    """Removes the formula of the absorbed form if it equals the formula of the expanded form."""
+    expanded_formulas = [f.expression for f in formulas if f.quantity == "flops"]
+    return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded_formulas)
 
 
 def _section(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:

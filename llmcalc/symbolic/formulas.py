@@ -96,7 +96,7 @@ DEFAULT_TRAINING = TrainingSetting()
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula and its value.
+    """A formula with its value.
 
     quantity: the quantity.
     expression: the formula in symbols; its value where sympy is not installed.
@@ -114,7 +114,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A cost summed over the tree in one run; several terms make a quantity."""
+    """A cost summed over the tree in one run; a quantity is a sum of several terms."""
 
     cost: Cost
     run_config: RunConfig | None = None
@@ -122,7 +122,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class FormulaNode:
-    """A node of the tree, in numbers and in symbols.
+    """A node of the tree, with its numeric and its symbolic form.
 
     at: the indices of its places in a walk over the tree; several where parts are shown together (a layer's norms).
     times: the number of copies in the model.
@@ -148,7 +148,7 @@ class FormulaNode:
 
 
 class Formulas:
-    """The formulas of one model in one setting. Without sympy, each formula is its value, at the setting's length."""
+    """The formulas of one model in one setting. Without sympy, a formula is only its value at the setting's length."""
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
         self.has_symbols: bool = has_sympy()
@@ -172,18 +172,18 @@ class Formulas:
         return list(_walk(self.root))
 
     def find(self, query: str) -> list[FormulaNode]:
-        """Finds the nodes whose path ends in `query`; if there are none, those whose path has its names in that order.
+        """Finds the nodes whose path ends in `query`; if none does, nodes whose path has its names in that order.
 
         Raises `InputError` if there are none either.
         """
         nodes = self.nodes()
         if query.lower() == "model":
             return nodes[:1]
-        exact = [node for node in nodes[1:] if node.path == query]
+        exact_matches = [node for node in nodes[1:] if node.path == query]
         names = query.split(".")
         for allows_gaps in (False, True):
-            exact = exact or [node for node in nodes[1:] if _matches(names, node.steps, allows_gaps)]
-        if not exact:
+            exact_matches = exact_matches or [node for node in nodes[1:] if _matches(names, node.steps, allows_gaps)]
+        if not exact_matches:
             tails = {".".join(step[0] for step in node.steps[i:]) for node in nodes for i in range(len(node.steps))}
             component_names = dict.fromkeys(
                 node.steps[-1][0] for node in nodes[1:] if node.numbers.children or len(node.steps) == 1
@@ -195,7 +195,7 @@ class Formulas:
             known_names = components | {tail: tail for tail in sorted(tails)}
             suggestion = suggest(query, known_names) or f" Expected one of {', '.join(component_names)}."
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
-        return exact
+        return exact_matches
 
     def formula(self, node: FormulaNode, quantity: Quantity) -> Formula | None:
         """Returns the formula of one repeat of the node. FLOPs and parameters may be 0.
@@ -216,7 +216,9 @@ class Formulas:
         )
 
     def of_value(self, quantity: Quantity, expression: Any, value: int, node: FormulaNode, tidy: SumStyle) -> Formula:
-        """Returns the formula of an expression with a known value. tidy: function that rewrites its sums.
+        """Returns the formula of an expression with a known value.
+
+        tidy: a function that rewrites the expression's sums.
 
         Raises `ArithmeticError` if it has another value.
         """
@@ -239,7 +241,7 @@ class Formulas:
         return Formula(quantity, expression, value, open_form, in_hidden)
 
     def _sum(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
-        """Sums the terms for one repeat of the node."""
+        """Returns the sum of the terms for one repeat of the node."""
         value: Any = 0
         for term in terms:
             walked_places = self._walk(tree, term.run_config)
@@ -264,7 +266,7 @@ class Formulas:
         return self._terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
 
     def _terms(self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, eighth: Any) -> list[Term]:
-        """Returns the terms of the quantity.
+        """Returns the cost terms of which the quantity is the sum.
 
         seq: tokens of a sequence.
         per_token: 1 / seq.
@@ -277,11 +279,11 @@ class Formulas:
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
             return [Term(_scaled_cost(forward_of, per_token), run)]
-        empty, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
-        return _cache_terms(quantity, empty, one_token, element_bits, eighth)
+        empty_run, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
+        return _cache_terms(quantity, empty_run, one_token, element_bits, eighth)
 
     def _check_value(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
-        """Substitutes all values but S in the expression.
+        """Returns the expression with every symbol but S replaced by its value.
 
         Raises `ArithmeticError` if its value differs from `value`.
         """
@@ -296,7 +298,7 @@ class Formulas:
         return sympy.expand(expression.xreplace(values))
 
     def _combine_equal_layers(self, expression: Any, tidy: SumStyle) -> Any:
-        """Combines the terms of layers of equal cost, under the whole depth if these are all layers.
+        """Combines the terms of equal layers; terms of all layers get the whole depth as a factor.
 
         tidy: function that rewrites the combined sums.
         """
@@ -319,19 +321,19 @@ class Formulas:
             by_repeat.setdefault(depth_symbol if depth_symbol is not None else sympy.Add(*repeats), []).append(
                 layer_term
             )
-        layered = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in by_repeat.items()]
-        return sympy.Add(*layered, tidy(sympy.Add(*other_terms)))
+        repeated_terms = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in by_repeat.items()]
+        return sympy.Add(*repeated_terms, tidy(sympy.Add(*other_terms)))
 
     def _in_hidden(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
         hidden = next((s for s, m in self.meanings.items() if m.field == "hidden_size"), None)
-        expanded = sympy.expand(expression)
-        if hidden is None or not expanded.has(hidden) or expanded.has(sympy.Min, sympy.Max, sympy.floor):
+        expanded_sum = sympy.expand(expression)
+        if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
             return None
         total: Any = sympy.Integer(0)
-        for term in sympy.Add.make_args(expanded):
+        for term in sympy.Add.make_args(expanded_sum):
             factors: list[tuple[Any, Any]] = [f.as_base_exp() for f in sympy.Mul.make_args(term)]
             fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
             heads = sum(exp for (_, exp), f in zip(factors, fields, strict=True) if f in HEADS)
@@ -339,16 +341,16 @@ class Formulas:
             lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == sizes else frozenset())
             for (base, exp), field in zip(factors, fields, strict=True):
                 power = exp if field in WIDTHS | HEAD_SIZES else 0
-                changed = (
+                changed_terms = (
                     sympy.Rational(self.meanings[base].value) ** exp * (hidden / self.meanings[hidden].value) ** power
                     if field in lengths
                     else base**exp
                 )
-                term = term / base**exp * changed if field in lengths else term
+                term = term / base**exp * changed_terms if field in lengths else term
             total += term
         coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(total)]
         readable = all(c.q <= LARGEST_DENOMINATOR for c in coefficients)
-        return self._combine_by_power(total) if readable and total != expanded else None
+        return self._combine_by_power(total) if readable and total != expanded_sum else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
         """Returns widths as multiples of h, if each kind has one: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
@@ -376,20 +378,20 @@ class Formulas:
 
         for depth, depth_kinds in self.symbolic.depths.items():
             terms = [{t / k for t in sympy.Add.make_args(total) if t.has(k)} for k in depth_kinds]
-            for shared in set.intersection(*terms) if terms else set():
-                total = total - sum(shared * k for k in depth_kinds) + shared * depth
+            for shared_factor in set.intersection(*terms) if terms else set():
+                total = total - sum(shared_factor * k for k in depth_kinds) + shared_factor * depth
         return total
 
 
 def _cache_terms(
-    quantity: Quantity, empty: RunConfig, one_token: RunConfig, element_bits: Number, factor: Any
+    quantity: Quantity, empty_run: RunConfig, one_token: RunConfig, element_bits: Number, factor: Any
 ) -> list[Term]:
-    """Returns the terms of bytes that the first token adds, or that exist before it (states, caches of fixed length).
+    """Returns the terms of cache bytes that the first token adds, or that exist before it (states, fixed caches).
 
     Assumes that no window is full yet; a recurrent state does not grow.
     """
     cost = cache_bits(element_bits)
-    initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty)]
+    initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
     return initial_terms if quantity == "state" else [Term(_scaled_cost(cost, factor), one_token), *initial_terms]
 
 
@@ -413,14 +415,14 @@ def _expand_if_shorter(expression: Any) -> Any:
     """Expands an expression if that is shorter: 2E(hf + f) is, a(n + r)q is not."""
     import sympy
 
-    expanded = sympy.expand(expression)
-    return expanded if sympy.count_ops(expanded) <= sympy.count_ops(expression) else expression
+    expanded_sum = sympy.expand(expression)
+    return expanded_sum if sympy.count_ops(expanded_sum) <= sympy.count_ops(expression) else expression
 
 
 def _build_node(
     numeric_place: Place, symbolic_node: Node, steps: Steps, positions: Iterator[int], source: str = ""
 ) -> FormulaNode:
-    """Builds a node with its children. positions: yields the position of each node in a walk."""
+    """Builds a node with its children. positions: yields each node's position in a walk of the tree."""
     node, index = numeric_place.node, next(positions)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_place.path}: the tree in symbols is not the tree in numbers")

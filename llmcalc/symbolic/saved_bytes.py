@@ -1,4 +1,4 @@
-"""Bytes that a training pass saves for its backward pass, by module.
+"""The bytes that a training pass saves for its backward pass, by module.
 
 The forward pass runs without values, by the kernels that `llmcalc memory` runs. Sizes may be integers or integers that
 know their formula, so formulas and bytes come from the same code.
@@ -36,7 +36,7 @@ LOSS: Path = (("loss", ""),)
 
 
 class Location(NamedTuple):
-    """The node of a pass that runs.
+    """The node of a pass that is running.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.
@@ -49,12 +49,12 @@ class Location(NamedTuple):
 
     @property
     def layer(self) -> Path:
-        """The path of the layer; empty outside of layers."""
+        """The path of the enclosing layer; empty outside of layers."""
         return self.path[: self.depth]
 
     @property
     def stack(self) -> PathNames:
-        """The names in the layer's path, which all kinds of layers of a stack share."""
+        """The names in the enclosing layer's path, which all kinds of layers of a stack share."""
         return tuple(name for name, _ in self.layer)
 
 
@@ -83,7 +83,7 @@ class Block:
 
     @property
     def shared(self) -> bool:
-        """Whether several layers save a block created once for all: a table of angles, an encoder's output."""
+        """Whether several layers save a block that was created once: a table of angles, an encoder's output."""
         layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
         if any(stack == self.creator.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1

@@ -1,4 +1,4 @@
-"""A spec with symbols as sizes. Its recorded flow gives the formulas of `llmcalc explain`.
+"""A spec with symbols as sizes. Its recorded flow yields the formulas of `llmcalc explain`.
 
 Fields have their letters in their types (`components.base.Symbol`). A field with one value wherever it occurs is one
 symbol. A field with several values gets subscripts from its places (f_dense, f_expert, d_sliding, L_enc). Fields that
@@ -63,7 +63,7 @@ SizeReplacer: TypeAlias = Callable[[SizeOccurrence], Any]
 
 @dataclass(frozen=True, slots=True)
 class Symbolic:
-    """The tree of a model in numbers and the same tree in symbols, node by node.
+    """The tree of a model in numbers, and the same tree in symbols, node by node.
 
     meanings: symbol → its meaning.
     depths: symbol of a stack's depth → symbols of the numbers of its kinds of layers.
@@ -77,12 +77,12 @@ class Symbolic:
 
 
 def has_sympy() -> bool:
-    """Whether sympy is installed, which formulas in symbols need and values do not."""
+    """Whether sympy is installed, which symbolic formulas need and their values do not."""
     return find_spec("sympy") is not None
 
 
 def no_sympy(feature: str) -> MissingExtra:
-    """Returns the error, or hint, that a feature needs sympy."""
+    """Returns the error, or the hint, that a feature needs sympy."""
     return MissingExtra(feature, "sympy", "explain")
 
 
@@ -116,7 +116,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
             symbol(names[occurrence], occurrence.field, occurrence.value) if occurrence in names else occurrence.value
         )
 
-    lettered = _with_symbols(spec, pick).tree() if rank is None else _rank_in_symbols(rank, pick, symbol)
+    symbolic_tree = _with_symbols(spec, pick).tree() if rank is None else _rank_in_symbols(rank, pick, symbol)
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
@@ -136,11 +136,11 @@ def symbolic(spec: ModelSpec) -> Symbolic:
             )
         depths[depth_symbol] = frozenset(groups[occurrence.side, name][0] for name in labels_by_kind)
     main = "decoder" if spec.decoder is not None else "encoder"
-    return Symbolic(spec, spec.tree(), _with_depths(lettered, main, groups), meanings, depths)
+    return Symbolic(spec, spec.tree(), _with_depths(symbolic_tree, main, groups), meanings, depths)
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
-    """Returns kind of layer → number of layers, of the stack or of one rank of a pipeline."""
+    """Returns kind of layer → number of layers, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
         return {name: count for name, _, count, _ in stack.groups() if not is_zero(count)}
     counts = {
@@ -169,9 +169,9 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
     }
     if "etp" not in sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
-    lettered = _with_symbols(rank, traced_size)
-    assert isinstance(lettered, RankModel)
-    symbolic_tree: Node = _formulas_of(lettered.with_symbols(replace(layout, **degrees)).tree())
+    symbolic_rank = _with_symbols(rank, traced_size)
+    assert isinstance(symbolic_rank, RankModel)
+    symbolic_tree: Node = _formulas_of(symbolic_rank.with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree
 
 
@@ -184,8 +184,8 @@ def _formulas_of(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _formulas_of(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {item.name: _formulas_of(getattr(value, item.name)) for item in fields(value)}
-        return replace(value, **changed)
+        changed_fields = {item.name: _formulas_of(getattr(value, item.name)) for item in fields(value)}
+        return replace(value, **changed_fields)
     return value
 
 
@@ -250,7 +250,7 @@ def _letter_inside(annotation: Any) -> str | None:
 
 
 def _with_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
-    """Returns a copy of `spec` in which `pick` replaces every size with a letter, except depths."""
+    """Returns a copy of `spec` in which `size_replacer` replaces every size that has a letter, except depths."""
     update: dict[str, Any] = {side: _stack_with_symbols(stack, side, size_replacer) for side, stack in spec.stacks()}
     model_changes = _changes(spec, "", "", "", size_replacer, leave=frozenset(update))
     return spec.model_copy(update={**model_changes, **update})
@@ -293,14 +293,14 @@ def _depth_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
 
 
 def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
-    """Returns the sizes that affect a primitive (rotary_dim does not), in the order of the spec, stacks first."""
+    """Returns the sizes that affect a primitive, in the order of the spec, stacks first."""
     provisional: dict[SizeOccurrence, Any] = {}
 
     def pick(occurrence: SizeOccurrence) -> Any:
         return provisional.setdefault(occurrence, _symbol(f"x{len(provisional)}"))
 
-    free = {s for place in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
-    return [occurrence for occurrence, symbol in provisional.items() if symbol in free]
+    free_symbols = {s for place in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
+    return [occurrence for occurrence, symbol in provisional.items() if symbol in free_symbols]
 
 
 def _free_symbols(op: Any) -> set[Any]:
@@ -352,7 +352,7 @@ def _with_depths(
 
 
 def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """Names each occurrence: the letter alone if that is unambiguous, else with subscripts."""
+    """Returns the symbol of each size: the letter alone if it is unambiguous, else with subscripts."""
     names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(s.letter for s in occurrences):
         with_letter = [s for s in occurrences if s.letter == letter]
@@ -380,10 +380,10 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
             s: {"part": PART_NAMES.get(s.part, s.part), "layer": s.layer, "side": SIDE_NAMES.get(s.side, s.side)}
             for s in occurrences
         }
-        described = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in occurrences}
-        if all(described.values()) and len({(d, s.value) for s, d in described.items()}) == len(
-            set(described.values())
+        described_symbols = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in occurrences}
+        if all(described_symbols.values()) and len({(d, s.value) for s, d in described_symbols.items()}) == len(
+            set(described_symbols.values())
         ):
-            return described
+            return described_symbols
     values = list(dict.fromkeys(s.value for s in occurrences))
     return {s: str(values.index(s.value) + 1) for s in occurrences}

@@ -1,4 +1,4 @@
-"""Integers with the formula by which they were computed.
+"""Integers that carry the formula by which they were computed.
 
 Kernels compare sizes (whether a reshape copies, how many chunks there are), which a symbol alone cannot do. A symbolic
 integer takes the branch of its value, and its formula holds wherever the same branches are taken.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class SymbolicInt(int):
-    """An integer with the formula that gives it.
+    """An integer that carries the formula by which it was computed.
 
     formula: a SymPy expression, whose value is the integer.
 
@@ -72,7 +72,7 @@ class SymbolicInt(int):
 
 
 def formula_of(number: int) -> Any:
-    """Returns the formula of an integer; the integer itself if it is plain."""
+    """Returns the formula of an integer; the integer itself if it carries none."""
     return number.formula if isinstance(number, SymbolicInt) else number
 
 
@@ -83,7 +83,7 @@ def _apply(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
 
 
 def _floor_divide(left: Any, right: Any) -> Any:
-    """Computes left // right: the quotient if it is whole, else its floor."""
+    """Computes left // right: the quotient if it is an integer, else its floor."""
     if not (isinstance(left, int) and isinstance(right, int)):
         return NotImplemented
     value, remainder = divmod(int(left), int(right))

@@ -1,4 +1,4 @@
-"""Time: the exact work of a rank's pass, its price on a device under a stack, and the seconds of a step or a pass.
+"""Estimates time: the exact work of a rank's pass, its seconds per kernel, and the seconds of a step or a pass.
 
 The functions that answer a question (of scalars, or of arrays with an element per layout):
 

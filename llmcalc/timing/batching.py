@@ -1,4 +1,4 @@
-"""A server under load: continuous batching, in which steps that decode carry the prompts of other requests.
+"""A server under load: continuous batching, in which decoding steps also process other requests' prompts.
 
 `concurrency` requests are in a replica at any time; when one ends, the next takes its place. With C requests of O
 output tokens, d seconds of a step that decodes C sequences, p seconds of a request's own prompt, and e seconds by which
@@ -45,7 +45,7 @@ SHARED_WEIGHTS = frozenset({"product", "experts"})
 
 @dataclass(frozen=True)
 class Requests:
-    """Equal requests.
+    """The sizes of equal requests: tokens of prompt and answer.
 
     input, output: tokens of a prompt and of an answer.
     cached: tokens of the prompt that an earlier request left in the cache; default 0.
@@ -57,23 +57,23 @@ class Requests:
 
     @property
     def computed(self) -> int:
-        """Tokens of the prompt that are computed: at least the last one, whose logits give the first token."""
+        """The number of computed tokens of a prompt: at least the last, whose logits give the first output token."""
         return max(1, self.input - self.cached)
 
     @property
     def mean_context(self) -> int:
-        """Tokens of a sequence in the cache in the middle of its answer."""
+        """The number of a sequence's tokens in the cache in the middle of its answer."""
         return self.input + self.output // 2
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence at its end."""
+        """The number of a sequence's tokens at its end."""
         return self.input + self.output
 
 
 @dataclass(frozen=True)
 class ServedLoad:
-    """The times of a replica with so many requests at any time.
+    """The latencies of a replica in seconds, at a constant number of concurrent requests.
 
     concurrency: number of requests. output: tokens of an answer.
     ttft: seconds to the first token, with the wait for the prompts of others, where arrivals are spread.
@@ -89,17 +89,17 @@ class ServedLoad:
 
     @property
     def end_to_end(self) -> float:
-        """Seconds of a request."""
+        """The seconds of a request from its arrival to its last token."""
         return self.ttft + (self.output - 1) * self.tpot
 
     @property
     def requests_per_second(self) -> float:
-        """Completed requests per second (Little's law)."""
+        """The number of requests that complete per second (Little's law)."""
         return self.concurrency / self.end_to_end
 
     @property
     def output_tokens_per_second(self) -> float:
-        """Output tokens per second of all requests."""
+        """The number of output tokens per second, of all requests."""
         return self.output * self.requests_per_second
 
 
@@ -124,51 +124,54 @@ class Replica:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a decoding step gives each sequence: 1 where nothing drafts."""
+        """The mean number of tokens per sequence and decoding step; 1 without speculative decoding."""
         return 1.0 if self.speculation is None else self.speculation.tokens_per_step
 
     @property
     def further_steps(self) -> float:
-        """Decoding steps of a request after its first token."""
+        """The number of decoding steps of a request after its first token."""
         return (self.requests.output - 1) / self.tokens_per_step
 
     @property
     def batches(self) -> int:
-        """Batches that run at any time: one in each stage of the pipeline, of each rank with attention of its own."""
+        """The number of batches that run concurrently: one per pipeline stage and data-parallel attention rank."""
         return self.layout.pp * self.layout.dp
 
     @property
     def chunk(self) -> int | None:
-        """Tokens of a chunk of a prompt; None where a step takes the whole prompt."""
+        """The number of tokens in a prompt chunk; None if a step processes whole prompts."""
         if self.step_tokens is None or self.step_tokens >= self.requests.computed:
             return None
         return max(self.step_tokens, -(-self.requests.computed // MAX_CHUNKS))
 
     def token(self, concurrency: float) -> InferencePass:
-        """A decoding step of each sequence, without any prompt."""
+        """Returns the pass that decodes a step of every sequence, without any prompt."""
         return self.step(_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context)
 
     def step(self, batch: float, context: float) -> InferencePass:
-        """A decoding step of a batch, with the passes of a draft. context: tokens of each sequence in the cache."""
-        drafted = 0 if self.speculation is None else self.speculation.tokens
-        decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted, context, "decode")
-        checked = forward_pass(self.spec, self.device, self.stack, decoding, self.formats, self.layout.pp)
+        """Returns the pass of a batch's decoding step, with the draft's passes. context: cached tokens per sequence."""
+        drafted_tokens = 0 if self.speculation is None else self.speculation.tokens
+        decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, context, "decode")
+        target_pass = forward_pass(self.spec, self.device, self.stack, decoding, self.formats, self.layout.pp)
         if self.speculation is None:
-            return checked
+            return target_pass
         seconds = self.speculation.draft_seconds(
             self.spec, self.device, self.stack, batch, context, self.layout, self.formats
         )
-        return InferencePass(checked.seconds + seconds, {**checked.parts, "draft": seconds}, checked.priced)
+        return InferencePass(target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.priced)
 
     def prompts(self, number: float, server: bool = False) -> InferencePass:
-        """The prompts of so many requests at once. server: whether a server's time before the first token counts."""
-        computed, cached = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-        return self.prompt_pass(_whole(number), computed, cached, self.chunk, server)
+        """Returns the pass of several prompts at once.
+
+        server: whether a server's time before the first token counts.
+        """
+        computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
+        return self.prompt_pass(_whole(number), computed_tokens, cached_tokens, self.chunk, server)
 
     def prompt_pass(
         self, number: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
     ) -> InferencePass:
-        """Prompts with so many new and cached tokens each, with a draft's pass over them.
+        """Returns the pass of prompts with these new and cached tokens each, including a draft model's pass over them.
 
         chunk: tokens of each prompt in one pass; None for all.
         """
@@ -181,22 +184,22 @@ class Replica:
 
     @cached_property
     def prompt_seconds(self) -> float:
-        """Seconds of a prompt on an idle server."""
+        """The seconds of one prompt on an idle server."""
         return float(self.prompts(1, server=True).seconds)
 
     @property
     def most_prompts(self) -> float:
-        """Prompts that one step takes at most; a long prompt takes several steps."""
+        """The most prompts that one step processes; a long prompt takes several steps."""
         return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed)
 
     @cached_property
     def saturation(self) -> float:
-        """Requests at any time beyond which every step has prompts, so that further requests only wait."""
+        """The concurrency beyond which every step processes prompts, so that further requests only wait."""
         steps = len(self.prompts(1).priced)
         return 1 + self.further_steps * self.most_prompts * self.batches / steps
 
     def load(self, concurrency: float) -> ServedLoad:
-        """The times at a concurrency. Raises `InputError` for less than one request."""
+        """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
         load = self._load(min(concurrency, self.saturation))
@@ -208,34 +211,34 @@ class Replica:
         )
 
     def _load(self, concurrency: float) -> ServedLoad:
-        """The times at a concurrency at which some steps only decode."""
-        others, further = concurrency - 1, self.further_steps
+        """Returns the latencies at a concurrency at which some steps only decode."""
+        other_requests, further_steps = concurrency - 1, self.further_steps
         token_pass = self.token(concurrency)
         token = float(token_pass.seconds)
-        if not others:
+        if not other_requests:
             tpot = token / self.tokens_per_step
             return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
-        together = max(1.0, min(self.most_prompts, concurrency / self.batches / further))
-        prompt_pass = self.prompts(together)
+        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batches / further_steps))
+        prompt_pass = self.prompts(prompts_per_step)
         steps = len(prompt_pass.priced)
-        beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
-        saved = token - beside if self.stack.mixed_steps else 0.0
-        longer = max(0.0, float(prompt_pass.seconds) - steps * saved) / together / self.batches
-        prompt = self.prompt_seconds + steps * beside
-        wait = others * longer * prompt / (prompt + further * token)
-        tpot = (token + (others * longer - wait) / further) / self.tokens_per_step
-        in_burst = max(wait, (others + min(self.most_prompts, concurrency) - 1) / 2 * longer)
+        seconds_beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
+        saved_seconds = token - seconds_beside if self.stack.mixed_steps else 0.0
+        longer = max(0.0, float(prompt_pass.seconds) - steps * saved_seconds) / prompts_per_step / self.batches
+        prompt = self.prompt_seconds + steps * seconds_beside
+        wait = other_requests * longer * prompt / (prompt + further_steps * token)
+        tpot = (token + (other_requests * longer - wait) / further_steps) / self.tokens_per_step
+        in_burst = max(wait, (other_requests + min(self.most_prompts, concurrency) - 1) / 2 * longer)
         return ServedLoad(concurrency, self.requests.output, prompt + wait, tpot, prompt + in_burst)
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:
-    """Seconds that decoding sequences add to a step with a prompt: no reading of weights, no launches, no host.
+    """Returns the seconds that decoding sequences add to a step with a prompt: no weight reads, launches or host time.
 
     A draft's passes add all of their time.
     """
-    priced = token_pass.priced[0]
+    timed_pass = token_pass.priced[0]
     return float(token_pass.parts.get("draft", 0.0)) + sum(
-        float(line.times * priced.work.count(line.layer)) * _added(line) for line in priced.lines
+        float(line.times * timed_pass.work.count(line.layer)) * _added(line) for line in timed_pass.lines
     )
 
 
@@ -248,5 +251,5 @@ def _added(line: Line) -> float:
 
 
 def _whole(number: float) -> float:
-    """The number, as an integer where it is one: counts of integers are exact."""
+    """Returns the number, as an integer if it is whole: counts of integers are exact."""
     return int(number) if number == int(number) else number

@@ -1,4 +1,4 @@
-"""Fits a stack on a user's own measured runs: four numbers, by which computing, memory, network and waits differ.
+"""Fits a time stack to a user's measured runs: factors of the seconds of compute, memory, network and waits.
 
 A factor of 1.2 of `memory` says that bytes take 1.2 times as long as on other systems with this accelerator and stack.
 An estimate is nearly linear in the factors: its share that each of them bounds is found by changing that one. The fit
@@ -30,7 +30,7 @@ WAITS = (
 
 @dataclass(frozen=True)
 class Factors:
-    """Factors of a calibration on the seconds that compute, memory, the network and waits take."""
+    """The calibration factors that multiply the estimated seconds of compute, memory, network and waits."""
 
     compute: float = 1.0
     memory: float = 1.0
@@ -38,7 +38,7 @@ class Factors:
     wait: float = 1.0
 
     def device(self, device: Device) -> Device:
-        """The device as it runs here."""
+        """Returns the device with its compute and memory rates scaled by the factors."""
         generation = device.generation.model_copy(
             update={
                 "kernel_start": device.generation.kernel_start * self.wait,
@@ -57,7 +57,7 @@ class Factors:
         )
 
     def stack(self, stack: Stack) -> Stack:
-        """The stack as it runs here."""
+        """Returns the time stack with its waits and its network times scaled by the factors."""
         return stack.model_copy(update={name: getattr(stack, name) * self.wait for name in WAITS})
 
 
@@ -81,21 +81,21 @@ class MeasuredRun:
 
 
 class Linear:
-    """Estimates of runs as sums of the four factors, near those at which it was made."""
+    """A linearization: estimates of runs as sums over the four factors, near given values of the factors."""
 
-    def __init__(self, runs: Sequence[MeasuredRun], at: Factors = UNCHANGED) -> None:
+    def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
         self.measured: list[float] = [run.seconds for run in runs]
-        self.parts: list[tuple[float, ...]] = [tuple(_parts(run.pricer, at)) for run in runs]
+        self.parts: list[tuple[float, ...]] = [tuple(_parts(run.pricer, base_factors)) for run in runs]
 
     def without(self, left_out: Container[int]) -> Linear:
-        """The estimates of all runs but those of these numbers."""
-        rest = Linear([])
-        rest.measured = [seconds for index, seconds in enumerate(self.measured) if index not in left_out]
-        rest.parts = [parts for index, parts in enumerate(self.parts) if index not in left_out]
-        return rest
+        """Returns the linearization without the runs of these indices."""
+        remaining_runs = Linear([])
+        remaining_runs.measured = [seconds for index, seconds in enumerate(self.measured) if index not in left_out]
+        remaining_runs.parts = [parts for index, parts in enumerate(self.parts) if index not in left_out]
+        return remaining_runs
 
     def errors(self, factors: Iterable[float]) -> list[float]:
-        """Logarithm of the estimate over what was measured, of each run."""
+        """Returns the logarithm of estimated over measured seconds, for each run."""
         compute, memory, network, wait = factors
         return [
             math.log((compute * a + memory * b + network * c + wait * d) / seconds)
@@ -103,7 +103,7 @@ class Linear:
         ]
 
     def loss(self, logarithms: Sequence[float], stiffness: float) -> float:
-        """Mean error, and how far the factors are from each other."""
+        """Returns the mean error, plus a penalty for factors that differ from each other."""
         middle = sum(logarithms) / len(logarithms)
         spread = sum((value - middle) ** 2 for value in logarithms)
         count = len(self.measured)
@@ -127,29 +127,32 @@ RANGE = (1 / 8, 8.0)
 """Smallest and largest factor."""
 
 
-def _parts(pricer: Pricer, at: Factors) -> Iterator[float]:
-    """Yields the share of an estimate that is in proportion to each factor, over that factor."""
-    base = pricer(at)
+def _parts(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
+    """Yields for each factor the share of an estimate that is proportional to it, over the factor."""
+    base = pricer(base_factors)
     slopes = []
     for name in NAMES:
-        factor = getattr(at, name)
-        changed = pricer(replace(at, **{name: factor * STEP}))
-        slopes.append(max(0.0, (changed - base) / (factor * (STEP - 1))))
-    total = sum(slope * getattr(at, name) for slope, name in zip(slopes, NAMES, strict=True))
+        factor = getattr(base_factors, name)
+        changed_estimate = pricer(replace(base_factors, **{name: factor * STEP}))
+        slopes.append(max(0.0, (changed_estimate - base) / (factor * (STEP - 1))))
+    total = sum(slope * getattr(base_factors, name) for slope, name in zip(slopes, NAMES, strict=True))
     for slope in slopes:
         yield slope * base / total if total else base / len(NAMES)
 
 
 def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
-    """The factors of the least loss: the common one first, then each by itself, in turns."""
+    """Returns the factors with the least loss: first a common factor, then each factor separately, several times."""
     low, high = map(math.log, RANGE)
-    common = _least(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
-    logarithms = [common] * len(NAMES)
+    common_factor = _least(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
+    logarithms = [common_factor] * len(NAMES)
     for _ in range(sweeps if stiffness < AS_ONE else 0):
         for i in range(len(NAMES)):
-            before, after = logarithms[:i], logarithms[i + 1 :]
-            near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
-            logarithms[i] = _least(lambda value: linear.loss([*before, value, *after], stiffness), *near)  # noqa: B023
+            factors_before, factors_after = logarithms[:i], logarithms[i + 1 :]
+            range_near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
+            logarithms[i] = _least(
+                lambda value: linear.loss([*factors_before, value, *factors_after], stiffness),  # noqa: B023
+                *range_near,
+            )
     return Factors(*map(math.exp, logarithms))
 
 
@@ -157,7 +160,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def _least(function: Callable[[float], float], low: float, high: float) -> float:
-    """The argument of the least value of a function with one valley, by golden sections."""
+    """Returns the argument of the minimum of a unimodal function, by golden-section search."""
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     value_left, value_right = function(left), function(right)
     while high - low > 1e-3:
@@ -174,7 +177,7 @@ def _least(function: Callable[[float], float], low: float, high: float) -> float
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the estimates of some runs.
+    """Statistics of the errors of several runs' estimates.
 
     median_error, p90_error: |estimate / measured - 1|.
     regret: how much longer the layout that is estimated fastest takes than the fastest, mean of the groups; None
@@ -188,7 +191,7 @@ class Errors:
 
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
-        """The errors of estimates of these runs, in their order."""
+        """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
         errors = sorted(abs(estimate / run.seconds - 1) for run, estimate in zip(runs, estimates, strict=True))
         groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         for run, estimate in zip(runs, estimates, strict=True):
@@ -206,8 +209,8 @@ LEAST_LAYOUTS = 3
 """Measured layouts of one run from which its regret is known."""
 
 
-def _regret(group: Sequence[tuple[float, float]], first: int) -> float:
-    chosen = sorted(group)[:first]
+def _regret(group: Sequence[tuple[float, float]], first_index: int) -> float:
+    chosen = sorted(group)[:first_index]
     return min(seconds for _, seconds in chosen) / min(seconds for _, seconds in group) - 1
 
 
@@ -223,7 +226,7 @@ BETTER = 2 / 3
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fit, and what it does to the errors.
+    """The fitted factors of a calibration, and the errors before and after it.
 
     runs: number of measured runs.
     before, after: errors without and with the fit. left_out: of each run, estimated by a fit of all others.
@@ -239,26 +242,28 @@ class Calibration:
 
     @property
     def factors(self) -> Factors:
-        """The factors that are used."""
+        """The factors that the estimate uses."""
         return UNCHANGED if self.refused else self.fitted
 
 
 def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
-    """Fits the factors to measured runs. Raises `InputError` for fewer than three."""
+    """Fits the factors to measured runs. Raises `InputError` for fewer than three runs."""
     if len(runs) < LEAST_RUNS:
         raise InputError(f"--calibrate: {len(runs)} measured runs; expected at least {LEAST_RUNS}")
     linear = Linear(runs)
     trials = [(stiffness, _left_out(linear, stiffness)) for stiffness in STIFFNESSES]
     stiffness, logarithms = min(trials, key=lambda trial: mean(map(abs, trial[1])))
-    fitted = minimize(linear, stiffness)
-    before = [run.pricer(UNCHANGED) for run in runs]
-    after = [run.pricer(fitted) for run in runs]
+    fitted_factors = minimize(linear, stiffness)
+    estimates_before = [run.pricer(UNCHANGED) for run in runs]
+    estimates_after = [run.pricer(fitted_factors) for run in runs]
     left_out = [run.seconds * math.exp(value) for run, value in zip(runs, logarithms, strict=True)]
-    errors = Errors.of(runs, before), Errors.of(runs, after), Errors.of(runs, left_out)
-    without = [abs(math.log(estimate / run.seconds)) for run, estimate in zip(runs, before, strict=True)]
-    better = mean(abs(value) < error for value, error in zip(logarithms, without, strict=True))
-    refused = _refusal(*errors, mean(map(abs, logarithms)) / max(mean(without), 1e-12), better)
-    return Calibration(len(runs), *errors, fitted, refused)
+    errors = Errors.of(runs, estimates_before), Errors.of(runs, estimates_after), Errors.of(runs, left_out)
+    absolute_errors = [
+        abs(math.log(estimate / run.seconds)) for run, estimate in zip(runs, estimates_before, strict=True)
+    ]
+    improved_share = mean(abs(value) < error for value, error in zip(logarithms, absolute_errors, strict=True))
+    refusal = _refusal(*errors, mean(map(abs, logarithms)) / max(mean(absolute_errors), 1e-12), improved_share)
+    return Calibration(len(runs), *errors, fitted_factors, refusal)
 
 
 MOST_ESTIMATES = 3000
@@ -266,30 +271,34 @@ MOST_ESTIMATES = 3000
 
 
 def _left_out(linear: Linear, stiffness: float) -> list[float]:
-    """Logarithm of the error of each run, estimated by a fit of the others.
+    """Returns the logarithm of each run's error, estimated with factors fitted to the other runs.
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """
     count = len(linear.measured)
-    fits = min(count, MOST_ESTIMATES // count)
+    fit_count = min(count, MOST_ESTIMATES // count)
     errors = [0.0] * count
-    for first in range(fits):
-        left_out = range(first, count, fits)
+    for first_index in range(fit_count):
+        left_out = range(first_index, count, fit_count)
         errors_of_all = linear.errors(astuple(minimize(linear.without(left_out), stiffness)))
         for index in left_out:
             errors[index] = errors_of_all[index]
     return errors
 
 
-def _refusal(before: Errors, after: Errors, left_out: Errors, gain: float, better: float) -> str:
-    """Why a fit is not used; empty where it is.
+def _refusal(errors_before: Errors, errors_after: Errors, left_out: Errors, gain: float, improved_share: float) -> str:
+    """Returns why a fit is not used; empty if it is used.
 
-    gain: mean error of runs left out over that without a fit. better: share of them that is estimated better.
+    gain: mean error of runs left out over that without a fit. improved_share: share of them that is estimated better.
     """
-    if before.regret is not None and after.regret is not None and after.regret > before.regret:
+    if (
+        errors_before.regret is not None
+        and errors_after.regret is not None
+        and errors_after.regret > errors_before.regret
+    ):
         return "it would raise the regret of the chosen layout"
-    if gain > GAIN or left_out.median_error > GAIN * before.median_error:
+    if gain > GAIN or left_out.median_error > GAIN * errors_before.median_error:
         return "runs that are left out are not estimated clearly better by a fit of the others"
-    if better < BETTER:
+    if improved_share < BETTER:
         return "of the runs that are left out, fewer than two in three are estimated better by a fit of the others"
     return ""

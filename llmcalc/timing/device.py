@@ -1,4 +1,4 @@
-"""What a device reaches: an accelerator's datasheet figures times the shares of its generation.
+"""The rates that a device reaches: datasheet figures times the measured shares of its generation.
 
 Closed forms of one kernel and of one message, for numbers and for arrays. Evidence for a device:
 
@@ -46,7 +46,9 @@ HOST_LINK_SHARE, HOST_LINK_LATENCY = 0.4, 3e-5
 
 @dataclass(frozen=True)
 class Device:
-    """An accelerator with what it reaches. generation: the shares that its figures are multiplied by.
+    """An accelerator with the rates that it reaches.
+
+    generation: the shares by which its datasheet figures are multiplied.
 
     name: the accelerator's name.
     evidence: how well the generation's figures are known for this device.
@@ -72,15 +74,15 @@ class Device:
 
     @property
     def is_tested(self) -> bool:
-        """Whether any figure of its own generation was tested on measured rows."""
+        """Whether any figure of the accelerator's generation was tested on measured rows."""
         return self.generation.is_tested
 
     def format_of(self, dtype: str) -> str:
-        """The format in which products of a number format run; one without units of its own runs as bf16."""
+        """Returns the number format in which products of `dtype` run; bf16 for a format without tensor-core units."""
         return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"
 
     def product_rate(self, dtype: str, sustained: bool = False) -> float:
-        """FLOP/s of large products. sustained: under load for hours, false by default."""
+        """Returns the FLOP/s of large products. sustained: under load for hours; default false."""
         name = self.format_of(dtype)
         return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
 
@@ -88,33 +90,39 @@ class Device:
         """The share of a 16-bit product's rate that sizes leave: kernels of older units read them where they are no
         multiple of 8 elements. sizes: of the axes that lie side by side.
         """
-        whole = [size for size in sizes if isinstance(size, int)]
-        odd, even = self.generation.unaligned
-        return odd if any(size % 2 for size in whole) else even if any(size % 8 for size in whole) else 1.0
+        whole_sizes = [size for size in sizes if isinstance(size, int)]
+        odd_share, even_share = self.generation.unaligned
+        return (
+            odd_share
+            if any(size % 2 for size in whole_sizes)
+            else even_share
+            if any(size % 8 for size in whole_sizes)
+            else 1.0
+        )
 
     def sustained(self, dtype: str = "bf16") -> float:
-        """The share of a benchmark's rate that lasts under load."""
+        """Returns the share of a benchmark's FLOP/s that a device sustains under load."""
         shares = self.generation.sustained
         return shares.get(dtype, shares["bf16"])
 
     def memory_seconds(self, bytes: Number) -> Number:
-        """Seconds in which a kernel reads and writes so many bytes."""
+        """Returns the seconds in which a kernel reads and writes `bytes` bytes."""
         return bytes / (self.bandwidth * self.generation.memory)
 
     def cache_seconds(self, bytes: Number) -> Number:
-        """Seconds in which decoding attention reads so many bytes of the cache."""
+        """Returns the seconds in which decoding attention reads `bytes` bytes of the cache."""
         return bytes / (self.bandwidth * self.generation.cache)
 
     def attention_seconds(
         self, flops: Number, keys: Number, dim: Number, backward: bool = False, share: float = 1.0
     ) -> Number:
-        """Seconds of fused attention over so many keys: e(S) = e∞ / (1 + S₀ / S).
+        """Returns the seconds of fused attention over `keys` keys: its efficiency is e(S) = e∞ / (1 + S₀ / S).
 
         dim: width of a key; narrow heads fill the units less. share: of the best kernel's rate, 1 by default.
         """
-        most, half = self.generation.attention_backward if backward else self.generation.attention
-        narrow = minimum(1.0, dim / 128) ** 0.5
-        return flops * (1 + half / maximum(1, keys)) / (self.peaks["bf16"] * share * most * narrow)
+        best_share, half = self.generation.attention_backward if backward else self.generation.attention
+        narrow_share = minimum(1.0, dim / 128) ** 0.5
+        return flops * (1 + half / maximum(1, keys)) / (self.peaks["bf16"] * share * best_share * narrow_share)
 
     def message_seconds(
         self,
@@ -125,7 +133,7 @@ class Device:
         latency: float = 1.0,
         messages: Number = 1,
     ) -> Number:
-        """Seconds of messages among ranks that are `stride` devices apart.
+        """Returns the seconds of messages among ranks whose devices are `stride` apart.
 
         bytes: as of `Collective`, of all messages together. latency: times the device's own.
         messages: number of equal messages, 1 by default.
@@ -139,47 +147,47 @@ class Device:
         trees = latency * self.generation.far_latency * log2(maximum(2, domains))
         near_seconds = messages * latency * self.latency
         if kind == "all_to_all":
-            near, far = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
+            near_time, far_time = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
         elif kind == "send":
-            near, far = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
+            near_time, far_time = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
         elif kind == "all_reduce":
-            near = 2 * (inside - 1) / inside * bytes / near_rate
-            far = 2 * (1 - inside / ranks) * bytes / (inside * far_rate)
+            near_time = 2 * (inside - 1) / inside * bytes / near_rate
+            far_time = 2 * (1 - inside / ranks) * bytes / (inside * far_rate)
         else:
-            near = (inside - 1) / inside * bytes / near_rate
+            near_time = (inside - 1) / inside * bytes / near_rate
             ring = (1 - 1 / ranks) * maximum(bytes / near_rate, bytes / (inside * far_rate))
             seconds = messages * self.latency + self._ring_seconds(ring, messages, ranks, domains)
-            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + near))
-        seconds = choose(domains > 1, messages * trees + maximum(near, far), near_seconds + near)
+            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + near_time))
+        seconds = choose(domains > 1, messages * trees + maximum(near_time, far_time), near_seconds + near_time)
         return choose(ranks <= 1, 0.0, seconds)
 
     def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
-        """Seconds of messages that go round rings through domains. seconds: of their bytes at the full rate.
+        """Returns the seconds of ring messages through several domains. seconds: of their bytes at the full rate.
 
         Of the generation's protocols the faster one is taken.
         """
-        times = [
+        ring_times = [
             seconds / share + messages * ((ranks - domains) * near_step + (domains - 1) * far_step)
             for share, near_step, far_step in self.generation.ring_protocols
         ]
-        return _least(times)
+        return _least(ring_times)
 
     def hop_seconds(self, bytes: Number, devices: Number) -> Number:
-        """Seconds of a send to the next stage of a pipeline. devices: of the whole run."""
+        """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""
         rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
         return bytes / rate + self.latency
 
 
 def _least(values: Sequence[Number]) -> Number:
-    """The least of some numbers, elementwise for arrays."""
-    least = values[0]
+    """Returns the least of several numbers, elementwise for arrays."""
+    least_value = values[0]
     for value in values[1:]:
-        least = minimum(least, value)
-    return least
+        least_value = minimum(least_value, value)
+    return least_value
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
-    """The device of an accelerator. nic: bytes/s of its network in place of the record's; default None.
+    """Returns the device of an accelerator. nic: its network's bytes/s; default the accelerator's record.
 
     Raises `InputError` for an accelerator without a bandwidth or without peaks.
     """
@@ -212,16 +220,19 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
 
 
 def generation_of(hardware: Hardware) -> Generation:
-    """The generation of an accelerator: the one that names it, else that of its compute capability or its vendor."""
-    every = generations().values()
+    """Returns an accelerator's generation: the one that names it, else by its compute capability or its vendor."""
+    all_generations = generations().values()
     capability = hardware.compute_capability or ""
-    for generation in every:
+    for generation in all_generations:
         if hardware.name in generation.accelerators:
             return generation
-    for generation in every:
-        if any(capability == known or capability.startswith(f"{known}.") for known in generation.capabilities):
+    for generation in all_generations:
+        if any(
+            capability == known_capability or capability.startswith(f"{known_capability}.")
+            for known_capability in generation.capabilities
+        ):
             return generation
-    for generation in every:
+    for generation in all_generations:
         if hardware.vendor in generation.vendors:
             return generation
     return generations()["default"]

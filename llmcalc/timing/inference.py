@@ -1,4 +1,4 @@
-"""One pass of inference: a prompt, whole or in chunks, and one token of each sequence of a batch."""
+"""The seconds of an inference pass: a prompt, whole or in chunks, or one decoded token per sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .work import RankPass, rank_work
 
 @dataclass(frozen=True)
 class InferencePass:
-    """The seconds of a pass.
+    """The estimated seconds of an inference pass.
 
     seconds: of the pass.
     parts: kernels and messages, the host's work of a step, hops between pipeline stages, and what a server adds to a
@@ -33,18 +33,18 @@ class InferencePass:
 def forward_pass(
     spec: ModelSpec, device: Device, stack: Stack, rank_pass: RankPass, formats: Formats, pp: Number = 1
 ) -> InferencePass:
-    """One forward pass. pp: pipeline stages that it goes through, one after the other.
+    """Returns the seconds of one forward pass. pp: the pipeline stages that the pass goes through in turn.
 
     Without a captured graph, kernels cannot run faster than the host launches them.
     """
-    priced = price(rank_work(spec, rank_pass), device, stack, formats)
+    timed_pass = price(rank_work(spec, rank_pass), device, stack, formats)
     decodes = rank_pass.phase == "decode"
     host_kernel = stack.host_kernel if decodes else max(stack.host_kernel, stack.host_prompt_kernel)
-    kernels = maximum(priced.seconds, priced.launches * host_kernel)
-    hidden_bytes = 2.0 * priced.work.tokens * spec.hidden_size
+    kernels = maximum(timed_pass.seconds, timed_pass.launches * host_kernel)
+    hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
     hops = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host = stack.host_step + (stack.host_sequence * rank_pass.batch if decodes else 0.0)
-    return InferencePass(kernels + host + hops, {"kernels": kernels, "host": host, "hops": hops}, [priced])
+    return InferencePass(kernels + host + hops, {"kernels": kernels, "host": host, "hops": hops}, [timed_pass])
 
 
 def decode(
@@ -56,7 +56,7 @@ def decode(
     layout: Layout = ONE_DEVICE,
     formats: Formats = SIXTEEN_BITS,
 ) -> InferencePass:
-    """One token of each of `batch` sequences, after `context` tokens of each."""
+    """Returns the seconds of decoding one token of each of `batch` sequences, after `context` tokens each."""
     return forward_pass(spec, device, stack, rank_pass(stack, layout, batch, 1, context, "decode"), formats, layout.pp)
 
 
@@ -72,19 +72,23 @@ def prefill(
     formats: Formats = SIXTEEN_BITS,
     server: bool = False,
 ) -> InferencePass:
-    """The prompts of `batch` sequences.
+    """Returns the seconds of the prompts of `batch` sequences.
 
     seq, context: new tokens, and tokens that are cached.
     chunk: tokens of each sequence in one pass; None (default) for all of them.
     server: whether the time of a server before the first token is added; false by default.
     """
     passes = [
-        forward_pass(spec, device, stack, rank_pass(stack, layout, batch, size, before, "prefill"), formats, layout.pp)
-        for size, before in _chunks(seq, context, chunk)
+        forward_pass(
+            spec, device, stack, rank_pass(stack, layout, batch, size, earlier_tokens, "prefill"), formats, layout.pp
+        )
+        for size, earlier_tokens in _chunks(seq, context, chunk)
     ]
-    parts = {name: sum(one_pass.parts[name] for one_pass in passes) for name in ("kernels", "host", "hops")}
-    parts["server"] = stack.first_token if server else 0.0
-    return InferencePass(sum(parts.values()), parts, [priced for one_pass in passes for priced in one_pass.priced])
+    part_seconds = {name: sum(one_pass.parts[name] for one_pass in passes) for name in ("kernels", "host", "hops")}
+    part_seconds["server"] = stack.first_token if server else 0.0
+    return InferencePass(
+        sum(part_seconds.values()), part_seconds, [timed_pass for one_pass in passes for timed_pass in one_pass.priced]
+    )
 
 
 MAX_CHUNKS = 256
@@ -92,7 +96,7 @@ MAX_CHUNKS = 256
 
 
 def _chunks(seq: int, context: int, chunk: int | None) -> Iterator[tuple[int, int]]:
-    """Yields the new and the earlier tokens of each chunk."""
+    """Yields the numbers of new and of earlier tokens for each chunk."""
     size = seq if chunk is None else chunk
     if size < 1 or -(-seq // size) > MAX_CHUNKS:
         raise InputError(f"--chunk {size}: expected at least {-(-seq // MAX_CHUNKS)} of {seq} tokens")
@@ -109,7 +113,7 @@ def rank_pass(
     phase: str,
     include: frozenset[str] = frozenset(),
 ) -> RankPass:
-    """The pass of one rank. Expert ranks have whole experts unless the layout says otherwise.
+    """Returns the pass of one rank. Expert-parallel ranks have whole experts, unless the layout divides them.
 
     include: optional parts of the model that run; default none.
     """

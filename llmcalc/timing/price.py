@@ -1,4 +1,4 @@
-"""Seconds of a rank's kernels and messages, each where it stands in the model.
+"""Estimates the seconds of a rank's kernels and messages, each at its place in the model.
 
 A kernel takes the longer of computing and of moving its bytes, and the time until it starts. Numbers may be arrays
 with an element per layout.
@@ -69,7 +69,7 @@ SIXTEEN_BITS = Formats()
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A kernel or a message with its price.
+    """A kernel or a message with its estimated seconds.
 
     path, kind, layer, times: as of `Kernel`.
     backward: whether it runs in the backward pass.
@@ -90,24 +90,24 @@ class Line:
 
     @property
     def seconds(self) -> Number:
-        """Seconds of one run: computing and loading overlap."""
+        """The seconds of one execution: compute and memory traffic overlap."""
         return maximum(self.compute, self.memory) + self.network + self.wait
 
     @property
     def bound(self) -> str:
-        """What takes longest of it (of scalars)."""
+        """The name of the longest of the seconds: `compute`, `memory`, `network` or `wait` (scalars only)."""
         return max(("compute", "memory", "network", "wait"), key=lambda name: getattr(self, name))
 
 
 @dataclass
 class Priced:
-    """Every line of one micro-batch, or of one pass, of a rank that has all layers."""
+    """The timed kernels and messages of one micro-batch, or of one pass, on a rank with all layers."""
 
     work: RankWork
     lines: list[Line]
 
     def layer_seconds(self, layer: int, backward: bool | None = None, kind: str = "") -> Number:
-        """Seconds of one layer of a kind.
+        """Returns the seconds of one layer of a kind.
 
         backward: of one direction alone; None (default) for both. kind: of kernels of that kind alone; default all.
         """
@@ -118,23 +118,23 @@ class Priced:
         )
 
     def layer_launches(self, layer: int, backward: bool) -> Number:
-        """Kernels that one direction of one layer of a kind launches."""
+        """Returns the number of kernels that one direction of one layer of a kind launches."""
         return sum(kernel.times * kernel.launches[backward] for kernel in self.work.kernels if kernel.layer == layer)
 
     @property
     def seconds(self) -> Number:
-        """Seconds of both passes through all layers."""
+        """The seconds of the forward and backward passes through all layers."""
         return sum(line.times * self.work.count(line.layer) * line.seconds for line in self.lines)
 
     @property
     def launches(self) -> Number:
-        """Kernels that the forward pass launches."""
+        """The number of kernels that the forward pass launches."""
         return sum(kernel.times * self.work.count(kernel.layer) * kernel.launches[0] for kernel in self.work.kernels)
 
 
 @dataclass(frozen=True)
 class Pricing:
-    """Prices the work of a pass on a device under a stack."""
+    """Estimates the seconds of a pass's kernels and messages on a device under a time stack."""
 
     device: Device
     stack: Stack
@@ -147,13 +147,13 @@ class Pricing:
 
     @property
     def kernel_wait(self) -> float:
-        """Seconds before a kernel starts."""
+        """The seconds before a kernel starts."""
         generation = self.device.generation
         gap = generation.kernel_start if self.trains else generation.launch_gap * self.stack.launch
         return max(gap, self.stack.kernel_gap)
 
     def rate(self, dtype: str) -> float:
-        """FLOP/s of products."""
+        """Returns the FLOP/s of products in a number format."""
         units = self.stack.quantized if dtype == QUANTIZED else dtype
         by_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
         share = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
@@ -162,7 +162,7 @@ class Pricing:
         return self.device.product_rate(units, self.trains) * self.stack.product * share
 
     def price(self, work: RankWork) -> Priced:
-        """Prices all kernels and messages of a rank."""
+        """Returns the timed kernels and messages of a rank."""
         lines: list[Line] = []
         for kernel in work.kernels:
             lines += self.kernel_lines(kernel)
@@ -174,20 +174,20 @@ class Pricing:
         return Priced(work, lines)
 
     def kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
-        """The lines of a kernel's passes. A backward product is two kernels, for the input and for the weight."""
-        parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}")(kernel)
-        launched: set[bool] = set()
-        for backward, compute, memory in parts:
+        """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
+        pass_parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}")(kernel)
+        launched_directions: set[bool] = set()
+        for backward, compute, memory in pass_parts:
             if backward and not self.trains:
                 continue
-            wait = 0.0 if backward in launched else kernel.launches[backward] * self.kernel_wait
-            launched.add(backward)
+            wait = 0.0 if backward in launched_directions else kernel.launches[backward] * self.kernel_wait
+            launched_directions.add(backward)
             yield Line(
                 kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
             )
 
     def _product(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """y = x·Wᵀ; backward dx = dy·W, and dW = dyᵀ·x, which is added to the gradient so far."""
+        """Times the product y = x·Wᵀ; backward dx = dy·W, and dW = dyᵀ·x, which is added to the gradient so far."""
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
         weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
         if not self.trains:
@@ -218,18 +218,21 @@ class Pricing:
         return "bf16" if kernel.in_16_bits and self.formats.dtype not in (QUANTIZED, "fp32") else self.formats.dtype
 
     def _weight_bytes(self, kernel: Kernel, elements: Number) -> Number:
-        """Bytes of weights that a pass reads. The head stays in 16 bits unless all weights are quantized."""
+        """Returns the bytes of weights that a pass reads.
+
+        The head stays in 16 bits unless all weights are quantized.
+        """
         in_16_bits = kernel.in_16_bits and self.formats.dtype != QUANTIZED
         bits = max(16.0, self.formats.weight_bits) if in_16_bits else self.formats.weight_bits
         return elements * bits / 8 / (self.stack.expert_weights if kernel.kind == "experts" else 1.0)
 
     def experts_read(self, kernel: Kernel) -> Number:
-        """Number of experts that any token selects: E · (1 − (1 − k/E)^T).
+        """Returns the expected number of experts that any token selects: E · (1 − (1 − k/E)^T).
 
         Tokens that a batch decodes together select the same experts more often than by chance.
         """
-        shared = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
-        tokens = 1 + (kernel.routed_tokens - 1) * (1 - shared)
+        shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
+        tokens = 1 + (kernel.routed_tokens - 1) * (1 - shared_experts)
         return kernel.experts * (1 - (1 - kernel.chance) ** tokens)
 
     def _attention(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -237,14 +240,14 @@ class Pricing:
         cache = kernel.cache_elements * self.formats.cache_bits / 8
         if rank_pass.phase == "decode":
             key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
-            alone = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
+            idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
             compute = kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
-            yield False, compute, device.cache_seconds(cache) * alone
+            yield False, compute, device.cache_seconds(cache) * idle_factor
             return
         if self.stack.attention == "scores":
             scores = kernel.heads * kernel.m * kernel.n
-            unaligned = isinstance(kernel.dim, int) and kernel.dim % 8
-            products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned else 1.0)
+            unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
+            products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
             compute, memory = products / self.rate("bf16"), device.memory_seconds(score_bytes * scores)
             for backward in (False, True):
@@ -263,14 +266,14 @@ class Pricing:
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
 
     def _scan(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Scans and recurrences: element-wise work that moves its values a few times."""
+        """Times a scan or recurrence: element-wise work that reads and writes its values several times."""
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
         for backward in (False, True):
             compute = kernel.flops[backward] / (SCAN_RATE * self.rate("bf16"))
             yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved[backward] + weight)
 
     def _state(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """A recurrent state, which a decoded token reads and writes."""
+        """Times the read and the write of a recurrent state by a decoded token."""
         yield False, 0.0, self.device.memory_seconds(2 * kernel.cache_elements * STATE_BITS / 8)
 
     def _elementwise(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -287,23 +290,23 @@ class Pricing:
 
     def _message_seconds(self, message: Collective) -> Number:
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
-        exposed = 1 - self.stack.hidden_share(message.group)
+        exposed_share = 1 - self.stack.hidden_share(message.group)
         if message.group == "ep":
             domains = maximum(1.0, message.ranks / device.domain)
             copies = choose(message.ranks > device.domain, _copies_per_domain(domains), 1.0)
-            return exposed * device.message_seconds(message.kind, message.ranks, bytes * copies)
+            return exposed_share * device.message_seconds(message.kind, message.ranks, bytes * copies)
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
             stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
             return RING_EXPOSED * device.message_seconds(message.kind, ranks, bytes, stride)
-        return exposed * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
+        return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
 
 
 def _copies_per_domain(domains: Number, top_k: int = TOP_K_SENT) -> Number:
-    """The share of a token's rows that are sent: one copy for all of its experts in a domain."""
+    """Returns the share of a token's rows that are sent: one copy for all of its experts in a domain."""
     return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
 
 
 def price(work: RankWork, device: Device, stack: Stack, formats: Formats) -> Priced:
-    """Prices a rank's work."""
+    """Estimates the seconds of a rank's work."""
     return Pricing(device, stack, formats, work.rank_pass).price(work)

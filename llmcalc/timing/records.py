@@ -1,4 +1,4 @@
-"""The constants of `presets/timing`, each with its source, its evidence and the measured rows that it was tested on."""
+"""The records in `presets/timing`: constants with their source, evidence and the measured rows that tested them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FigureEvidence: TypeAlias = Literal["profiled", "measured", "assumed"]
 
 
 class FigureSource(Record):
-    """The source of some figures of a generation.
+    """The source of several figures of a generation.
 
     gives: names of the fields, separated by commas.
     evidence: `profiled` by kernel tables of the generation, `measured` on runs, or `assumed`.
@@ -40,7 +40,7 @@ class FigureSource(Record):
 
 
 class Generation(Record):
-    """The figures of a generation of accelerators; the head of the file explains each."""
+    """The figures of a generation of accelerators; the file's head explains each field."""
 
     name: str
     like: str = ""
@@ -85,23 +85,27 @@ def _read(file: str) -> dict[str, dict[str, Any]]:
 
 
 def _with_base(data: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    """A table with the values of the one that it is like."""
+    """Returns a table with the values of the table that its `like` names."""
     table = data[name]
     base = _with_base(data, table["like"]) if table.get("like") else {}
-    inherited = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
-    merged = {field: {**inherited[field], **table[field]} for field in TABLES if field in table and field in inherited}
-    return {**inherited, **table, **merged, "name": name}
+    inherited_values = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
+    merged_tables = {
+        field: {**inherited_values[field], **table[field]}
+        for field in TABLES
+        if field in table and field in inherited_values
+    }
+    return {**inherited_values, **table, **merged_tables, "name": name}
 
 
 @cache
 def generations() -> dict[str, Generation]:
-    """Every generation, by name."""
+    """Returns every generation by its name."""
     data = _read("generations.toml")
     return {name: Generation(**_with_base(data, name)) for name in data}
 
 
 class Stack(Record):
-    """How software runs a model's program; the head of the file explains each field.
+    """The properties of the software that runs a model's program; the file's head explains each field.
 
     name: its name, for `--stack`.
     title: its name on screens.
@@ -155,18 +159,18 @@ class Stack(Record):
     source: str
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if (self.rows == 0) != (self.sets == 0):
             raise ValueError(f"{self.name}: rows and sets; expected both or none")
         return self
 
     def hidden_share(self, group: str) -> float:
-        """The share of a group's messages that runs beside products. Gathered weights: as those of dp by default."""
+        """Returns the share of a group's messages that products hide. Gathered weights: by default the share of dp."""
         return self.hidden.get(group, self.hidden.get("dp", 0.0) if group == "weights" else 0.0)
 
 
 @cache
 def stacks() -> dict[str, Stack]:
-    """Every stack, by name."""
+    """Returns every time stack by its name."""
     data = _read("stacks.toml")
     return {name: Stack(**_with_base(data, name)) for name in data}

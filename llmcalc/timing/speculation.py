@@ -1,4 +1,4 @@
-"""Speculative decoding: tokens that a draft proposes, and that the model checks in one pass.
+"""The time of speculative decoding: a draft proposes tokens, and the target model checks them in one pass.
 
 Of K drafted tokens, each accepted with the chance a where all before it are, a step gives
 
@@ -27,7 +27,7 @@ WITH_MTP = frozenset({"mtp"})
 
 @dataclass(frozen=True)
 class Speculation:
-    """What drafts tokens.
+    """The draft method and its acceptance: a draft model, or a method without a model.
 
     tokens: tokens that are drafted in a step. acceptance: chance that a drafted token is accepted, below 1.
     draft: the draft model; None for the model's own modules of multi-token prediction, or without any.
@@ -41,12 +41,12 @@ class Speculation:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step gives on average."""
+        """The mean number of tokens that a step generates."""
         return (1 - self.acceptance ** (self.tokens + 1)) / (1 - self.acceptance)
 
     @property
     def drafts_a_block(self) -> bool:
-        """Whether all tokens are drafted in one pass (DFlash, DSpark), not one after the other."""
+        """Whether the draft proposes all tokens in one pass (DFlash, DSpark) instead of one after the other."""
         states = None if self.draft is None else states_of(self.draft)
         return states is not None and states.start == "embedding"
 
@@ -54,7 +54,7 @@ class Speculation:
         self, spec: ModelSpec, device: Device, stack: Stack, batch: Number, context: Number, layout: Layout,
         formats: Formats,
     ) -> float:  # fmt: skip
-        """Seconds in which the tokens of a step are drafted. spec, formats: of the model that checks them."""
+        """Returns the seconds in which a step's tokens are drafted. spec, formats: of the target model."""
         if self.draft is not None:
             size, passes = (self.tokens, 1) if self.drafts_a_block else (1, self.tokens)
             draft_pass = rank_pass(stack, _of_draft(layout), batch, size, context, "decode")
@@ -70,12 +70,12 @@ class Speculation:
         return self.tokens * (seconds[0] - seconds[1])
 
     def prompt_seconds(self, device: Device, stack: Stack, batch: Number, seq: int, layout: Layout) -> float:
-        """Seconds in which a draft model computes its cache of prompts; 0 without one."""
+        """Returns the seconds in which a draft model computes its cache of prompts; 0 without a draft model."""
         if self.draft is None:
             return 0.0
         return float(prefill(self.draft, device, stack, batch, seq, 0, None, _of_draft(layout)).seconds)
 
 
 def _of_draft(layout: Layout) -> Layout:
-    """The layout of a draft model: that of the model's attention, in one stage."""
+    """Returns the layout of a draft model: its target's attention layout, in one stage."""
     return Layout(tp=layout.tp)

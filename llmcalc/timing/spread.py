@@ -1,4 +1,4 @@
-"""The range of an estimate: between which seconds 80 % of measured runs of its class lie.
+"""The range of a time estimate, in which 80 % of measured runs of its class lie.
 
 Ranges are calibrated on sets that no constant was found on, because errors differ more between sources than within
 one. They are not symmetric: measured runs are slower than estimates more often than faster.
@@ -30,14 +30,14 @@ DIGITS = 10
 
 
 class Bounds(Record):
-    """Measured over estimated seconds: the ends of the range."""
+    """The ends of a range, as measured over estimated seconds."""
 
     low: float = Field(gt=0, le=1)
     high: float = Field(ge=1)
 
 
 class TestedClass(Bounds):
-    """A class of estimates with its tested errors; the head of the file explains each field."""
+    """A class of estimates with its tested errors; the file's head explains each field."""
 
     __test__ = False  # not a test, whatever pytest makes of its name
 
@@ -53,13 +53,13 @@ class TestedClass(Bounds):
     words: str
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.median_error > self.p90_error:
             raise ValueError(f"{self.words}: median_error is more than p90_error")
         return self
 
     def holds(self, phase: str, experts: bool, device: str, stack: Stack) -> bool:
-        """Whether an estimate is of this class. device: its class of devices."""
+        """Whether an estimate belongs to this class. device: the class of its devices."""
         return (
             self.phase == phase
             and self.experts in (None, experts)
@@ -97,17 +97,17 @@ class Amount(NamedTuple):
 
     @classmethod
     def exactly(cls, value: float) -> Amount:
-        """A quantity that was measured, without a range."""
+        """Returns a measured quantity, which has no range."""
         return cls(value, value, value)
 
     def data(self) -> dict[str, float]:
-        """The amount as plain data."""
+        """The amount and its range as plain data."""
         return {name: rounded(value) for name, value in self._asdict().items()}
 
 
 @dataclass(frozen=True)
 class Range:
-    """An estimate in seconds with its range.
+    """An estimate in seconds, with its range and its class.
 
     phase, device, stack: of the class.
     tested: the class; None for a device or a stack without one, which has the widest range.
@@ -123,33 +123,33 @@ class Range:
 
     @property
     def amount(self) -> Amount:
-        """The estimate and its ends without the class."""
+        """The estimate and the ends of its range, without the class."""
         return Amount(float(self.estimate), float(self.low), float(self.high))
 
     def seconds(self) -> dict[str, Any]:
-        """The range as plain data."""
+        """The range in seconds as plain data."""
         return self.amount.data()
 
     def class_data(self) -> dict[str, Any]:
-        """The class as plain data."""
-        tested = self.tested
+        """The class of the estimate as plain data."""
+        tested_class = self.tested
         return {
             "phase": self.phase,
             "device": self.device,
             "stack": self.stack,
-            "tested_rows": 0 if tested is None else tested.rows,
-            "sets": 0 if tested is None else tested.sets,
-            "median_error": None if tested is None else tested.median_error,
-            "p90_error": None if tested is None else tested.p90_error,
+            "tested_rows": 0 if tested_class is None else tested_class.rows,
+            "sets": 0 if tested_class is None else tested_class.sets,
+            "median_error": None if tested_class is None else tested_class.median_error,
+            "p90_error": None if tested_class is None else tested_class.p90_error,
         }
 
 
 def expected_range(
     seconds: Number, phase: str, device: Device, stack: Stack, spec: ModelSpec, is_tested: bool = True
 ) -> Range:
-    """The range of an estimate. is_tested: whether any measured row is like it; default true."""
+    """Returns the range of an estimate. is_tested: whether any measured row is similar; default true."""
     device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else ""
-    tested = next(
+    tested_class = next(
         (
             candidate
             for candidate in _classes().classes
@@ -157,5 +157,5 @@ def expected_range(
         ),
         None,
     )
-    bounds = _classes().untested if tested is None else tested
-    return Range(seconds, seconds * bounds.low, seconds * bounds.high, phase, device.evidence, stack.name, tested)
+    bounds = _classes().untested if tested_class is None else tested_class
+    return Range(seconds, seconds * bounds.low, seconds * bounds.high, phase, device.evidence, stack.name, tested_class)

@@ -1,4 +1,4 @@
-"""Finds stacks: the software that runs a model's program, by name."""
+"""Finds time stacks by name: descriptions of the software that runs a model's program."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ OVERLAPS = ("none", "dp", "tp", "all")
 
 
 def stack_names(phase: str = "") -> list[str]:
-    """The names of all stacks, or of those that train or serve."""
+    """Returns the names of all time stacks, or of those for training or for inference."""
     return [name for name, stack in stacks().items() if phase in ("", stack.phase)]
 
 
 def find_stack(name: str, phase: str = "") -> Stack:
-    """Returns a stack by its name. phase: `training` or `inference`, which it must run; default either.
+    """Returns a time stack by name. phase: `training` or `inference`, which the stack must support; default either.
 
     Raises `InputError` for an unknown name, and for a stack of another phase.
     """
@@ -31,7 +31,7 @@ def find_stack(name: str, phase: str = "") -> Stack:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The share of a group's messages that overlap hides where it is asked for. tp, dp: of these groups."""
+    """The share of messages that overlap hides, as an option states it. tp, dp: for each of these groups."""
 
     tp: float = 0.6
     dp: float = 0.9
@@ -42,13 +42,13 @@ WITH_OVERLAP = Overlap()
 
 
 def with_attention(stack: Stack, implementation: str | None) -> Stack:
-    """Returns a stack whose attention keeps its scores in memory, if an option asks for such an implementation."""
+    """Returns a time stack whose attention keeps scores in memory, if the chosen implementation does."""
     keeps_scores = implementation in ("eager", "sdpa-math") and stack.attention != "scores"
     return stack.model_copy(update={"attention": "scores"}) if keeps_scores else stack
 
 
 def with_overlap(stack: Stack, overlap: str | None) -> Stack:
-    """Returns a stack that hides the messages of these groups alone; None for its own.
+    """Returns a time stack that hides only the messages of these groups; None for the stack's own shares.
 
     Raises `InputError` for an unknown value.
     """

@@ -1,4 +1,4 @@
-"""A training step: the priced micro-batch of a rank, its pipeline, the messages of data parallelism, and the update.
+"""The time of a training step: a rank's micro-batch, the pipeline, data-parallel messages, and the update.
 
 m · slowest + (p − 1)/v · mean stands for 1F1B and interleaved schedules: equal stages take exactly as long as the
 orders of `parallel/schedules.py`, unequal ones up to 9 % more. Which layers a stage has is exact.
@@ -84,7 +84,7 @@ class StepPlan:
         include: frozenset[str] = frozenset(),
         adapters: Adapters | None = None,
     ) -> StepPlan:
-        """The plan of a layout."""
+        """Returns the step plan of a layout."""
         names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
             **{name: getattr(layout, name) for name in names},
@@ -102,7 +102,7 @@ class StepPlan:
         )
 
     def rank_pass(self, stack: Stack) -> RankPass:
-        """The pass of a micro-batch on one rank."""
+        """Returns the pass of one micro-batch on one rank."""
         return RankPass(
             self.micro_batch,
             self.seq,
@@ -126,19 +126,19 @@ class StepPlan:
 
     @property
     def tokens(self) -> Number:
-        """Tokens of a micro-batch on one rank."""
+        """The number of a micro-batch's tokens on one rank."""
         return share(self.micro_batch * self.seq, self.cp)
 
     @property
     def expert_replicas(self) -> Number:
-        """Ranks with the same shard of the same experts."""
+        """The number of ranks with the same shard of the same experts."""
         expert_tp = self.tp if self.etp is None else self.etp
         return maximum(1, self.dp * self.cp * self.tp / (self.ep * expert_tp))
 
 
 @dataclass(frozen=True)
 class Step:
-    """The seconds of a training step.
+    """The estimated seconds of a training step, by part.
 
     seconds: of the step.
     parts: work of the slowest stage, pipeline bubble, data parallelism and update, which add up to it.
@@ -154,7 +154,7 @@ class Step:
 
 
 class LayerCosts(NamedTuple):
-    """Seconds and parameters of a micro-batch by kind of layer, without recomputation of layers.
+    """Seconds and parameters of a micro-batch by kind of layer, without recomputed layers.
 
     both, forward: seconds of both passes and of the forward pass, per kind.
     start, head: seconds of what runs before the first and after the last layer.
@@ -174,7 +174,7 @@ class LayerCosts(NamedTuple):
     adapters: list[Number]
 
     def at(self, index: Any) -> LayerCosts:
-        """The same costs at some positions of their arrays."""
+        """Returns the same costs at the given positions of their arrays."""
 
         def pick(value: Number) -> Number:
             return value[index] if getattr(value, "ndim", 0) else value
@@ -192,27 +192,27 @@ class LayerCosts(NamedTuple):
         )
 
 
-def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> LayerCosts:
-    """Sums a priced micro-batch by kind of layer."""
-    work = priced.work
+def layer_costs(timed_pass: Priced, stack: Stack, recompute_core: bool = False) -> LayerCosts:
+    """Sums the seconds of a timed micro-batch by kind of layer."""
+    work = timed_pass.work
     layers = range(len(work.layer_kinds))
     wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
 
     def seconds(layer: int, backward: bool) -> Number:
-        kernels = priced.layer_seconds(layer, backward=backward)
-        return kernels + host_wait(priced, stack, layer, backward, kernels) + wait
+        kernels = timed_pass.layer_seconds(layer, backward=backward)
+        return kernels + host_wait(timed_pass, stack, layer, backward, kernels) + wait
 
     forward = [seconds(layer, backward=False) for layer in layers]
-    both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
+    seconds_of_both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
     if recompute_core:
-        cores = [priced.layer_seconds(layer, backward=False, kind="attention") for layer in layers]
-        both = [seconds + core for seconds, core in zip(both, cores, strict=True)]
+        cores = [timed_pass.layer_seconds(layer, backward=False, kind="attention") for layer in layers]
+        seconds_of_both = [seconds + core for seconds, core in zip(seconds_of_both, cores, strict=True)]
     return LayerCosts(
         tuple(work.layer_kinds),
-        both,
+        seconds_of_both,
         forward,
-        priced.layer_seconds(BEFORE),
-        priced.layer_seconds(AFTER),
+        timed_pass.layer_seconds(BEFORE),
+        timed_pass.layer_seconds(AFTER),
         [work.params.get((layer, False), 0) for layer in layers],
         [work.params.get((layer, True), 0) for layer in layers],
         sum(number for (layer, _), number in work.params.items() if layer < 0),
@@ -220,19 +220,22 @@ def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> L
     )
 
 
-def host_wait(priced: Priced, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
-    """Seconds in which a device waits for the host, which launches the kernels of one direction of a layer.
+def host_wait(timed_pass: Priced, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
+    """Returns the seconds in which a device waits for the host to launch the kernels of one direction of a layer.
 
     kernels: seconds of the kernels and messages of that direction.
     """
-    return maximum(0.0, priced.layer_launches(layer, backward) * stack.host_kernel - kernels)
+    return maximum(0.0, timed_pass.layer_launches(layer, backward) * stack.host_kernel - kernels)
 
 
 @cache
 def rank_layers(
     kinds: tuple[LayerKind, ...], pp: int, vpp: int, sizes: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], ...]:
-    """Number of layers of each kind on each rank of a pipeline. sizes: layers of each stage; None for even stages."""
+    """Returns the number of layers of each kind on each pipeline rank.
+
+    sizes: layers per stage; None for even stages.
+    """
     counts = tuple(len(kind.indices) for kind in kinds)
     if pp == 1:
         return (counts,)
@@ -245,7 +248,7 @@ def rank_layers(
 
 
 class PipelineRanks(NamedTuple):
-    """The ranks of a pipeline.
+    """The layers and seconds of each rank of a pipeline.
 
     slowest, mean: seconds of a micro-batch on the slowest rank, and on average.
     dense, experts: parameters of the rank that has most of each.
@@ -266,14 +269,17 @@ def pipeline_ranks(
 ) -> PipelineRanks:
     """Sums the layers of each rank of a pipeline."""
     layers = rank_layers(costs.kinds, pp, vpp, sizes)
-    seconds = [both + recompute * forward for both, forward in zip(costs.both, costs.forward, strict=True)]
+    seconds = [
+        seconds_of_both + recompute * forward
+        for seconds_of_both, forward in zip(costs.both, costs.forward, strict=True)
+    ]
     ranks = [_weighted(counts, seconds) for counts in layers]
     ranks[0] = ranks[0] + costs.start
     ranks[-1] = ranks[-1] + costs.head
-    dense = _largest([_weighted(counts, costs.dense) for counts in layers]) + costs.end_params / min(2, pp)
+    dense_params = _largest([_weighted(counts, costs.dense) for counts in layers]) + costs.end_params / min(2, pp)
     experts = _largest([_weighted(counts, costs.experts) for counts in layers])
     adapters = _largest([_weighted(counts, costs.adapters) for counts in layers]) if costs.adapters else None
-    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense, experts, sum(map(sum, layers)) / pp, adapters)
+    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense_params, experts, sum(map(sum, layers)) / pp, adapters)
 
 
 def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
@@ -281,61 +287,63 @@ def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
 
 
 def _largest(values: Sequence[Number]) -> Number:
-    largest = values[0]
+    largest_value = values[0]
     for value in values[1:]:
-        largest = maximum(largest, value)
-    return largest
+        largest_value = maximum(largest_value, value)
+    return largest_value
 
 
 @cache
 def idle_passes(schedule: Schedule, pp: int) -> float:
-    """Idle time of a rank in schedules of their own, in micro-batches through a rank (forward and backward)."""
+    """Returns a rank's idle time in special schedules, in micro-batches (forward and backward pass)."""
     batches = 4 * pp
-    times = timetable(pipeline(Layout(pp=pp, schedule=schedule), batches))
-    return float(times.time) / 3 - batches
+    step_timetable = timetable(pipeline(Layout(pp=pp, schedule=schedule), batches))
+    return float(step_timetable.time) / 3 - batches
 
 
 def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan) -> Step:
-    """The seconds of a training step (of scalars).
+    """Estimates the seconds of a training step (scalars only).
 
     Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
     modelled.
     """
-    priced = price(rank_work(spec, plan.rank_pass(stack)), device, stack, Formats(plan.dtype))
-    return step_of(spec, device, stack, plan, priced, layer_costs(priced, stack, plan.recompute_core))
+    timed_pass = price(rank_work(spec, plan.rank_pass(stack)), device, stack, Formats(plan.dtype))
+    return step_of(spec, device, stack, plan, timed_pass, layer_costs(timed_pass, stack, plan.recompute_core))
 
 
-def step_of(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, priced: Priced, costs: LayerCosts) -> Step:
-    """The step of a micro-batch that has been priced."""
+def step_of(
+    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, timed_pass: Priced, costs: LayerCosts
+) -> Step:
+    """Returns the step of a micro-batch whose kernels are timed already."""
     ranks = pipeline_ranks(costs, plan.pp, plan.vpp, plan.recompute, plan.stage_sizes)
-    return _assemble(spec, device, stack, plan, ranks, priced)
+    return _assemble(spec, device, stack, plan, ranks, timed_pass)
 
 
 def _assemble(
-    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, priced: Priced
+    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: Priced
 ) -> Step:
-    """Adds bubble, data parallelism and update to the work of a pipeline's ranks."""
+    """Adds bubble, data parallelism and update to the seconds of a pipeline's ranks."""
     token_ranks = plan.tp if plan.sequence_parallel else 1
     hop = device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / token_ranks, plan.devices)
     if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
-        idle = idle_passes(plan.schedule, plan.pp) * ranks.mean
+        idle_seconds = idle_passes(plan.schedule, plan.pp) * ranks.mean
     else:
-        idle = (plan.pp - 1) / plan.vpp * ranks.mean
-    bubble = idle + 2 * hop * (plan.pp - 1)
+        idle_seconds = (plan.pp - 1) / plan.vpp * ranks.mean
+    bubble = idle_seconds + 2 * hop * (plan.pp - 1)
     work = plan.micro_batches * ranks.slowest
-    data, updated = _data_parallel(plan, device, stack, ranks)
+    data, updated_params = _data_parallel(plan, device, stack, ranks)
     parameters = ranks.dense + share(ranks.experts, plan.ep) if ranks.adapters is None else ranks.adapters
     update = (
-        stack.host_update * updated
+        stack.host_update * updated_params
         if stack.host_update
-        else device.memory_seconds(stack.optimizer_bytes * updated + UPDATED_BYTES * parameters)
+        else device.memory_seconds(stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
     )
-    parts = {"work": work, "bubble": bubble, "data": data, "update": update}
-    return Step(work + bubble + data + update, parts, priced, ranks.slowest, ranks.mean)
+    part_seconds = {"work": work, "bubble": bubble, "data": data, "update": update}
+    return Step(work + bubble + data + update, part_seconds, timed_pass, ranks.slowest, ranks.mean)
 
 
 class ReplicaMessages(NamedTuple):
-    """Seconds of the messages of replicas in a step.
+    """The seconds of data-parallel messages in a step.
 
     gathers: of weights. reductions: of gradients.
     """
@@ -345,73 +353,79 @@ class ReplicaMessages(NamedTuple):
 
 
 def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks) -> tuple[Number, Number]:
-    """Seconds of gradients and gathered weights that the work does not hide, and parameters that a rank updates.
+    """Returns seconds of gradients and gathered weights that the work does not hide, and parameters a rank updates.
 
     ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients. All else is sent
     once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
     first one.
     """
-    replicated = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, share(ranks.experts, plan.ep)))
+    replica_groups = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, share(ranks.experts, plan.ep)))
     gathers: Number = 0.0
     reductions: Number = 0.0
-    updated: Number = 0.0
-    trained = (ranks.dense, share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
-    for (group_ranks, parameters), group_trained in zip(replicated, trained, strict=True):
+    updated_params: Number = 0.0
+    trained_params = (ranks.dense, share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
+    for (group_ranks, parameters), group_trained in zip(replica_groups, trained_params, strict=True):
         sizes = parameters, group_trained, ranks.layers
         messages, shards = _group_messages(plan, device, stack, group_ranks, *sizes)
         gathers, reductions = gathers + messages.gathers, reductions + messages.reductions
-        updated = updated + group_trained / shards
+        updated_params = updated_params + group_trained / shards
     work = plan.micro_batches * ranks.slowest
     if plan.zero == 3:
-        return _exposed(gathers + reductions, work, stack.hidden_share("dp")), updated
+        return _exposed(gathers + reductions, work, stack.hidden_share("dp")), updated_params
     backward = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest)
     forward = (1 - BESIDE_PRODUCTS) * ranks.slowest
-    exposed = _exposed(gathers, forward, stack.hidden_share("weights"))
-    return exposed + _exposed(reductions, backward, stack.hidden_share("dp")), updated
+    exposed_seconds = _exposed(gathers, forward, stack.hidden_share("weights"))
+    return exposed_seconds + _exposed(reductions, backward, stack.hidden_share("dp")), updated_params
 
 
-def _exposed(sent: Number, beside: Number, share: float) -> Number:
-    """Seconds of messages that products do not hide.
+def _exposed(message_seconds: Number, product_seconds: Number, share: float) -> Number:
+    """Returns the seconds of messages that products do not hide.
 
-    beside: seconds of the products that run at the same time. share: of the messages that can run beside them.
+    product_seconds: seconds of the products that run at the same time. share: of the messages that can run beside them.
     """
-    return sent - share * minimum(sent, beside)
+    return message_seconds - share * minimum(message_seconds, product_seconds)
 
 
 def _group_messages(
-    plan: StepPlan, device: Device, stack: Stack, ranks: Number, parameters: Number, trained: Number, layers: Number
+    plan: StepPlan,
+    device: Device,
+    stack: Stack,
+    ranks: Number,
+    parameters: Number,
+    trained_params: Number,
+    layers: Number,
 ) -> tuple[ReplicaMessages, Number]:
-    """The messages of weights that the same ranks have, and over how many ranks states are sharded.
+    """Returns the messages of weights that a group replicates, and the ranks over which states are sharded.
 
-    parameters, trained: weights of a rank, and those of them or of their adapters that are trained.
+    parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
     stride = plan.tp * plan.cp
-    gradients = stack.gradient_bytes * trained
+    gradients = stack.gradient_bytes * trained_params
     if stack.bucket == "layer":
         buckets = layers
     else:
-        buckets = maximum(1, trained / maximum(stack.bucket, stack.bucket_per_rank * ranks))
-    reduced = plan.micro_batches if plan.zero >= 2 else 1
+        buckets = maximum(1, trained_params / maximum(stack.bucket, stack.bucket_per_rank * ranks))
+    reduce_count = plan.micro_batches if plan.zero >= 2 else 1
     if not plan.zero:
-        sent = device.message_seconds("all_reduce", ranks, gradients, stride, messages=buckets)
-        return ReplicaMessages(0.0, sent), 1
+        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, stride, messages=buckets)
+        return ReplicaMessages(0.0, reduce_seconds), 1
     shards = maximum(1, ranks / plan.replicas)
-    weights = WEIGHT_BYTES * (parameters if plan.zero == 3 else trained)
+    weights = WEIGHT_BYTES * (parameters if plan.zero == 3 else trained_params)
     gather = device.message_seconds("all_gather", shards, weights, stride, messages=buckets)
     reduction: CollectiveKind = "all_reduce" if stack.reduces_all and plan.zero < 3 else "reduce_scatter"
     scatter = device.message_seconds(reduction, shards, gradients, stride, messages=buckets)
-    between = device.message_seconds(
+    gather_seconds = device.message_seconds(
         "all_reduce", plan.replicas, gradients / shards, shards * plan.tp, messages=buckets
     )
-    gathered = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
-    return ReplicaMessages(gathered * gather, reduced * (scatter + between)), shards
+    gather_count = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
+    return ReplicaMessages(gather_count * gather, reduce_count * (scatter + gather_seconds)), shards
 
 
 # --- many layouts ----------------------------------------------------------------------------------------------------
 
 
 class StepPrices:
-    """Steps of one model under one stack, each combination of tp, ep, cp and micro-batch priced once."""
+    """Steps of one model under one time stack; each combination of tp, ep, cp and micro-batch is timed once."""
 
     def __init__(self, spec: ModelSpec, device: Device, stack: Stack) -> None:
         self.spec: ModelSpec = spec
@@ -420,12 +434,12 @@ class StepPrices:
         self._priced: dict[tuple[Any, ...], tuple[Priced, LayerCosts]] = {}
 
     def step(self, plan: StepPlan) -> Step:
-        """The step of a plan, as `training_step`."""
+        """Returns the step of a plan, as `training_step` does."""
         key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core
         if key not in self._priced:
             work = rank_work(self.spec, key[0])
-            priced = price(work, self.device, self.stack, Formats(plan.dtype))
-            self._priced[key] = priced, layer_costs(priced, self.stack, plan.recompute_core)
+            timed_pass = price(work, self.device, self.stack, Formats(plan.dtype))
+            self._priced[key] = timed_pass, layer_costs(timed_pass, self.stack, plan.recompute_core)
         return step_of(self.spec, self.device, self.stack, plan, *self._priced[key])
 
 
@@ -434,7 +448,7 @@ COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "repli
 
 
 def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, columns: Mapping[str, Any]) -> Any:
-    """Seconds of many layouts as an array (needs NumPy).
+    """Returns the seconds of many layouts as an array (needs NumPy).
 
     plan: what all layouts have in common. columns: name → array, of `tp` and any of `COLUMNS`.
     """
@@ -442,35 +456,37 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
 
     seconds = numpy.empty(len(columns["tp"]))
     for tp in numpy.unique(columns["tp"]):
-        here = columns["tp"] == tp
-        some = {name: column[here].astype(float) for name, column in columns.items() if name != "tp"}
+        is_this_size = columns["tp"] == tp
+        some = {name: column[is_this_size].astype(float) for name, column in columns.items() if name != "tp"}
         base = replace(plan, tp=int(tp), **some)
         priced_names = [name for name in ("ep", "cp", "micro_batch") if name in some]
-        distinct, which = _distinct([some[name] for name in priced_names])
-        few = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct, strict=True)))
-        priced = price(rank_work(spec, few.rank_pass(stack)), device, stack, Formats(plan.dtype))
-        costs = layer_costs(priced, stack, plan.recompute_core).at(which)
-        seconds[here] = _assemble(spec, device, stack, base, _pipelines(base, costs, len(which)), priced).seconds
+        distinct_sizes, size_index = _distinct([some[name] for name in priced_names])
+        plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct_sizes, strict=True)))
+        timed_pass = price(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
+        costs = layer_costs(timed_pass, stack, plan.recompute_core).at(size_index)
+        seconds[is_this_size] = _assemble(
+            spec, device, stack, base, _pipelines(base, costs, len(size_index)), timed_pass
+        ).seconds
     return seconds
 
 
 def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
-    """The ranks of many pipelines, each different pipeline summed once."""
+    """Returns the ranks of many pipelines; each distinct pipeline is summed once."""
     import numpy
 
     pp, vpp = (numpy.broadcast_to(value, count) for value in (plan.pp, plan.vpp))
-    (pipelines, chunks), which = _distinct([pp, vpp])
+    (pipelines, chunks), pipeline_index = _distinct([pp, vpp])
     sums = numpy.empty((len(PipelineRanks._fields) - 1, count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
-        here = numpy.flatnonzero(which == i)
-        ranks = pipeline_ranks(costs.at(here), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
+        positions = numpy.flatnonzero(pipeline_index == i)
+        ranks = pipeline_ranks(costs.at(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
         for row, value in zip(sums, ranks[: len(sums)], strict=True):
-            row[here] = value
+            row[positions] = value
     return PipelineRanks(*sums)
 
 
 def _distinct(columns: Sequence[Any]) -> tuple[Any, Any]:
-    """The distinct combinations of some columns, a row for each column, and the combination of each position."""
+    """Returns the distinct combinations of several columns, and the combination at each position."""
     import numpy
 
     return numpy.unique(numpy.stack(list(columns)), axis=1, return_inverse=True)

@@ -1,4 +1,4 @@
-"""A replica that serves the requests of a trace: continuous batching, simulated from event to event.
+"""Simulates a replica that serves the requests of a trace with continuous batching, event by event.
 
 A step computes a token of every decoding sequence and, up to `Replica.step_tokens`, tokens of prompts in the order of
 their arrival (Orca, OSDI 2022; chunks of prompts: Sarathi, arXiv:2308.16369). A request starts when the cache has room
@@ -27,7 +27,7 @@ MOST_PROMPT_SIZES = 2**20
 
 @dataclass(frozen=True)
 class TracedRequest:
-    """A request. arrival: seconds. input, output: tokens of its prompt and of its answer."""
+    """A request of a trace. arrival: seconds. input, output: tokens of the prompt and of the answer."""
 
     arrival: float
     input: int
@@ -36,7 +36,7 @@ class TracedRequest:
 
 @dataclass(frozen=True)
 class ServedRequest:
-    """Times of a request in seconds.
+    """The times of a served request in seconds.
 
     ttft: from its arrival to its first token. tpot: of each further token; None for an answer of one token.
     end: when its last token is there.
@@ -52,7 +52,7 @@ Seconds: TypeAlias = Callable[[float, float], float]
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds of the steps of a replica.
+    """Tables of the seconds of a replica's steps.
 
     token: (sequences, mean tokens in their caches) → of a step that decodes.
     added_decoding: the same → of what decoding adds to a step with prompts.
@@ -67,50 +67,50 @@ class StepSeconds:
     tokens: float = 1.0
 
     @classmethod
-    def of(cls, replica: Replica, sequences: int, longest: int, mean_input: int) -> StepSeconds:
-        """Tabulates the seconds of steps.
+    def of(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
+        """Tabulates the seconds of a replica's steps.
 
-        sequences: most sequences of a batch. longest: most tokens of a sequence. mean_input: tokens of a usual prompt.
+        sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.
         """
-        usual = max(1, mean_input)
-        batches, contexts = _powers(sequences), sorted({0, usual, max(usual + 1, longest)})
-        passes = [[replica.step(size, at) for at in contexts] for size in batches]
-        most = min(replica.step_tokens or longest, max(longest, mean_input), MOST_PROMPT_SIZES)
-        tokens = _powers(most)
+        usual_prompt = max(1, mean_input)
+        batches, contexts = _powers(sequences), sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)})
+        passes = [[replica.step(size, context) for context in contexts] for size in batches]
+        most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
+        tokens = _powers(most_tokens)
 
-        def prompt(size: int, before: int) -> float:
+        def prompt(size: int, earlier_tokens: int) -> float:
             number = max(1.0, size / mean_input)
             length = max(1, round(size / number))
-            return float(replica.prompt_pass(number, length, before).seconds)
+            return float(replica.prompt_pass(number, length, earlier_tokens).seconds)
 
         return cls(
             _between(batches, contexts, [[float(run.seconds) for run in runs] for runs in passes]),
             _between(batches, contexts, [[seconds_beside_prompts(run) for run in runs] for runs in passes]),
-            _between(tokens, contexts, [[prompt(size, at) for at in contexts] for size in tokens]),
+            _between(tokens, contexts, [[prompt(size, context) for context in contexts] for size in tokens]),
             replica.stack.first_token,
             replica.tokens_per_step,
         )
 
 
-def _powers(most: int) -> list[int]:
-    return [*(2**i for i in range(max(1, most).bit_length()) if 2**i < most), max(1, most)]
+def _powers(maximum: int) -> list[int]:
+    return [*(2**i for i in range(max(1, maximum).bit_length()) if 2**i < maximum), max(1, maximum)]
 
 
 def _between(sizes: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]) -> Seconds:
-    """The seconds between the sizes and the contexts of a table, in proportion."""
+    """Returns seconds interpolated between the sizes and contexts of a table."""
 
     def seconds(size: float, context: float) -> float:
-        row, down = _place(sizes, size)
-        column, right = _place(contexts, context)
-        above, below = table[row], table[min(row + 1, len(table) - 1)]
-        ends = [line[column] + (line[column + 1] - line[column]) * right for line in (above, below)]
-        return ends[0] + (ends[1] - ends[0]) * down
+        row, row_fraction = _place(sizes, size)
+        column, column_fraction = _place(contexts, context)
+        upper_row, lower_row = table[row], table[min(row + 1, len(table) - 1)]
+        ends = [line[column] + (line[column + 1] - line[column]) * column_fraction for line in (upper_row, lower_row)]
+        return ends[0] + (ends[1] - ends[0]) * row_fraction
 
     return seconds
 
 
 def _place(values: Sequence[int], value: float) -> tuple[int, float]:
-    """The index of the value before, and the share of the way to the next one; at the ends the line goes on."""
+    """Returns the index of the lower value, and the fraction of the way to the next; extrapolates at the ends."""
     if len(values) == 1:
         return 0, 0.0
     index = min(max(0, bisect_right(values, value) - 1), len(values) - 2)
@@ -119,7 +119,7 @@ def _place(values: Sequence[int], value: float) -> tuple[int, float]:
 
 @dataclass
 class Batch:
-    """One batch of a replica, step by step.
+    """The requests of one batch of a replica, step by step.
 
     steps: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
     step_tokens: most tokens of a step. mixed: whether a step with prompts decodes too.
@@ -134,102 +134,104 @@ class Batch:
     scale: float = 1.0
 
     def serve(self, requests: Sequence[TracedRequest], cached_share: float = 0.0) -> list[ServedRequest]:
-        """Serves requests, which are in the order of their arrival, and returns their times in this order.
+        """Serves requests, sorted by arrival, and returns their times in the same order.
 
         cached_share: of each prompt, that an earlier request left in the cache; default none.
         """
-        now, steps_done, context_sum = 0.0, 0, 0.0
-        reserved, coming = 0, 0
+        time_now, steps_done, context_sum = 0.0, 0, 0.0
+        reserved_tokens, next_request = 0, 0
         decoding: list[tuple[int, int]] = []  # (step at which it ends, request)
         prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
-        first: dict[int, float] = {}
+        first_token_times: dict[int, float] = {}
         ends: dict[int, float] = {}
         while len(ends) < len(requests):
-            while coming < len(requests) and requests[coming].arrival <= now:
-                request = requests[coming]
+            while next_request < len(requests) and requests[next_request].arrival <= time_now:
+                request = requests[next_request]
                 length = request.input + request.output
-                if len(decoding) + len(prompts) >= self.sequences or reserved + length > self.cache_tokens:
+                if len(decoding) + len(prompts) >= self.sequences or reserved_tokens + length > self.cache_tokens:
                     break
-                cached = min(int(cached_share * request.input), request.input - 1)
-                prompts.append([coming, cached, request.input - cached])
-                reserved += length
-                coming += 1
+                cached_tokens = min(int(cached_share * request.input), request.input - 1)
+                prompts.append([next_request, cached_tokens, request.input - cached_tokens])
+                reserved_tokens += length
+                next_request += 1
             number = len(decoding)
             context = context_sum / number if number else 0.0
             if prompts:
-                finished, tokens, before = self._take_prompts(prompts, number if self.mixed else 0)
-                now += self.scale * self.steps.prompt(tokens, before)
+                finished_prompts, tokens, mean_context = self._take_prompts(prompts, number if self.mixed else 0)
+                time_now += self.scale * self.steps.prompt(tokens, mean_context)
                 if self.mixed and number:
-                    now += self.scale * self.steps.added_decoding(number, context)
+                    time_now += self.scale * self.steps.added_decoding(number, context)
                     steps_done, context_sum = steps_done + 1, context_sum + number * self.steps.tokens
-                for index in finished:
-                    first[index] = now + self.steps.server * self.scale
+                for index in finished_prompts:
+                    first_token_times[index] = time_now + self.steps.server * self.scale
                     if requests[index].output > 1:
                         heapq.heappush(decoding, (steps_done + self._further_steps(requests[index]), index))
                         context_sum += requests[index].input + 1
                     else:
-                        ends[index] = first[index]
-                        reserved -= requests[index].input + 1
+                        ends[index] = first_token_times[index]
+                        reserved_tokens -= requests[index].input + 1
             elif number:
-                alike = self._alike_steps(requests, coming, now, decoding[0][0] - steps_done, number, context, reserved)
-                now += alike * self.scale * self.steps.token(number, context + alike * self.steps.tokens / 2)
+                alike = self._alike_steps(
+                    requests, next_request, time_now, decoding[0][0] - steps_done, number, context, reserved_tokens
+                )
+                time_now += alike * self.scale * self.steps.token(number, context + alike * self.steps.tokens / 2)
                 steps_done, context_sum = steps_done + alike, context_sum + alike * number * self.steps.tokens
             else:
-                now = max(now, requests[coming].arrival)
+                time_now = max(time_now, requests[next_request].arrival)
             while decoding and decoding[0][0] <= steps_done:
                 _, index = heapq.heappop(decoding)
                 request = requests[index]
-                ends[index] = max(now, first[index])
+                ends[index] = max(time_now, first_token_times[index])
                 context_sum -= request.input + 1 + self._further_steps(request) * self.steps.tokens
-                reserved -= request.input + request.output
+                reserved_tokens -= request.input + request.output
         return [
             ServedRequest(
-                first[i] - request.arrival,
-                (ends[i] - first[i]) / (request.output - 1) if request.output > 1 else None,
+                first_token_times[i] - request.arrival,
+                (ends[i] - first_token_times[i]) / (request.output - 1) if request.output > 1 else None,
                 ends[i],
             )
             for i, request in enumerate(requests)
         ]
 
     def _further_steps(self, request: TracedRequest) -> int:
-        """Decoding steps of a request after its first token."""
+        """Returns the number of decoding steps of a request after its first token."""
         return math.ceil((request.output - 1) / self.steps.tokens)
 
     def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
-        """Takes tokens of prompts for a step: the prompts that it ends, its tokens, and their mean tokens in the cache.
+        """Assigns prompt tokens to a step. Returns the prompts that it completes, its tokens, and their mean context.
 
         decoding: sequences that decode in the step.
         """
         budget = max(1, self.step_tokens - decoding)
-        finished, tokens, before = [], 0, 0.0
+        finished_prompts, tokens, context_sum = [], 0, 0.0
         while prompts and tokens < budget:
             head = prompts[0]
-            part = min(head[2], budget - tokens)
-            before += part * head[1]
-            tokens += part
-            head[1], head[2] = head[1] + part, head[2] - part
+            taken_tokens = min(head[2], budget - tokens)
+            context_sum += taken_tokens * head[1]
+            tokens += taken_tokens
+            head[1], head[2] = head[1] + taken_tokens, head[2] - taken_tokens
             if not head[2]:
-                finished.append(prompts.popleft()[0])
-        return finished, tokens, before / tokens
+                finished_prompts.append(prompts.popleft()[0])
+        return finished_prompts, tokens, context_sum / tokens
 
     def _alike_steps(
         self,
         requests: Sequence[TracedRequest],
-        coming: int,
-        now: float,
-        most: int,
+        next_request: int,
+        time_now: float,
+        most_steps: int,
         number: int,
         context: float,
-        reserved: int,
+        reserved_tokens: int,
     ) -> int:
-        """Steps until the next sequence ends, or the next request arrives that can start."""
-        if coming == len(requests):
-            return most
-        request = requests[coming]
-        if number >= self.sequences or reserved + request.input + request.output > self.cache_tokens:
-            return most
+        """Returns the number of steps until the next sequence ends, or until the next request arrives and can start."""
+        if next_request == len(requests):
+            return most_steps
+        request = requests[next_request]
+        if number >= self.sequences or reserved_tokens + request.input + request.output > self.cache_tokens:
+            return most_steps
         step = self.scale * self.steps.token(number, context)
-        return max(1, min(most, int((request.arrival - now) / step) + 1))
+        return max(1, min(most_steps, int((request.arrival - time_now) / step) + 1))
 
 
 def serve_trace(
@@ -242,20 +244,25 @@ def serve_trace(
     cached_share: float = 0.0,
     scale: float = 1.0,
 ) -> list[ServedRequest]:
-    """Serves the requests of a trace on equal replicas, to whose batches they go in turn.
+    """Serves the requests of a trace on equal replicas, to whose batches they are assigned in turn.
 
     steps: seconds of the replica's steps. requests: in the order of their arrival.
     sequences, cache_tokens: of one replica. cached_share: as of `Batch.serve`. scale: factor of all seconds of steps.
     Returns the times of the requests, batch by batch.
     """
-    longest = max(request.input + request.output for request in requests)
+    longest_request = max(request.input + request.output for request in requests)
     batch = Batch(
         steps,
         max(1, sequences // replica.batches),
-        max(longest, cache_tokens // replica.batches),
-        replica.step_tokens or longest,
+        max(longest_request, cache_tokens // replica.batches),
+        replica.step_tokens or longest_request,
         replica.stack.mixed_steps,
         scale,
     )
-    parts = [requests[i :: replica.batches * replicas] for i in range(replica.batches * replicas)]
-    return [served for part in parts if part for served in batch.serve(part, cached_share)]
+    batches_of_requests = [requests[i :: replica.batches * replicas] for i in range(replica.batches * replicas)]
+    return [
+        served_request
+        for requests_of_batch in batches_of_requests
+        if requests_of_batch
+        for served_request in batch.serve(requests_of_batch, cached_share)
+    ]

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of the kernels of a forward pass, with their seconds: the points of a roofline."""
+"""FLOPs, bytes and seconds of a forward pass's kernels: the points of a roofline plot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .work import Kernel, RankWork
 
 @dataclass(frozen=True)
 class Traffic:
-    """What kernels compute and move, over all of their runs in a pass.
+    """The FLOPs, bytes and seconds of kernels, over all of their executions in a pass.
 
     flops: FLOPs of their matrix products. bytes: bytes that they read and write. seconds: their estimated duration.
     """
@@ -30,12 +30,12 @@ class Traffic:
 
     @property
     def rate(self) -> float:
-        """FLOP/s of the estimate."""
+        """The estimated FLOP/s."""
         return self.flops / self.seconds
 
 
 def traffic(work: RankWork, pricing: Pricing) -> Iterator[tuple[str, Traffic]]:
-    """Yields the kernels of a pass of inference that compute products, each with the path of its node.
+    """Yields the kernels of an inference pass that compute products, each with its node's path.
 
     Bytes are those that the estimate prices, without the losses of the device and of its software.
     """
@@ -56,7 +56,7 @@ def traffic(work: RankWork, pricing: Pricing) -> Iterator[tuple[str, Traffic]]:
 
 
 def attention_bytes(kernel: Kernel, pricing: Pricing) -> float:
-    """Bytes of fused attention: its cache, and in 16 bits queries and results, with the new keys of a prompt."""
-    cached = float(kernel.cache_elements) * pricing.formats.cache_bits / 8
+    """Returns the bytes of fused attention: its cache, and 16-bit queries, results and, for a prompt, new keys."""
+    cache_bytes = float(kernel.cache_elements) * pricing.formats.cache_bits / 8
     heads = float(kernel.heads) + (0.0 if pricing.rank_pass.phase == "decode" else float(kernel.kv_heads))
-    return cached + 2.0 * float(kernel.m) * heads * float(kernel.dim + kernel.k)
+    return cache_bytes + 2.0 * float(kernel.m) * heads * float(kernel.dim + kernel.k)

@@ -1,4 +1,4 @@
-"""The work of one pass of one rank: matrix products with their sizes, bytes that are moved, and messages.
+"""The work of a rank's pass: matrix products with their sizes, bytes of memory traffic, and messages.
 
 This is the walk that places values and finds messages (`parallel/placements.py`); at every step it also records what
 the step computes and moves. There is no constant in it and no device: FLOPs equal those of `llmcalc flops`, parameters
@@ -70,7 +70,7 @@ MEASURED_RANKS = 2
 
 @dataclass(slots=True)
 class Kernel:
-    """A kernel, or a product that runs beside another one.
+    """A kernel, or a product that runs together with another kernel.
 
     path: the path of its node in the model.
     kind: what it does.
@@ -117,21 +117,21 @@ class Kernel:
 
 
 class Adapters(NamedTuple):
-    """Low-rank adapters of frozen weights. rank: their inner width. targets: names of the linear layers with one."""
+    """Low-rank adapters of frozen weights. rank: their inner width. targets: names of the adapted linear layers."""
 
     rank: int
     targets: frozenset[str]
 
 
 class LayerMessage(NamedTuple):
-    """A collective or a point-to-point message of one layer. layer: as of `Kernel`. collective: the message."""
+    """A collective or point-to-point message of one layer. layer: as in `Kernel`. collective: the message."""
 
     layer: int
     collective: Collective
 
 
 class LayerKind(NamedTuple):
-    """Equal layers of the model. label: the label of their node. indices: their indices among all layers."""
+    """Equal layers of the model. label: their node's label. indices: their indices among all layers."""
 
     label: str
     indices: tuple[int, ...]
@@ -139,7 +139,7 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPass:
-    """One pass of one rank.
+    """One pass of one rank: the run's sizes and the layout's groups.
 
     batch, seq, context: sequences, new tokens and cached tokens of each whole sequence.
     phase: training, prefill or decode.
@@ -176,7 +176,7 @@ class RankPass:
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that divide one expert."""
+        """The number of ranks that divide each expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
@@ -184,15 +184,15 @@ class RankPass:
         """Whether tensor-parallel ranks divide the tokens between products."""
         return self.sequence_parallel and self.tp > 1
 
-    def run_config(self, parts: Number = 1) -> RunConfig:
-        """The run as ops see it, with one of `parts` equal parts of each sequence."""
-        workload = Workload(self.batch, share(self.seq, parts), self.context, phase=self.phase)
+    def run_config(self, sequence_parts: Number = 1) -> RunConfig:
+        """Returns the run config of one of `sequence_parts` equal parts of each sequence."""
+        workload = Workload(self.batch, share(self.seq, sequence_parts), self.context, phase=self.phase)
         return RunConfig(workload, Counting(self.pairs), Execution(self.attention))
 
 
 @dataclass
 class RankWork:
-    """The work of one pass of a rank that has all layers.
+    """The work of one pass on a rank that has all layers.
 
     rank_pass: the pass.
     kernels, messages: in the order in which the pass runs them.
@@ -211,12 +211,12 @@ class RankWork:
     adapters: dict[int, Number] = field(default_factory=dict)
 
     def count(self, layer: int) -> int:
-        """Number of layers of a kind; 1 for what is before and after all layers."""
+        """Returns the number of layers of a kind; 1 for work before or after all layers."""
         return len(self.layer_kinds[layer].indices) if layer >= 0 else 1
 
     @property
     def tokens(self) -> Number:
-        """Tokens that the rank's part of each sequence has, over all sequences."""
+        """The number of tokens in the rank's part of each sequence, over all sequences."""
         return self.rank_pass.run_config(self.rank_pass.cp).rows(TOKENS)
 
     @property
@@ -231,20 +231,20 @@ class RankWork:
 
     @property
     def parameters(self) -> Number:
-        """Parameters of a rank that has all layers."""
+        """The number of parameters on a rank that has all layers."""
         return sum(
-            (share(number, self.rank_pass.ep) if routed else number) * self.count(layer)
-            for (layer, routed), number in self.params.items()
+            (share(number, self.rank_pass.ep) if is_routed else number) * self.count(layer)
+            for (layer, is_routed), number in self.params.items()
         )
 
     @property
     def cache_elements(self) -> Number:
-        """Elements that all layers cache."""
+        """The number of elements that all layers cache."""
         return sum(number * self.count(layer) for layer, number in self.cache.items())
 
 
 def share(number: Number, ranks: Number) -> Number:
-    """The part of a number that one of `ranks` ranks has: an integer where they divide it."""
+    """Returns the part of a number on one of `ranks` ranks: an integer if they divide it."""
     if isinstance(number, int) and isinstance(ranks, int) and number % ranks == 0:
         return number // ranks
     return number / ranks
@@ -252,13 +252,13 @@ def share(number: Number, ranks: Number) -> Number:
 
 @dataclass
 class WorkRecorder(Placements):
-    """Records the kernels and messages of a rank's program. rank_pass: the pass. work: what it has recorded."""
+    """Records the kernels and messages of a rank's program. rank_pass: the pass. work: the recorded work."""
 
     rank_pass: RankPass = field(default_factory=RankPass)
     work: RankWork = field(init=False)
 
     def record(self, program: RankFlow) -> RankWork:
-        """Runs through the program, and returns its work."""
+        """Runs through the program and returns its work."""
         self.work = RankWork(self.rank_pass)
         self.full_run: RunConfig = self.rank_pass.run_config()
         self.layer: int = BEFORE
@@ -298,7 +298,7 @@ class WorkRecorder(Placements):
         self.readers[storage] = self.readers.get(storage, 0) + 1
 
     def _storage(self, value: Value) -> Value:
-        """The value whose memory a value is, through views and identities."""
+        """Returns the value that owns a value's memory, through views and identities."""
         while id(value.storage) in self.aliases:
             value = self.aliases[id(value.storage)]
         return value.storage
@@ -306,26 +306,26 @@ class WorkRecorder(Placements):
     # --- the walk ----------------------------------------------------------------------------------------------------
 
     def _chosen_items(self, items: Iterable[Item]) -> Iterator[Step | Scope]:
-        """The items, with the branch of alternatives that runs in their place."""
+        """Returns the items, with alternatives replaced by the branch that runs."""
         for item in items:
             if not isinstance(item, Alternatives):
                 yield item
                 continue
             form = self.full_run.execution.form(item.branches, self.full_run.workload)
-            first, chosen = next(iter(item.branches.values())).gives, item.branches[form]
-            if chosen.gives is not None and first is not None and chosen.gives is not first:
-                self.aliases[id(first.storage)] = chosen.gives
+            default_output, chosen = next(iter(item.branches.values())).gives, item.branches[form]
+            if chosen.gives is not None and default_output is not None and chosen.gives is not default_output:
+                self.aliases[id(default_output.storage)] = chosen.gives
             yield from self._chosen_items(chosen.items)
 
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
-        """A scope and every scope below it, in the branches that run."""
+        """Yields a scope and every scope in it, in the branches that run."""
         yield scope
         for item in self._chosen_items(scope.items):
             if isinstance(item, Scope):
                 yield from self._running_scopes(item)
 
     def _running_steps(self, items: Iterable[Item]) -> Iterator[Step]:
-        """Every step that runs, in order; records which values are identities of others."""
+        """Yields every step that runs, in order; records which values are identities of others."""
         for item in self._chosen_items(items):
             if item.about.get("role") in NEVER_RUN or item.about.get("optional", "") not in ("", *self.include):
                 continue
@@ -365,8 +365,8 @@ class WorkRecorder(Placements):
         self.layer, self.layers = AFTER, 1
 
     def _run_step(self, step: Step) -> None:
-        reduced = step.ins if step.verb == "add" else step.ins[:1]
-        if self.rank_pass.reduces_late and step.verb in SUMMED_LATER and all(map(self._is_partial, reduced)):
+        reduced_values = step.ins if step.verb == "add" else step.ins[:1]
+        if self.rank_pass.reduces_late and step.verb in SUMMED_LATER and all(map(self._is_partial, reduced_values)):
             self.placements[id(step.outs[0].storage)] = "partial"
         else:
             super()._run_step(step)
@@ -395,9 +395,9 @@ class WorkRecorder(Placements):
             self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + elements * self._times()
             self.cache_reads[step.name] = elements
 
-    def _count_parameters(self, parameters: Number, times: Number, experts: bool = False) -> None:
+    def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         key = self.layer, experts
-        self.work.params[key] = self.work.params.get(key, 0) + parameters * times
+        self.work.params[key] = self.work.params.get(key, 0) + parameters * repeat_count
 
     def _add_message(
         self,
@@ -420,7 +420,7 @@ class WorkRecorder(Placements):
         self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message)))
 
     def _with_group_size(self, message: Collective) -> Collective:
-        """The message in the pass's own group of experts or of a sequence, of which the walk had `MEASURED_RANKS`."""
+        """Returns the message in the pass's own expert or sequence group, instead of `MEASURED_RANKS` ranks."""
         if message.group == "ep":
             return message._replace(ranks=self.rank_pass.ep)
         if message.group != "cp":
@@ -435,11 +435,11 @@ class WorkRecorder(Placements):
     # --- sizes -------------------------------------------------------------------------------------------------------
 
     def _times(self) -> Number:
-        """How often the current step runs in one layer of its kind."""
+        """Returns how often the current step runs in one layer of its kind."""
         return exact_div(self.repeats, self.layers)
 
     def _rows(self, value: Value) -> Number:
-        """Rows of a value on this rank."""
+        """Returns the number of a value's rows on this rank."""
         if value.rows is ONCE:
             return 1
         rows = self.run_config.rows(value.rows)
@@ -459,11 +459,11 @@ class WorkRecorder(Placements):
 
     def _lower_linear(self, step: Step) -> None:
         x, y = step.ins[0], step.outs[0]
-        divided = is_divided(y.axes) or is_divided(x.axes)
+        has_divided_axes = is_divided(y.axes) or is_divided(x.axes)
         rows = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
-        rows = share(rows, self.layout.tp) if self.placement(x) == "rows" and not divided else rows
+        rows = share(rows, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else rows
         region = id(self._storage(x)), self.layer
-        beside = region in self.shared_inputs and self.rank_pass.fused
+        shares_input = region in self.shared_inputs and self.rank_pass.fused
         self.shared_inputs.add(region)
         flops = 2 * rows * y.width * x.width
         constant = 0 if y.rows is ONCE else self.run_config.constant(y.rows)
@@ -478,7 +478,7 @@ class WorkRecorder(Placements):
             k=x.width,
             weight_elements=y.width * x.width,
             flops=(flops, (0 if frozen else flops) + gradient_flops if self.has_gradient else 0),
-            launches=(0, 0) if beside else (1, 1 if frozen else 2),
+            launches=(0, 0) if shares_input else (1, 1 if frozen else 2),
             in_16_bits=not {step.about.get("kind"), name}.isdisjoint(IN_16_BITS),
             frozen=frozen,
         )
@@ -486,12 +486,12 @@ class WorkRecorder(Placements):
             self._add_adapter(self.rank_pass.adapters.rank, rows, x.width, y.width)
 
     def _add_adapter(self, rank: int, rows: Number, width: Number, outputs: Number) -> None:
-        """Adds the two products of an adapter, x·Aᵀ·Bᵀ, whose sum with the layer's output is part of the second."""
+        """Adds an adapter's two products, x·Aᵀ·Bᵀ; the second includes the sum with the layer's output."""
         for n, k in ((rank, width), (outputs, rank)):
             flops = 2 * rows * n * k
             self._add_kernel("product", "adapter", m=rows, n=n, k=k, weight_elements=n * k, flops=(flops, 2 * flops))
-        trained = rank * (width + outputs) * self._times()
-        self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + trained
+        adapter_params = rank * (width + outputs) * self._times()
+        self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
     _lower_again = _lower_linear
 
@@ -547,12 +547,12 @@ class WorkRecorder(Placements):
 
     def _lower_table(self, step: Step) -> None:
         if step.outs:
-            moved = 2 * self._elements(step.outs[0])
-            self._add_kernel("look-up", "table", moved=(moved, moved), launches=(1, 1))
+            moved_elements = 2 * self._elements(step.outs[0])
+            self._add_kernel("look-up", "table", moved=(moved_elements, moved_elements), launches=(1, 1))
 
     def _lower_dispatch(self, step: Step) -> None:
-        moved = ROW_COPIES * self._elements(step.outs[0] if step.verb == "dispatch" else step.ins[0])
-        self._add_kernel("permutation", step.verb, moved=(moved, moved), launches=(3, 4))
+        moved_elements = ROW_COPIES * self._elements(step.outs[0] if step.verb == "dispatch" else step.ins[0])
+        self._add_kernel("permutation", step.verb, moved=(moved_elements, moved_elements), launches=(3, 4))
 
     _lower_combine = _lower_dispatch
 
@@ -564,14 +564,14 @@ class WorkRecorder(Placements):
     def _add_operation(self, step: Step) -> None:
         op = step.op
         assert op is not None
-        moved = sum(self._elements(value) for value in (*step.ins, *step.outs))
+        moved_elements = sum(self._elements(value) for value in (*step.ins, *step.outs))
         backward = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
             "scan",
             step.verb,
             flops=(share(op.forward_flops(self.full_run), self.rank_pass.cp), share(backward, self.rank_pass.cp)),
             weight_elements=op.params() if "params" in op.effects else 0,
-            moved=(moved, 2 * moved),
+            moved=(moved_elements, 2 * moved_elements),
             launches=(2, 4),
         )
 
@@ -605,20 +605,22 @@ class WorkRecorder(Placements):
                 storage = id(self._storage(value))
                 if self.readers.get(storage, 0) > inner_readers.get(storage, 0):
                     writes[storage] = value
-        read = sum(map(self._elements, reads.values()))
-        moved = read + sum(map(self._elements, writes.values()))
-        read_again = read if any(step.verb in READ_AGAIN for step in group) else 0
-        where, repeats = self.where, self.repeats
+        read_elements = sum(map(self._elements, reads.values()))
+        moved_elements = read_elements + sum(map(self._elements, writes.values()))
+        read_again = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
+        path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
-        self._add_kernel("elementwise", group[0].verb, moved=(moved, moved + read_again), launches=(1, 1))
-        self.where, self.repeats = where, repeats
+        self._add_kernel(
+            "elementwise", group[0].verb, moved=(moved_elements, moved_elements + read_again), launches=(1, 1)
+        )
+        self.where, self.repeats = path, repeats
 
 
 def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
-    """The work of one rank that has all layers. Raises `InputError` for sizes that the layout does not divide."""
+    """Returns the work of a rank that has all layers. Raises `InputError` for sizes that the layout does not divide."""
     tp, etp, divides_tokens = rank_pass.tp, rank_pass.expert_tp, rank_pass.divides_tokens
     program_layout = Layout(tp=tp, etp=etp, dp=etp, sequence_parallel=divides_tokens)
-    placed = Layout(
+    layout_of_rank = Layout(
         tp=tp,
         etp=etp,
         ep=_measured(rank_pass.ep),
@@ -628,7 +630,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         sequence_parallel=divides_tokens,
     )
     recorder = WorkRecorder(
-        placed,
+        layout_of_rank,
         rank_pass.run_config(rank_pass.cp),
         include=rank_pass.include,
         regathers=rank_pass.regathers,

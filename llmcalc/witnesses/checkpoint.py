@@ -30,7 +30,7 @@ NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A tensor that a checkpoint of the model has to have.
+    """A tensor that a checkpoint of the model must have.
 
     node: the path of its module.
     shape: its shape.
@@ -44,7 +44,7 @@ class Expected:
 
 @dataclass
 class Match:
-    """The result of matching a checkpoint against a spec.
+    """The result of matching a checkpoint with a spec.
 
     matched: the number of matched expected tensors.
     missing: expected tensors that the checkpoint lacks.
@@ -81,15 +81,15 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
 
 
 def _without_unit_axes(shape: Shape) -> Shape:
-    """Removes axes of length 1, which only some classes have."""
+    """Removes axes of length 1, which only some classes' tensors have."""
     return tuple(size for size in shape if size != 1) or (1,)
 
 
 def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
-    """Matches every tensor of the spec and of the checkpoint."""
+    """Matches the tensors of the spec with the tensors of the checkpoint."""
     result, expected_by_group, stored_by_group = Match(), defaultdict(list), defaultdict(list)
-    for expected in expected_tensors(spec):
-        expected_by_group[_group(expected.node, spec)].append(expected)
+    for expected_tensor in expected_tensors(spec):
+        expected_by_group[_group(expected_tensor.node, spec)].append(expected_tensor)
     for tensor in checkpoint.tensors:
         if NO_PARAMETERS.search(tensor.name):
             result.buffers.append(tensor)
@@ -103,7 +103,7 @@ def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
 
 
 def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
-    """Returns the stack and layer of a name: (stack, number); ("", −1) outside of layers."""
+    """Returns the (stack, layer number) of a tensor's name; ("", −1) outside of layers."""
     layer_number = NUMBER.search(name)
     if layer_number is None:
         return "", -1
@@ -113,46 +113,54 @@ def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
     return stack_name, int(layer_number[1])
 
 
-def _match_group(expected_tensors: list[Expected], stored: list[StoredTensor], result: Match) -> None:
-    unmatched = list(expected_tensors)
-    remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored]
+def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], result: Match) -> None:
+    unmatched_tensors = list(expected_tensors)
+    remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for step in (_match_equal_shapes, _match_expert_stacks, _match_fused):
-        remaining = step(unmatched, remaining, result)
+        remaining = step(unmatched_tensors, remaining, result)
     by_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
-    for expected in unmatched:
-        by_word[expected.node.rpartition(".")[2], len(expected.shape)].append(expected)
-    position = {id(expected): i for i, expected in enumerate(unmatched)}
+    for expected_tensor in unmatched_tensors:
+        by_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(expected_tensor)
+    position = {id(expected_tensor): i for i, expected_tensor in enumerate(unmatched_tensors)}
     for tensor, shape in remaining:
         name_words = set(tensor.name.split("."))
         with_same_word = (
-            expected for name_word in name_words for expected in by_word.get((name_word, len(shape)), ())[:1]
+            expected_tensor
+            for name_word in name_words
+            for expected_tensor in by_word.get((name_word, len(shape)), ())[:1]
         )
-        closest = min(with_same_word, key=lambda expected: position[id(expected)], default=None)
-        if closest is not None:
-            unmatched.remove(closest)
-            by_word[closest.node.rpartition(".")[2], len(shape)].remove(closest)
-            result.misshapen.append((closest, tensor))
+        closest_tensor = min(with_same_word, key=lambda expected_tensor: position[id(expected_tensor)], default=None)
+        if closest_tensor is not None:
+            unmatched_tensors.remove(closest_tensor)
+            by_word[closest_tensor.node.rpartition(".")[2], len(shape)].remove(closest_tensor)
+            result.misshapen.append((closest_tensor, tensor))
         else:
             result.extra.append(tensor)
-    result.missing += [expected for expected in unmatched if not expected.buffer]  # a checkpoint may lack buffers
+    result.missing += [
+        expected_tensor for expected_tensor in unmatched_tensors if not expected_tensor.buffer
+    ]  # a checkpoint may lack buffers
 
 
 Unmatched = list[tuple[StoredTensor, Shape]]
 
 
-def _match_equal_shapes(unmatched: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
+def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
     """Matches tensors one to one by shape, then by transposed shape; similar names first."""
     by_shape: dict[Shape, list[Expected]] = defaultdict(list)
-    for expected in unmatched:
-        by_shape[expected.shape].append(expected)
-    for transposed in (False, True):
+    for expected_tensor in expected_tensors:
+        by_shape[expected_tensor.shape].append(expected_tensor)
+    for is_transposed in (False, True):
         for by_name in (True, False):
             unmatched_tensors: Unmatched = []
             for tensor, shape in remaining:
-                candidates = by_shape.get(shape if not transposed else _transposed_shape(shape))
+                candidates = by_shape.get(shape if not is_transposed else _transposed_shape(shape))
                 partner = (
                     next(
-                        (expected for expected in candidates if not by_name or _same_name(expected.node, tensor.name)),
+                        (
+                            expected_tensor
+                            for expected_tensor in candidates
+                            if not by_name or _same_name(expected_tensor.node, tensor.name)
+                        ),
                         None,
                     )
                     if candidates
@@ -161,7 +169,7 @@ def _match_equal_shapes(unmatched: list[Expected], remaining: Unmatched, result:
                 if partner is None:
                     unmatched_tensors.append((tensor, shape))
                 else:
-                    unmatched.remove(partner)
+                    expected_tensors.remove(partner)
                     by_shape[partner.shape].remove(partner)
                     result.matched += 1
             remaining = unmatched_tensors
@@ -173,9 +181,9 @@ def _transposed_shape(shape: Shape) -> Shape:
     return (*shape[:-2], *shape[-2:][::-1])
 
 
-def _match_expert_stacks(unmatched: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
-    """Matches a stack of n matrices or vectors with n stored ones, grouped by the last word of their names."""
-    stacks = [stack for stack in unmatched if len(stack.shape) > 1]
+def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
+    """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of their names."""
+    stacks = [stack for stack in unmatched_tensors if len(stack.shape) > 1]
     shapes = {shape for stack in stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining):
@@ -199,34 +207,34 @@ def _match_expert_stacks(unmatched: list[Expected], remaining: Unmatched, result
             used_indices.update(matching_words[name_word])
             for name_words in same_shape:
                 name_words.pop(name_word, None)
-            unmatched.remove(stack)
+            unmatched_tensors.remove(stack)
             result.matched += 1
     return [stored_tensor for i, stored_tensor in enumerate(remaining) if i not in used_indices]
 
 
-def _match_fused(unmatched: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
+def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, along rows, or along columns if transposed."""
     unmatched_tensors: Unmatched = []
-    fused: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
+    fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
     for tensor, shape in remaining:
         axes = len(shape)
-        if axes not in fused:
-            fused[axes] = _fused_shapes(unmatched, axes)
-        parts = fused[axes].get(shape)
-        if parts is None:
+        if axes not in fused_by_shape:
+            fused_by_shape[axes] = _fused_shapes(expected_tensors, axes)
+        fused_tensors = fused_by_shape[axes].get(shape)
+        if fused_tensors is None:
             unmatched_tensors.append((tensor, shape))
         else:
-            for tensor_part in parts:
-                unmatched.remove(tensor_part)
+            for tensor_part in fused_tensors:
+                expected_tensors.remove(tensor_part)
                 result.matched += 1
-            fused = {}
+            fused_by_shape = {}
     return unmatched_tensors
 
 
-def _fused_shapes(unmatched: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
-    """Returns shape → the first tensors of one parent whose concatenation, or its transpose, has it."""
+def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
+    """Returns shape → first tensors of one parent whose concatenation, or its transpose, has that shape."""
     shapes: dict[Shape, tuple[Expected, ...]] = {}
-    for group in _groups(unmatched, axes):
+    for group in _groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
             if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in group}) == 1:
                 first_shape = group[0].shape
@@ -240,12 +248,12 @@ def _fused_shapes(unmatched: list[Expected], axes: int) -> dict[Shape, tuple[Exp
     return shapes
 
 
-def _groups(unmatched: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
+def _groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
     by_parent: dict[str, list[Expected]] = defaultdict(list)
-    for expected in unmatched:
-        if len(expected.shape) == axes:
-            by_parent[expected.node.rpartition(".")[0] if axes > 1 else ""].append(
-                expected
+    for expected_tensor in unmatched_tensors:
+        if len(expected_tensor.shape) == axes:
+            by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(
+                expected_tensor
             )  # vectors are only compared by size
     for members in by_parent.values():
         for size in (2, 3, 4):
@@ -253,7 +261,7 @@ def _groups(unmatched: list[Expected], axes: int) -> Iterator[tuple[Expected, ..
 
 
 def _word(name: str) -> str:
-    """Returns the last word without numbers and `weight`: `experts.3.w1.weight` → `w1`; `bias` keeps its parent."""
+    """Returns the last word, without numbers and `weight`: `experts.3.w1.weight` → `w1`; `bias` keeps its parent."""
     name_parts = [name_part for name_part in name.split(".") if not name_part.isdigit()]
     last_part = name_parts[-1] if name_parts else ""
     return (
@@ -268,11 +276,13 @@ def _same_name(node: str, name: str) -> bool:
 
 
 def _match_across_layers(result: Match) -> None:
-    """Matches tensors that are in a layer in the file but outside of layers in the spec, or the reverse.
+    """Matches tensors that are inside a layer in the file but outside of layers in the spec, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
     missing_words = {
-        (expected.shape, name_word) for expected in result.missing for name_word in _words_of_node(expected)
+        (expected_tensor.shape, name_word)
+        for expected_tensor in result.missing
+        for name_word in _words_of_node(expected_tensor)
     }
     shapes = {shape for shape, _ in missing_words}
     tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(
@@ -287,17 +297,17 @@ def _match_across_layers(result: Match) -> None:
                     tensor_indices[shape, name_word, tensor_stack].append(i)
     still_missing: list[Expected] = []
     used_indices: set[int] = set()
-    for expected in result.missing:
-        tensor_stack = _side(expected.node)
+    for expected_tensor in result.missing:
+        tensor_stack = _side(expected_tensor.node)
         candidates: list[int] = []
-        for name_word in _words_of_node(expected):
+        for name_word in _words_of_node(expected_tensor):
             for stack_name in {tensor_stack} if tensor_stack else SIDES:
-                indices = tensor_indices.get((expected.shape, name_word, stack_name), deque())
+                indices = tensor_indices.get((expected_tensor.shape, name_word, stack_name), deque())
                 while indices and indices[0] in used_indices:
                     indices.popleft()
                 candidates += [indices[0]] if indices else []
         if not candidates:
-            still_missing.append(expected)
+            still_missing.append(expected_tensor)
             continue
         used_indices.add(min(candidates))
         result.matched += 1
@@ -310,8 +320,8 @@ _WORDS = re.compile(r"[._]")
 SIDES = "", "enc", "dec"
 
 
-def _words_of_node(expected: Expected) -> set[str]:
-    return set(_WORDS.split(expected.node)) - {"layers", "encoder", "decoder"}
+def _words_of_node(expected_tensor: Expected) -> set[str]:
+    return set(_WORDS.split(expected_tensor.node)) - {"layers", "encoder", "decoder"}
 
 
 def _side(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Checks, and the comparison of a witness's measurements with the closed forms, node by node.
+"""Checks: a witness's measurements compared with the closed forms, node by node.
 
 A witness measures numbers by module path, without formulas. This file works with nodes and paths, whatever the origin
 of either number.
@@ -29,7 +29,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A number counted by llmcalc and measured by a witness.
+    """A number that llmcalc counted and a witness measured.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def where(self) -> str:
-        """The node, and the length of the pass if several were measured."""
+        """The node, and the length of the pass if several lengths were measured."""
         node = self.node or "model"
         return node if self.seq is None else f"{node}, {self.seq:,} tokens"
 
@@ -63,7 +63,7 @@ class Check:
         return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
 
     def explanation(self, sizes: Sizes = ()) -> str:
-        """Describes a difference, and the size of the spec that equals it if there is one."""
+        """Describes a difference, and the spec's size that equals it, if there is one."""
         if self.measured is None:
             return "the witness has no such module"
         if self.measured == 0:
@@ -96,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The paths of leaves with parameters, by the kind of their comparison.
+    """The paths of leaves with parameters, by the way in which they were compared.
 
     alone: the leaves that were compared individually.
     summed: the leaves that were compared as part of a sum.
@@ -156,52 +156,54 @@ def compare(
     tree: Node,
     quantity: str,
     closed_form: Callable[[Place], int],
-    measured: Mapping[str, int],
+    measured_count: Mapping[str, int],
     modules: frozenset[str],
     witness: str,
     run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """Yields a check for every node of the tree; for optional parts, only those in `include`.
+    """Yields a check for every node of the tree; for optional parts, only for the parts in `include`.
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 
     closed_form: the count of one repeat of a node, in the run of its place.
-    measured: module path → measured number; 0 for a module that is not in it.
+    measured_count: module path → measured number; 0 for a module that is not in it.
     modules: the paths of all modules of the witness.
     """
     for place in tree.walk(run_config):
         if place.optional and place.optional not in include:
             continue
-        expected = closed_form(place)
+        expected_count = closed_form(place)
         paths = module_paths(place)
-        readings = {path: measured.get(path, 0) if path in modules else None for path in paths}
-        yield from check_repeats(place.path or tree.name, quantity, expected, readings, witness)
+        readings = {path: measured_count.get(path, 0) if path in modules else None for path in paths}
+        yield from check_repeats(place.path or tree.name, quantity, expected_count, readings, witness)
 
 
 def check_repeats(
-    node: str, quantity: str, expected: int, readings: Mapping[str, int | None], witness: str
+    node: str, quantity: str, expected_count: int, readings: Mapping[str, int | None], witness: str
 ) -> Iterator[Check]:
-    """Yields one check for all repeats of a node if they measured the same, otherwise one for each wrong repeat.
+    """Yields one check for all repeats of a node if their measurements agree, else one for each wrong repeat.
 
     readings: path of a repeat → its measurement.
     """
-    differing_readings = {path: measured for path, measured in readings.items() if measured != expected}
+    differing_readings = {
+        path: measured_count for path, measured_count in readings.items() if measured_count != expected_count
+    }
     if differing_readings and len(readings) > 1 and len(differing_readings) < len(readings):
-        for path, measured in differing_readings.items():
-            yield Check(path, quantity, expected, measured, witness)
+        for path, measured_count in differing_readings.items():
+            yield Check(path, quantity, expected_count, measured_count, witness)
     else:
         yield Check(
             node,
             quantity,
-            expected,
-            next(iter(differing_readings.values())) if differing_readings else expected,
+            expected_count,
+            next(iter(differing_readings.values())) if differing_readings else expected_count,
             witness,
         )
 
 
 def module_paths(place: Place) -> list[str]:
-    """Returns the paths of the modules of a node: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
+    """Returns the paths of a node's modules: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
     node = place.node
     if place.above is None:
         return [""]
@@ -212,5 +214,5 @@ def module_paths(place: Place) -> list[str]:
 
 
 def nonzero(checks: Iterator[Check]) -> Iterator[Check]:
-    """Leaves out checks that are zero on both sides, such as the FLOPs of a norm."""
+    """Leaves out checks in which both sides are zero, such as the FLOPs of a norm."""
     return (check for check in checks if not (is_zero(check.closed_form) and check.measured == 0))

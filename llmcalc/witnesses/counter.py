@@ -1,4 +1,4 @@
-"""torch's FLOP counter, `torch.utils.flop_counter.FlopCounterMode`, with a correct formula for grouped convolutions.
+"""torch's FLOP counter `torch.utils.flop_counter.FlopCounterMode`, with a correct formula for grouped convolutions.
 
 The counter takes 0.04 ms for every operation without FLOPs and 0.2 ms for every product, which is most of the time of a
 pass over a small model on meta. Here it receives products only, and its formulas are computed once for each combination
@@ -31,13 +31,13 @@ def unfused_attention() -> Iterator[None]:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    fused = torch.backends.mha.get_fastpath_enabled()
+    fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
+        torch.backends.mha.set_fastpath_enabled(fastpath_enabled)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Events of the CPU profiler in a forward and a backward pass: allocations, and sums of two gradients.
+"""Events of the CPU profiler in a forward and a backward pass: allocations, and sums of gradients.
 
 A dispatch mode changes what autograd does: under it, and on meta, torch adds no gradient in place
 (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`; aten/src/ATen/TensorSubclassLikeUtils.h). The profiler
@@ -33,7 +33,7 @@ SUMS = {"aten::add": False, "aten::add_": True}
 
 @dataclass(eq=False)
 class Block:
-    """A block of memory that is allocated in a pass.
+    """A block of memory that a pass allocates.
 
     size: bytes.
     kernel: the operation that allocates it; empty outside of operations.
@@ -46,7 +46,7 @@ class Block:
 
     @property
     def number(self) -> bool:
-        """Whether it is the tensor of a Python number, which no operation allocates."""
+        """Whether the block is a Python number's tensor, which no operation allocates."""
         return not self.kernel and self.size == NUMBER
 
     @property
@@ -76,7 +76,7 @@ class PassBytes(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """Bytes of sums of gradients, without the accumulation of `grad` over micro-batches.
+    """Bytes of sums of gradients, without the accumulation into `grad` over micro-batches.
 
     in_place: sums that overwrite the first gradient.
     out_of_place: sums that are new tensors.
@@ -86,7 +86,7 @@ class GradientSums(NamedTuple):
     out_of_place: int = 0
 
     def with_sum(self, size: int, in_place: bool) -> GradientSums:
-        """Returns the sums with another sum added."""
+        """Returns the sums with another sum of gradients added."""
         return GradientSums(self.in_place + size * in_place, self.out_of_place + size * (not in_place))
 
 
@@ -104,14 +104,14 @@ class CpuEvents:
     @property
     def scratch(self) -> dict[str, int]:
         """Kernel → bytes of its largest scratch block."""
-        largest: dict[str, int] = {}
+        largest_bytes: dict[str, int] = {}
         for _, block, _ in self.moments:
             if block.scratch:
-                largest[block.kernel] = max(largest.get(block.kernel, 0), block.size)
-        return largest
+                largest_bytes[block.kernel] = max(largest_bytes.get(block.kernel, 0), block.size)
+        return largest_bytes
 
     def allocated(self, phase: str) -> list[int]:
-        """Returns the sizes of the counted blocks that a pass allocates, sorted."""
+        """Returns the sorted sizes in bytes of the counted blocks that a pass allocates."""
         return sorted(
             block.size
             for sign, block, moment_phase in self.moments
@@ -119,7 +119,10 @@ class CpuEvents:
         )
 
     def passes(self, counts: Callable[[Block], bool] = lambda block: block.counted) -> PassBytes:
-        """Returns the bytes of both passes. counts: whether a block counts; default those that the simulator counts."""
+        """Returns the bytes of both passes.
+
+        counts: whether a block counts; default blocks that the simulator counts.
+        """
         live_now, after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
         for sign, block, phase in self.moments:
             live_now += sign * block.size * counts(block)
@@ -170,14 +173,14 @@ def _events(run: Any) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def _sum_bytes(event: Any) -> int:
-    """Returns the bytes of a sum of gradients, which are those of its first operand."""
+    """Returns the bytes of a sum of gradients, read from the sum's first operand."""
     first_operand = event.extra_fields.inputs[0]
     return int(torch.Size(first_operand.sizes).numel()) * int(first_operand.dtype.itemsize)
 
 
 @cache
 def _is_kernel(name: str) -> bool:
-    """Whether an operation is not decomposed into others above autograd."""
+    """Whether autograd does not decompose an operation into others."""
     if not name.startswith("aten::"):
         return False
     schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(name) if _is_callable_overload(schema)]
@@ -188,7 +191,7 @@ def _is_kernel(name: str) -> bool:
 
 
 def _is_callable_overload(schema: Any) -> bool:
-    """Whether the reference may call an overload: one on tensors, without named axes and `out`."""
+    """Whether the reference may call an overload: it takes tensors, without named axes and `out`."""
     name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     has_kernel = torch._C._dispatch_has_kernel(name)
     return (

@@ -34,7 +34,7 @@ COMMON_DEVIATIONS = (
 
 
 def cost_in_class(kind: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
-    """Returns the cost function of an op in the classes of a text model type, with deviations."""
+    """Returns the cost function of an op in the classes of a text model type, including their deviations."""
     steps = [deviation.follow for deviation in _deviations(kind, quantity, spec)]
 
     def changed_cost(use: Use) -> Any:
@@ -54,13 +54,13 @@ def total(
     run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Number:
-    """Returns the cost of the whole model in the classes of a text model type, with deviations."""
+    """Returns the cost of the whole model in the classes of a text model type, including their deviations."""
     count = spec.tree().total(cost_in_class(kind, quantity, cost, spec), run_config, include=include)
     return count + sum(deviation.more(spec) for deviation in _deviations(kind, quantity, spec))
 
 
 def additions_by_path(kind: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
-    """Returns a function: path of a node → amount that the classes have in addition to the count of its subtree."""
+    """Returns a function: path of a node → the amount by which the classes exceed the count of its subtree."""
     additions = {deviation.at: deviation.more(spec) for deviation in _deviations(kind, quantity, spec) if deviation.at}
     return lambda path: sum(
         size

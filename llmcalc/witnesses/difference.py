@@ -1,4 +1,4 @@
-"""Explains a difference between two parameter counts by a size of the spec, or a multiple or product of sizes."""
+"""Explains a difference between parameter counts by a size of the spec, a multiple of it, or a product of sizes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _sizes(part: Part) -> Iterator[tuple[str, int]]:
 def explain_difference(difference: int, sizes: Sizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
     absolute = abs(difference)
-    equal = [name for name, value in sizes if value == absolute]
+    equal_names = [name for name, value in sizes if value == absolute]
     large_sizes = [(name, value) for name, value in sizes if value >= LEAST]
     multiples = [
         f"{k} × {name}" for name, value in large_sizes for k in range(2, MOST_MULTIPLE + 1) if k * value == absolute
     ]
     products = [f"{a} × {b}" for (a, m), (b, n) in combinations_with_replacement(large_sizes, 2) if m * n == absolute]
-    explanations = list(dict.fromkeys(equal or multiples or products))
+    explanations = list(dict.fromkeys(equal_names or multiples or products))
     if not explanations or len(explanations) > MOST_NAMES:
         return ""
     return f"= {' or '.join(explanations)}"

@@ -44,7 +44,7 @@ WITHIN = {"requested_bytes": 0.001, "allocated_bytes": 0.01, "reserved_bytes": 0
 
 
 class Reading(NamedTuple):
-    """The allocator's statistics. allocated: bytes of blocks now. The others: peaks since the last restart."""
+    """The allocator's statistics in bytes. allocated: blocks now. The other fields: peaks since the last restart."""
 
     allocated: int
     peak_requested: int
@@ -53,7 +53,7 @@ class Reading(NamedTuple):
 
 
 class Statistics(Protocol):
-    """The statistics of a device's allocator. device: torch's name of the device."""
+    """The interface of a device's allocator statistics. device: torch's name of the device."""
 
     device: str
 
@@ -64,10 +64,10 @@ class Statistics(Protocol):
         """Resets the peaks."""
 
     def read(self) -> Reading:
-        """Returns the statistics after all kernels have run."""
+        """Returns the statistics after all kernels have finished."""
 
     def outside_bytes(self) -> int:
-        """Returns used bytes of the device outside of the allocator."""
+        """Returns the device's used bytes outside of the allocator."""
 
 
 class Cuda:
@@ -96,8 +96,8 @@ class Cuda:
         )
 
     def outside_bytes(self) -> int:
-        free, total = torch.cuda.mem_get_info()
-        return int(total - free - torch.cuda.memory_reserved())
+        free_bytes_now, total = torch.cuda.mem_get_info()
+        return int(total - free_bytes_now - torch.cuda.memory_reserved())
 
 
 @dataclass
@@ -138,12 +138,12 @@ class Measured:
 def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Measured:
     """Measures the reference with these settings. Raises torch's `OutOfMemoryError` if the device is too small."""
     run = configured_run(spec, settings)
-    measured = Measured()
+    measured_run = Measured()
     statistics.begin()
-    measured.before_bytes = statistics.read().allocated
+    measured_run.before_bytes = statistics.read().allocated
 
     def record_phase(phase: str, _: Tensor | None = None) -> None:
-        measured.take(phase, statistics.read())
+        measured_run.take(phase, statistics.read())
         statistics.restart()
 
     if isinstance(run, Training):
@@ -152,8 +152,8 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
         record_phase("set-up")
         for _ in range(STEPS):
             loop.step(record_phase)
-        measured.beside_bytes = statistics.outside_bytes()
-        return measured
+        measured_run.beside_bytes = statistics.outside_bytes()
+        return measured_run
     shapes = cache_shapes(spec, run) if run.phase == "decode" else {}
     passes = Passes(spec, run, statistics.device)
     statistics.begin()
@@ -162,15 +162,15 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
     record_phase("set-up")
     (passes.decode if run.phase == "decode" else passes.prefill)()
     record_phase(run.phase)
-    measured.beside_bytes = statistics.outside_bytes()
-    return measured
+    measured_run.beside_bytes = statistics.outside_bytes()
+    return measured_run
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
 def closed_form(device: DeviceMemory) -> dict[str, int]:
-    """Returns quantity → bytes of `llmcalc memory`. Workspaces are requested from the allocator like tensors."""
+    """Returns quantity → bytes as `llmcalc memory` computes them. Workspaces count as requested, like tensors."""
     workspaces = sum(term.bytes for term in device.terms if term.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device.exact_bytes + workspaces,
@@ -180,10 +180,12 @@ def closed_form(device: DeviceMemory) -> dict[str, int]:
     }
 
 
-def checks(computed: Mapping[str, int], measured: Mapping[str, Any], phase: str, witness: str) -> list[Check]:
+def checks(
+    computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness: str
+) -> list[Check]:
     """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
     return [
-        Check("", f"{MEMORY}{phase}_{name}", computed[name], measured[name], witness, within=tolerance)
+        Check("", f"{MEMORY}{phase}_{name}", computed_bytes[name], measured_bytes[name], witness, within=tolerance)
         for name, tolerance in WITHIN.items()
     ]
 
@@ -213,11 +215,11 @@ def compare_on_gpu(
                 f"{run_text(spec, run_settings)} needs {device_memory.reserved_bytes:,} bytes of {free_memory:,} free"
             )
             continue
-        computed, measured = closed_form(device_memory), measure(spec, run_settings, statistics).data()
+        computed_bytes, measured_bytes = closed_form(device_memory), measure(spec, run_settings, statistics).data()
         comparison.runs.append(run_text(spec, run_settings))
-        comparison.checks += checks(computed, measured, run_settings.phase, "torch on cuda")
+        comparison.checks += checks(computed_bytes, measured_bytes, run_settings.phase, "torch on cuda")
         comparison.info["runs_measured"].append(
-            {"phase": run_settings.phase, "closed_form": computed, "measured": measured}
+            {"phase": run_settings.phase, "closed_form": computed_bytes, "measured": measured_bytes}
         )
     return comparison
 
@@ -226,7 +228,7 @@ def compare_on_gpu(
 
 
 def free_bytes(statistics: Statistics) -> int | None:
-    """Returns the free memory of the GPU with an empty allocator; None for other devices."""
+    """Returns the GPU's free bytes with an empty allocator; None for other devices."""
     if statistics.device != "cuda":
         return None
     statistics.begin()
@@ -238,12 +240,12 @@ VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLO
 
 
 def environment() -> dict[str, str]:
-    """Returns the variables of `VARIABLES` that are set."""
+    """Returns the environment variables of `VARIABLES` that are set."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def device_facts() -> dict[str, Any]:
-    """Returns torch's GPU, its driver, torch's version and today's date."""
+    """Returns torch's GPU, the GPU's driver, torch's version and today's date."""
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": torch.cuda.get_device_name(0),
@@ -257,7 +259,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def runtime_of_facts(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Runtime:
-    """Returns the runtime of a measured GPU. facts, variables: see `device_facts` and `environment`."""
+    """Returns the runtime of a measured GPU. facts, variables: as `device_facts` and `environment` return them."""
     major = int(facts["compute_capability"].partition(".")[0])
     config = variables.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (LARGE_WORKSPACE if major in LARGE else WORKSPACE) if config is None else workspace_bytes(config)

@@ -71,7 +71,7 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset
 
 
 class without_initial_values(TorchFunctionMode):  # it is used as a function
-    """Skips the initialisation of parameters, because no number of bytes depends on their values."""
+    """Skips the initialisation of parameters, whose values no number of bytes depends on."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
@@ -80,7 +80,7 @@ class without_initial_values(TorchFunctionMode):  # it is used as a function
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
-    """Returns random token ids on a GPU, and zeros elsewhere, with which the same experts get all rows."""
+    """Returns random token ids on a GPU; elsewhere zeros, so that the same experts get all rows."""
     if device == "cuda":
         return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
     return torch.zeros(batch, tokens, dtype=torch.int64, device=device)
@@ -106,9 +106,9 @@ def loss_or_output(
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
     with_mtp = MTP.name in include
     outputs = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
-    out, ahead = outputs if with_mtp else (outputs, [])
+    out, logits_ahead = outputs if with_mtp else (outputs, [])
     del outputs
-    return variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out
+    return variants.loss_of(module, choices, out, ids, logits_ahead) if spec.head.type == "lm" else out
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -127,12 +127,13 @@ class TrainingLoop:
         self.updated: list[Tensor] = [w.detach().float() for w in self.weights] if training.master else self.weights
         matrices = layer_matrices(self.module)
         parameters = [
-            (updated, id(weight) in matrices) for updated, weight in zip(self.updated, self.weights, strict=True)
+            (updated_tensor, id(weight) in matrices)
+            for updated_tensor, weight in zip(self.updated, self.weights, strict=True)
         ]
         self.optimizers = build_optimizers(training.optimizer, parameters, training.implementation, training.momentum)
 
     def _in_order(self) -> list[Tensor]:
-        """Returns the trained parameters in the order in which the simulation creates them.
+        """Returns the trained parameters in the simulation's order of creation.
 
         The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
@@ -212,7 +213,7 @@ def build_optimizers(
     implementation: OptimizerImplementation | None = None,
     momentum: bool = False,
 ) -> list[torch.optim.Optimizer]:
-    """Builds torch's optimizers of that name.
+    """Builds torch's optimizers for an optimizer's name.
 
     parameters: (parameter, whether it is a matrix of a layer).
     implementation: None (default) for torch's default.
@@ -273,7 +274,7 @@ class Passes:
             self._run(min(chunk, seq - past), past, last_only=self.store is not None)
 
     def cache_of(self, shapes: CacheShapes) -> None:
-        """Creates the cache that a prompt leaves."""
+        """Creates the cache that a prompt leaves behind. shapes: its tensors' shapes."""
         modules = dict(self.module.named_modules())
         self.store = {
             modules[path]: tuple(
@@ -288,7 +289,7 @@ class Passes:
         self._run(1, self.inference.seq, last_only=False)
 
     def _run(self, tokens: int, past: int, last_only: bool) -> None:
-        """Runs one pass. Its token ids and its logits are freed at the end."""
+        """Runs one pass. Its token ids and logits are freed at its end."""
         inference = self.inference
         ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None
         if not past:

@@ -1,4 +1,4 @@
-"""Compares the nodes of a tree with the modules of a class, individually or as a sum of fused modules."""
+"""Compares nodes of a tree with the modules of a class, one by one or as the sum of fused modules."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ def compare_modules(
     quantity: str,
     closed_form: Callable[[Place], int],
     modules_of_nodes: ModulesByNode,
-    measured: Mapping[str, int],
+    measured_by_path: Mapping[str, int],
     witness: str,
     run_config: RunConfig | None = None,
 ) -> Iterator[Check]:
-    """Yields a check for every node that was found, and one check for all nodes of the same modules.
+    """Yields a check for every node whose module was found, and one joint check for all nodes of the same modules.
 
-    closed_form: the count of one repeat of a node. measured: path in the class → measured number.
+    closed_form: the count of one repeat of a node. measured_by_path: path in the class → measured number.
     """
     for places in _group_by_modules(tree, modules_of_nodes, run_config):
         paths = module_paths(places[0])
-        readings: dict[str, int | None] = {path: modules_of_nodes[path].measured(measured) for path in paths}
+        readings: dict[str, int | None] = {path: modules_of_nodes[path].measured(measured_by_path) for path in paths}
         yield from check_repeats(_joint_name(places), quantity, sum(map(closed_form, places)), readings, witness)
 
 
 def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
-    """Returns the kind of comparison of each leaf with parameters.
+    """Returns for each leaf with parameters how it was compared.
 
     params: the parameters of one op in the class. include: the optional parts that the class has.
     """
@@ -48,7 +48,7 @@ def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include:
 def _group_by_modules(
     tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
-    """Groups the places that were found by the modules of the class; a share of a module is a group of its own.
+    """Groups places with found modules by the class's modules; a share of a module is a separate group.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
@@ -58,8 +58,8 @@ def _group_by_modules(
         if not place.path or not all(path in modules_of_nodes for path in paths):
             continue
         node_modules = [modules_of_nodes[path] for path in paths]
-        shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
-        group = groups.setdefault((place.path,) if shared else tuple(node_modules), [])
+        is_shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
+        group = groups.setdefault((place.path,) if is_shared else tuple(node_modules), [])
         group[:] = [grouped_place for grouped_place in group if not place.path.startswith(f"{grouped_place.path}.")] + [
             place
         ]

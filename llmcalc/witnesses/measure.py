@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Adds the values of each module's submodules; the empty path is the whole module."""
+    """Adds the values of each module's submodules; the empty path means the whole module."""
     totals = {"": 0}
     for path, value in values:
         totals[""] += value
@@ -31,12 +31,12 @@ def parameters(module: nn.Module) -> dict[str, int]:
     return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
-def tensors(module: nn.Module, first: Sequence[str] = ()) -> dict[str, int]:
-    """Returns parameters by module and parameter path; a shared one is counted in the first module of `first`."""
-    rank = {path: i for i, path in reversed([*enumerate(first)])}
+def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
+    """Returns parameters by path; a shared parameter counts in the first of `listed_modules` that has it."""
+    rank = {path: i for i, path in reversed([*enumerate(listed_modules)])}
 
     def place(name: str) -> int:
-        """Returns the index in `first` of the innermost listed module."""
+        """Returns the index in `listed_modules` of the innermost listed module of a name."""
         while name and name not in rank:
             name = name.rpartition(".")[0]
         return rank.get(name, len(rank))
@@ -51,8 +51,10 @@ def tensors(module: nn.Module, first: Sequence[str] = ()) -> dict[str, int]:
 
 def buffers(module: nn.Module) -> dict[str, int]:
     """Returns elements by path of the buffers that are saved in a checkpoint."""
-    saved = module.state_dict(keep_vars=True)
-    return _sum_upwards((name.rpartition(".")[0], b.numel()) for name, b in module.named_buffers() if name in saved)
+    saved_tensors = module.state_dict(keep_vars=True)
+    return _sum_upwards(
+        (name.rpartition(".")[0], b.numel()) for name, b in module.named_buffers() if name in saved_tensors
+    )
 
 
 def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
@@ -61,22 +63,22 @@ def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
         module.get_submodule(path).forward = lambda x, *_: x
 
 
-def with_repeats(measured: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
-    """Adds the measurements of skipped modules, copied from identical ones that ran (`repeats`: path → path)."""
-    completed = dict(measured)
+def with_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
+    """Adds the measurements of skipped modules, copied from equal modules that ran (`repeats`: path → path)."""
+    completed_values = dict(measured_values)
     for path, measured_path in repeats.items():
-        for name, value in measured.items():
+        for name, value in measured_values.items():
             if name == measured_path or name.startswith(measured_path + "."):
-                completed[path + name[len(measured_path) :]] = value
+                completed_values[path + name[len(measured_path) :]] = value
         parent_path = path
         while parent_path:
             parent_path = parent_path.rpartition(".")[0]
-            completed[parent_path] = completed.get(parent_path, 0) + measured.get(measured_path, 0)
-    return completed
+            completed_values[parent_path] = completed_values.get(parent_path, 0) + measured_values.get(measured_path, 0)
+    return completed_values
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
-    """Returns the paths of all modules; the root's is empty."""
+    """Returns the paths of all modules; the root's path is empty."""
     return frozenset(name for name, _ in module.named_modules(remove_duplicate=False))
 
 
@@ -86,7 +88,7 @@ def tensor_names(module: nn.Module) -> frozenset[str]:
 
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
-    """Returns the counter's result by module path; an empty dict if it counted no matrix multiplication."""
+    """Returns the counter's result by module path; an empty dict if the counter found no matrix multiplication."""
     out: dict[str, int] = {}
     for name, by_op in counter.get_flop_counts().items():
         total = sum(by_op.values())
@@ -174,11 +176,11 @@ class BackwardOwners:
         flops_by_owner: dict[str, int] = {}
         running, bytes_before = "", total()
 
-        def settle(following: str) -> None:
+        def settle(next_path: str) -> None:
             nonlocal running, bytes_before
             current_bytes = total()
             flops_by_owner[running] = flops_by_owner.get(running, 0) + current_bytes - bytes_before
-            running, bytes_before = following, current_bytes
+            running, bytes_before = next_path, current_bytes
 
         for node, path in self.owner.items():
             node.register_prehook(lambda _, path=path: settle(path))
@@ -189,7 +191,7 @@ class BackwardOwners:
 
 
 def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
-    """Returns bytes of storage of the cache, by module path."""
+    """Returns the bytes of the cache's storages by module path."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
     sizes = (
         (names[id(submodule)], sum(tensor.untyped_storage().nbytes() for tensor in tensors))

@@ -35,7 +35,7 @@ class Measured:
 
 
 def measure_config(path: Path) -> tuple[str, Measured]:
-    """Returns (class name, its tree) of a config's `transformers` class, built on meta from the installed library only.
+    """Returns (class name, tree) of the `transformers` class of a config, built on meta from the installed library.
 
     The class is the one that `architectures` names, or else the language model of its model type.
 
@@ -97,7 +97,7 @@ def _tree(module: nn.Module, path: str, name: str, parameters_by_path: dict[str,
 
 
 def _merge_equal(children: list[Measured]) -> list[Measured]:
-    """Merges equal numbered children into one with a repeat, named by all their numbers: `0-2`, `{0,3-5}`."""
+    """Merges equal numbered children into one node with a repeat, named by all numbers: `0-2`, `{0,3-5}`."""
     indices_of_equal: dict[tuple[int, tuple[Measured, ...]], list[int]] = {}
     for child in children:
         if child.name.isdigit():

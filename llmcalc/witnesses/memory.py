@@ -1,4 +1,4 @@
-"""Compares the simulated memory of a run with torch, which runs the reference: the bytes of every phase are equal.
+"""Compares the simulated memory of a run with torch's memory when it runs the reference: the bytes are equal.
 
 On meta and on the CPU, a dispatch mode tracks every storage that torch creates (`storages.StorageTracker`). Under it
 autograd adds no gradient in place, so the passes of a micro-batch are compared again without it, with the events of the
@@ -64,7 +64,7 @@ SMALL_VOCABULARY = 1024
 
 @dataclass
 class MemoryComparison:
-    """The comparison of a model's memory.
+    """The result of comparing a model's memory.
 
     checks: one per quantity.
     runs: description of each run.
@@ -89,7 +89,7 @@ class MemoryComparison:
 
 
 def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
-    """Returns the runs that are compared by default: training, prefill, and decoding unless it is an encoder."""
+    """Returns the runs that are compared by default: training, prefill, and decoding unless the model is an encoder."""
     training, prefill = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
     return [training, prefill, *([] if spec.kind == "encoder" else [Settings("decode", batch=batch, seq=seq)])]
 
@@ -120,7 +120,7 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
 
 
 def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: MemoryComparison) -> None:
-    """Compares the passes of a short micro-batch with the CPU profiler's events, or adds the reason not to.
+    """Compares a short micro-batch's passes with the CPU profiler's events, or adds the reason why not.
 
     If the vocabulary has too many bytes for the CPU, the model gets a small one, on which in-place sums do not depend.
     """
@@ -170,7 +170,7 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 
 def reference_settings(settings: Settings) -> Settings:
-    """Returns the settings, with the reference's own choice for every setting that is not given.
+    """Returns the settings, with the reference's default for every setting that is not set.
 
     That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
     chooses.
@@ -238,7 +238,7 @@ def _recurrent_module(spec: ModelSpec) -> str:
 
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
-    """Whether heads of values differ in size from heads of queries and keys, as in latent attention."""
+    """Whether value heads differ in size from query and key heads, as in latent attention."""
     cores = [place.node.op for place in spec.tree().walk() if isinstance(place.node.op, AttentionCore)]
     return any(core.qk_dim != core.v_dim for core in cores)
 
@@ -304,19 +304,19 @@ class StepBytes(NamedTuple):
 
 
 class TrainingBytes(NamedTuple):
-    """Bytes after set-up, of the first and of the second step. With one step, both are the same."""
+    """Bytes after set-up, and in the first and the second step. A run of one step has the same bytes for both."""
 
     set_up: int
     first: StepBytes
     second: StepBytes
 
     def named(self) -> dict[str, int]:
-        """Returns quantity → bytes; of the first step only the peak."""
+        """Returns quantity → bytes; for the first step only the peak."""
         second_step = self.second
-        saved = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
+        saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
             "set_up_bytes": self.set_up,
-            **saved,
+            **saved_quantity,
             "live_bytes": second_step.live,
             "forward_peak_bytes": second_step.forward,
             "backward_peak_bytes": second_step.backward,
@@ -327,7 +327,7 @@ class TrainingBytes(NamedTuple):
 
 
 class InferenceBytes(NamedTuple):
-    """Bytes of an inference pass, including weights and cache. peak: peak. after: bytes after the pass."""
+    """Bytes of an inference pass, including weights and cache. peak: at the peak. after: after the pass."""
 
     peak: int
     after: int
@@ -341,7 +341,7 @@ class InferenceBytes(NamedTuple):
 
 
 def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS) -> TrainingBytes:
-    """Simulates training steps, as a dispatch mode counts them. number: 2, or 1 for the first step only."""
+    """Simulates training steps as a dispatch mode counts them. step_count: 2, or 1 for the first step only."""
     meter = Meter()
     run = TrainingRun(spec, training, meter=meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
@@ -349,12 +349,12 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
     set_up, steps = meter.now, []
     for _ in range(step_count):
         meter.peaks = {}
-        live, saved = 0, None
+        live, saved_bytes = 0, None
         for _ in range(training.microbatches):
             run.next_batch()
             loss = run.forward()
             live = meter.now
-            saved = _saved_bytes(run, loss)
+            saved_bytes = _saved_bytes(run, loss)
             run.backward(loss)
             del loss
         run.update()
@@ -363,12 +363,12 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
             phase: max((peak.bytes for place, peak in meter.peaks.items() if place.phase == phase), default=0)
             for phase in ("forward", "backward", "step")
         }
-        steps.append(StepBytes(**peaks, after=meter.now, live=live, saved=saved))
+        steps.append(StepBytes(**peaks, after=meter.now, live=live, saved=saved_bytes))
     return TrainingBytes(set_up, steps[0], steps[-1])
 
 
 def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
-    """Simulates quantity → bytes of a micro-batch's passes without weights, as torch runs without a dispatch mode."""
+    """Returns quantity → simulated bytes of a micro-batch's passes without weights, as without a dispatch mode."""
     meter, sums = Meter(), GradientSums()
     run = TrainingRun(spec, training, meter=meter)
 
@@ -412,7 +412,7 @@ def _event_quantities(passes: PassBytes, gradient_sums: GradientSums) -> dict[st
 
 
 def _saved_bytes(run: TrainingRun, loss: Any) -> int | None:
-    """Returns the bytes saved by the graph of a loss, without weights and inputs; None with recomputation."""
+    """Returns the bytes that the graph of a loss saves, without weights and inputs; None with recomputation."""
     if run.training.recompute is not NONE:
         return None
     input_storages = {id(item.storage) for item in _inputs(run)}
@@ -433,7 +433,7 @@ def simulate_pass(spec: ModelSpec, inference: Inference) -> InferenceBytes:
 
 
 class CpuStorageTracker(StorageTracker):
-    """Tracks storages without the step counters of optimizers, which are on the host if the model is on a GPU.
+    """Tracks storages, except step counters of optimizers, which are on the host if the model is on a GPU.
 
     set_up: whether the model is built; scalars that are created before are tracked.
     """
@@ -450,7 +450,7 @@ class CpuStorageTracker(StorageTracker):
 
 
 def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: int = STEPS) -> TrainingBytes:
-    """Measures training steps of the reference. number: see `simulate_steps`."""
+    """Measures training steps of the reference. step_count: as in `simulate_steps`."""
     mode = (
         CpuStorageTracker(device=device)
         if device == "cpu" and training.implementation != "fused"
@@ -483,7 +483,7 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
 
 
 def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
-    """Measures quantity → bytes of a micro-batch's passes on the CPU, from the profiler's events."""
+    """Returns quantity → measured bytes of a micro-batch's passes on the CPU, from the profiler's events."""
     with without_initial_values():
         loop = TrainingLoop(spec, training, "cpu")
     loop.read()
@@ -506,7 +506,7 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
 
 
 def measure_pass(spec: ModelSpec, inference: Inference, device: str) -> InferenceBytes:
-    """Measures a prefill of the reference, or a decoding step with a cache of a prefill's shapes."""
+    """Measures a prefill of the reference, or a decoding step with a cache of the prefill's shapes."""
     mode = StorageTracker(device=device)
     with ShapeCache():
         shapes = cache_shapes(spec, inference) if inference.phase == "decode" else {}

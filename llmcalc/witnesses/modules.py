@@ -22,7 +22,7 @@ from ..sources.huggingface.towers.names import TOWER_MODULES
 
 @dataclass(frozen=True, slots=True)
 class NodeModules:
-    """The modules of a class that correspond to a node.
+    """The modules of a class that correspond to one node.
 
     modules: the paths of modules or tensors that together correspond to it.
     less: the paths that are subtracted, none by default.
@@ -49,7 +49,7 @@ TOWERS = "towers."
 def places(
     tree: Node, paths: frozenset[str], kind: str, base: str, names: Modules, context: Modules | None = None
 ) -> ModulesByNode:
-    """Finds the modules of the class for the nodes of the tree.
+    """Finds the class's modules for the nodes of the tree.
 
     known: the paths of the class's modules and tensors.
     kind: the kind of the spec.
@@ -84,7 +84,7 @@ class _Search:
             yield from self._stack("", other_nodes, self._side(kind, roots))
 
     def towers(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
-        """The modules of towers: below the model without a head, below its encoder, or in the whole model.
+        """Finds the modules of towers: below the model without a head, below its encoder, or in the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
@@ -97,7 +97,7 @@ class _Search:
                     yield from self._stack(path, tower.children, (*tower_modules.modules, *roots))
 
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the modules to search for an encoder's or decoder's nodes."""
+        """Returns the modules in which an encoder's or decoder's nodes are searched."""
         side_modules = self._first_existing(self.names.get(name, name), roots)
         return roots if side_modules is None else (*side_modules.modules, *roots)
 
@@ -123,7 +123,7 @@ class _Search:
                         )
 
     def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-        """Returns index of a layer → its modules, in the list whose length is the number of layers with parameters.
+        """Returns layer index → modules, from the list whose length is the number of layers with parameters.
 
         A layer that uses another layer's parameters is not counted, and is not matched to its module.
         """
@@ -136,14 +136,14 @@ class _Search:
         return {}
 
     def _listed(self, root: str, lists: str) -> list[str]:
-        """The modules of a list, or of several that follow one another."""
+        """Returns the modules of a list, or of several consecutive lists."""
         patterns = [part if "*" in part else f"{part}.*" for part in lists.split(" + ")]
         return [module for part in patterns for module in self._matching(_join_path(root, part))]
 
     def _node(
         self, path: str, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
-        """Finds a node and the nodes below it.
+        """Finds the modules of a node and of all nodes below it.
 
         parents: the modules of its parent.
         outer: the modules of its layer, or of the stack outside of layers.
@@ -152,8 +152,8 @@ class _Search:
         node_modules = self._search_names(node, parents, outer_modules, keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
-            open_ = any(self.names.get(key) == "" for key in keys)
-            paths_and_modules = [(path, parents if open_ else ())] if node.indices is None else []
+            has_open_name = any(self.names.get(key) == "" for key in keys)
+            paths_and_modules = [(path, parents if has_open_name else ())] if node.indices is None else []
         elif node.indices is None:
             yield path, node_modules
             paths_and_modules = [(path, node_modules.modules)]
@@ -177,7 +177,7 @@ class _Search:
         return self._first_existing(node.name, parents)
 
     def _members(self, path: str, indices: Sequence[int], whole_path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Finds the repeats of a node: each is the member of a module list with its index."""
+        """Finds the repeats of a node: each repeat is the member of a module list with its index."""
         members = self._matching(f"{whole_path}.*")
         containing_members = [member for member in members if any(path.startswith(f"{member}.") for path in self.known)]
         members = containing_members or members  # Zamba 2's lists have placeholders
@@ -192,14 +192,14 @@ class _Search:
         for alternative in alternatives.split(" | ") if alternatives else ():
             module_names, _, share_text = alternative.partition("/")
             modules: list[str] = []
-            less: list[str] = []
+            subtracted_names: list[str] = []
             for module_name in module_names.replace(" - ", " + -").split(" + "):
                 found_modules = self._below(module_name.removeprefix("-"), parents, outer_modules)
-                (less if module_name.startswith("-") else modules).extend(found_modules)
+                (subtracted_names if module_name.startswith("-") else modules).extend(found_modules)
                 if not found_modules:
                     break
             else:
-                return NodeModules(tuple(modules), tuple(less), int(share_text or 1))
+                return NodeModules(tuple(modules), tuple(subtracted_names), int(share_text or 1))
         return None
 
     def _below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
@@ -216,7 +216,7 @@ class _Search:
         return []
 
     def _matching(self, path: str) -> list[str]:
-        """Returns the path if the class has it, else all paths that match its stars."""
+        """Returns the path if the class has it, else all paths that match the path's stars."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
@@ -229,7 +229,7 @@ def _join_path(parent: str, name: str) -> str:
 
 
 def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]) -> ModulesByNode:
-    """Returns the nodes whose modules were each called exactly once.
+    """Returns the nodes whose modules were all called exactly once.
 
     A module that was not called (a convolution whose weights are used by name) is counted in its parent. A module that
     was called repeatedly belongs to several nodes (a layer with shared parameters). calls: path of a module → number of
@@ -240,11 +240,11 @@ def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tenso
         modules = [module for module in node_modules.modules if module not in tensors]
         return bool(modules) and all(calls.get(module) == 1 for module in modules)
 
-    return {path: standing for path, standing in modules_of_nodes.items() if by_itself(standing)}
+    return {path: modules_of_node for path, modules_of_node in modules_of_nodes.items() if by_itself(modules_of_node)}
 
 
 def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
-    """Returns parameters by path, without those in a layer that belong to the stack (T5's table of positions)."""
+    """Returns parameters by path, without a layer's parameters that belong to the stack (T5's table of positions)."""
     remaining_params = dict(params)
     layers = tuple(
         f"{s.modules[0]}." for path, s in modules_of_nodes.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)

@@ -1,4 +1,4 @@
-"""The publisher's exact parameter count as a witness."""
+"""The publisher's exact parameter count as a witness for the total."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ WITNESS = "published"
 
 
 def verify_published(preset: Preset) -> Verdict:
-    """Compares the total with the published count, less the difference that the preset states and explains.
+    """Compares the total with the published count, minus the difference that the preset explains.
 
     Raises `InputError` if no exact count was published, because a rounded figure proves nothing.
     """
-    published = preset.published
-    if published.parameters is None:
+    published_figures = preset.published
+    if published_figures.parameters is None:
         raise InputError("no exact parameter count was published")
-    total, explained = params(preset.model).total, published.parameters_difference
-    check = Check("model", "parameters", total, published.parameters, WITNESS, explained=explained)
-    info = {"difference": published.parameters_difference, "note": published.parameters_note}
+    total, explained_difference = params(preset.model).total, published_figures.parameters_difference
+    check = Check("model", "parameters", total, published_figures.parameters, WITNESS, explained=explained_difference)
+    info = {"difference": published_figures.parameters_difference, "note": published_figures.parameters_note}
     return Verdict(
-        preset.name, WITNESS, [check], 0.0, info if published.parameters_difference else {}, sizes_of(preset.model)
+        preset.name,
+        WITNESS,
+        [check],
+        0.0,
+        info if published_figures.parameters_difference else {},
+        sizes_of(preset.model),
     )

@@ -1,4 +1,4 @@
-"""The first witness: llmcalc's own PyTorch model, built from the spec alone and run.
+"""The reference as a witness: llmcalc's own PyTorch model, built from the spec alone and run.
 
 On `meta`, whole models of any size are built and run without data; on `cpu` and `cuda` they really compute. On meta,
 identical layers behave identically: one layer of each kind is run, and its FLOPs and cache are used for its repeats,
@@ -53,7 +53,7 @@ def require_torch(feature: str = "verify") -> None:
 
 
 def default_seq(spec: ModelSpec) -> int:
-    """Returns a token count that fills every window, chunk and selection, within the learned positions."""
+    """Returns a number of tokens that fills every window, chunk and selection, within the learned positions."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size)
         for _, stack in spec.stacks()
@@ -61,30 +61,30 @@ def default_seq(spec: ModelSpec) -> int:
     ]
     mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
     limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.reach()]
-    longest = longest_pass(spec)
+    longest_tokens = longest_pass(spec)
     preferred_seq = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
-    return preferred_seq if longest is None else min(preferred_seq, longest)
+    return preferred_seq if longest_tokens is None else min(preferred_seq, longest_tokens)
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """Returns the most tokens that fit the learned positions with one more for decoding; None without them.
+    """Returns the most tokens within the learned positions that leave a position for decoding; None without them.
 
     Raises `InputError` if none fit.
     """
-    learned = learned_positions(spec)
-    if learned == 1 and spec.kind != "encoder":
+    learned_rows = learned_positions(spec)
+    if learned_rows == 1 and spec.kind != "encoder":
         raise InputError(
             "max_position_embeddings: 1 learned position has room for no token to decode after the first; expected "
             "at least 2"
         )
-    return learned if learned is None or spec.kind == "encoder" else learned - 1
+    return learned_rows if learned_rows is None or spec.kind == "encoder" else learned_rows - 1
 
 
 def busy_seq(spec: ModelSpec, seq: int) -> int:
-    """Returns a token count that keeps a GPU busy, at least `seq`, within the learned positions."""
-    longest = longest_pass(spec)
+    """Returns a number of tokens that keeps a GPU busy: at least `seq`, within the learned positions."""
+    longest_tokens = longest_pass(spec)
     tokens = max(seq, BUSY_SEQ)
-    return tokens if longest is None else min(tokens, longest)
+    return tokens if longest_tokens is None else min(tokens, longest_tokens)
 
 
 def verify_reference(
@@ -102,12 +102,12 @@ def verify_reference(
     require_torch()
     start = time.perf_counter()
     seq = default_seq(spec) if seq is None else seq
-    longest = longest_pass(spec)
-    if longest is not None and seq > longest:
+    longest_tokens = longest_pass(spec)
+    if longest_tokens is not None and seq > longest_tokens:
         decoding_text = "" if spec.kind == "encoder" else " and one more"
         raise InputError(
             f"--seq: {seq} tokens{decoding_text} do not fit {learned_positions(spec)} learned positions; expected at "
-            f"most {longest}"
+            f"most {longest_tokens}"
         )
     if device == "cpu":
         _check_activations(spec, batch, seq)
@@ -129,7 +129,7 @@ def verify_reference(
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
-    """Measures time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
+    """Measures seconds, FLOP/s and bytes of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
     ids = _ids(spec, batch, tokens, device)
     source = ids if spec.kind == "encoder-decoder" else None
@@ -138,7 +138,7 @@ def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: in
 
 
 def precision(device: Device) -> str:
-    """Returns the dtype of weights and cache on a device."""
+    """Returns the number format of weights and cache on a device."""
     return "float32" if device == "cpu" else "bfloat16"
 
 
@@ -257,8 +257,8 @@ def _checks(
         if spec.pooler is not None:
             return list(module(ids, source, with_pooled=True))
         out = module(ids, source, with_mtp=with_mtp)
-        logits, ahead = out if with_mtp else (out, [])
-        return [logits, *ahead]
+        logits, logits_ahead = out if with_mtp else (out, [])
+        return [logits, *logits_ahead]
 
     forward, train = count_flops(module, whole, train=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")

@@ -1,4 +1,4 @@
-"""Verifies a model against a chosen witness."""
+"""Verifies the counts of a model with a chosen witness."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verify(
     every_layer: bool = False,
     memory: bool = False,
 ) -> Verdict:
-    """Returns all checks of one model.
+    """Returns all checks of one model by one witness.
 
     memory: whether the memory of a training step, a prefill and a decoding step is compared too; false by default.
     Raises `InputError` if the witness or the device does not support this model; it is `Unsupported` if memory is

@@ -68,7 +68,7 @@ def _is_composed(func: Any) -> bool:
 
 @cache
 def _makes_tensors(func: Any) -> bool:
-    """Whether an operation only makes new tensors, whose shapes follow from those of its inputs.
+    """Whether an operation only creates tensors, whose shapes follow from its inputs' shapes.
 
     Views and changes in place say so in their schema. Operations without tensor inputs (`arange`) are left out.
     """
@@ -111,7 +111,7 @@ _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.layout
 
 
 def key_of(value: Any) -> Hashable | None:
-    """Returns a cache key of an input; None if it is not on meta or of an unknown type."""
+    """Returns a cache key for an input; None if it is not on meta or of an unknown type."""
     kind = type(value)
     if kind in _PLAIN:
         return kind, value

@@ -1,4 +1,4 @@
-"""Measures the bytes that autograd saves, and the bytes alive during a forward and a backward pass.
+"""Measures the bytes that autograd saves, and the bytes that are alive during a forward and a backward pass.
 
 On meta tensors have no values; on the CPU a pass takes a fifth of the time. An operation creates the same tensors on
 both and on a GPU. Scratch memory of CPU kernels is not measured here.
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class PassMeasurement(NamedTuple):
-    """Bytes of a forward and a backward pass, without weights and inputs.
+    """The bytes of a forward and a backward pass, without weights and inputs.
 
     saved: bytes saved for the backward pass.
     live: bytes after the forward pass.
@@ -37,7 +37,7 @@ class PassMeasurement(NamedTuple):
 
 
 class StorageTracker(TorchDispatchMode):
-    """Tracks the bytes of storages on a device that are created under this mode, and their peak.
+    """Tracks the bytes of a device's storages that are created under this mode, and their peak.
 
     known: tensors whose storages do not count.
     log: whether every allocation is logged; default False.
@@ -65,7 +65,7 @@ class StorageTracker(TorchDispatchMode):
         return out
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tracks storages that were created unseen by this mode, as by `torch.tensor`."""
+        """Tracks storages whose creation this mode does not see, as by `torch.tensor`."""
         for tensor in tensors:
             self._follow(tensor, "created before")
 
@@ -89,7 +89,7 @@ class StorageTracker(TorchDispatchMode):
 
 
 def saved_bytes(out: torch.Tensor, outside: set[Any], device: str) -> int:
-    """Returns the bytes of all storages that the graph of `out` saves, without the known ones."""
+    """Returns the bytes of all storages that the graph of `out` saves. outside: storages that do not count."""
     sizes: dict[int, int] = {}
     for tensor in saved_tensors(out):
         storage = tensor.untyped_storage()
@@ -146,7 +146,7 @@ def measure_passes(
     with mode:
         out = run()
         live, forward = mode.now, mode.peak
-        saved = saved_bytes(out, outside_storages, device) if saves else 0
+        saved_size = saved_bytes(out, outside_storages, device) if saves else 0
         mode.peak = mode.now
         if mode.log is not None:
             mode.log.append("--- backward")
@@ -158,4 +158,4 @@ def measure_passes(
     bytes_after = mode.now
     for tensor in outside:
         tensor.grad = None
-    return PassMeasurement(saved, live, forward, backward, bytes_after)
+    return PassMeasurement(saved_size, live, forward, backward, bytes_after)

@@ -63,13 +63,17 @@ def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) 
 def verify_config(
     spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
-    """Compares a spec with the class for `config`, which its `architectures` or else its model type gives."""
+    """Compares a spec with the class for `config`: the class in its `architectures`, else the model type's class."""
     start = time.perf_counter()
-    longest = learned_positions(spec)
-    if longest is not None and seq is not None and seq > longest:
-        raise InputError(f"--seq: {seq} tokens do not fit {longest} learned positions; expected at most {longest}")
+    longest_tokens = learned_positions(spec)
+    if longest_tokens is not None and seq is not None and seq > longest_tokens:
+        raise InputError(
+            f"--seq: {seq} tokens do not fit {longest_tokens} learned positions; expected at most {longest_tokens}"
+        )
     wanted_lengths = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
-    lengths = tuple(dict.fromkeys(length if longest is None else min(length, longest) for length in wanted_lengths))
+    lengths = tuple(
+        dict.fromkeys(length if longest_tokens is None else min(length, longest_tokens) for length in wanted_lengths)
+    )
     model = build(config)
     modules = find_modules(spec, config, model)
     checks = list(_checks(spec, config, model, modules, batch, lengths))
@@ -124,7 +128,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
 
 
 def quirks_of(config: Mapping[str, Any]) -> Quirks:
-    """Returns the settings that the classes of a config's model type need to run without values."""
+    """Returns the settings with which the classes of a config's model type run without values."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
 
@@ -138,7 +142,7 @@ def _without_warnings(model: nn.Module) -> None:
 
 
 def _avoid_identity_experts(model: nn.Module) -> None:
-    """Keeps routers from selecting identity experts, as in the count: a score correction ranks them last."""
+    """Keeps routers from selecting identity experts, as in the count: a score correction ranks these experts last."""
     import torch
 
     for module in model.modules():
@@ -194,12 +198,12 @@ def _checks(
             )
         )
 
-    uncounted = _uncounted_parameters(config, model)
+    uncounted_params = _uncounted_parameters(config, model)
     yield Check(
         "model",
         "parameters",
         total(kind, "parameters", total_of, spec, include=towers),
-        params.get("", 0) - uncounted,
+        params.get("", 0) - uncounted_params,
         witness,
     )
     yield from against("parameters", total_of, without_shared(modules, params), modules)
@@ -228,7 +232,7 @@ def _checks(
 
 
 def _uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> int:
-    """Parameters of the modules that the record of a family names as not counted."""
+    """Returns the parameters of modules that a family's record declares as not counted."""
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return 0
@@ -261,7 +265,7 @@ def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
 
 
 def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns the tokens of `batch` sequences, or the frames for an encoder, under the names that classes use."""
+    """Returns the tokens of `batch` sequences, or an encoder's frames, under the class's argument names."""
     import torch
 
     ids, name = _tokens(model, batch, seq), type(model).__name__
@@ -311,17 +315,17 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
     for hook in hooks:
         hook.remove()
-    stored = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
+    stored_cache = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
     argument = cache_argument(model)
-    if stored is None and spec.kind == "decoder" and argument:
+    if stored_cache is None and spec.kind == "decoder" and argument:
         config: Any = model.config
-        stored = DynamicCache(config=config)  # the class fills a given cache, and creates none
-        model(**inputs, **{argument: stored})
+        stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
+        model(**inputs, **{argument: stored_cache})
     states = [
         state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
     ]
-    stored = [stored, *states] if states else stored
-    return Pass(forward, calls, None if spec.kind == "encoder" or stored is None else cache_bytes(stored))
+    stored_cache = [stored_cache, *states] if states else stored_cache
+    return Pass(forward, calls, None if spec.kind == "encoder" or stored_cache is None else cache_bytes(stored_cache))
 
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
@@ -335,13 +339,13 @@ def cache_argument(model: nn.Module) -> str:
 
 
 def _caches_of(outputs: Any) -> Iterator[Any]:
-    """Yields the caches in a module's output, under the names that classes give them."""
+    """Yields the caches in a module's output, under the names that classes use for them."""
     cache_attributes = (getattr(outputs, name, None) for name in CACHE_NAMES)
     return (cache for cache in cache_attributes if cache is not None)
 
 
 def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Yields tensors in modules that are neither parameters nor buffers: states that a class stores itself.
+    """Yields tensors in modules that are neither parameters nor buffers: states that a class itself stores.
 
     The frequencies that a scaled RoPE stores in its module are excluded.
     """
@@ -356,7 +360,7 @@ def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Returns the bytes of all tensors in a transformers cache, however nested; each tensor counts once."""
+    """Returns the bytes of all tensors in a transformers cache, however nested; a tensor counts once."""
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(cache, set())}.values())
 
 

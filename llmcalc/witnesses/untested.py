@@ -1,4 +1,4 @@
-"""Parts, kernels, optimizers and frameworks of a model whose memory was never measured."""
+"""The parts, kernels, optimizers and frameworks of a model whose memory was never measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..simulator.choices import EAGER
 
 
 def untested(spec: ModelSpec) -> tuple[Evidence, ...]:
-    """Returns the parts and kernels of a model, optimizers and frameworks whose memory was never measured."""
+    """Returns a model's parts and kernels, and the optimizers and frameworks, whose memory was never measured."""
     include = frozenset({MTP.name})
     frameworks = [
         evidence for name in NAMES for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)

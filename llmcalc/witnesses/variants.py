@@ -29,7 +29,7 @@ from ..workload.recompute import PRODUCTS, Recompute
 def use_kernels(
     module: nn.Module, choices: Choices, recompute: Recompute, adapters: Adapters | None = None, device: str = "cpu"
 ) -> None:
-    """Makes a reference run these kernels, inside `kernel_context`; with dropout where it is in training mode."""
+    """Makes a reference run these kernels inside `kernel_context`, with dropout if it is in training mode."""
     if module.training:
         with_dropout(module)
     if adapters is not None:
@@ -61,7 +61,7 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
 
 
 def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
-    """Runs scaled_dot_product_attention: on the CPU torch's own, on meta the kernel of a compute capability.
+    """Runs scaled_dot_product_attention: torch's own on the CPU, a compute capability's kernel on meta.
 
     The kernels of 9.0 and 8.0 read each key head for all of its queries; that of 7.5 has no groups, for which torch
     falls back to its math.
@@ -95,25 +95,27 @@ def replace_attention(module: nn.Module, choices: Choices) -> None:
 
 
 def is_core(name: str) -> bool:
-    """Whether a module of that path computes attention: its scores, their softmax and the sums of values."""
+    """Whether a module of that path computes attention: scores, softmax and weighted sums of values."""
     *_, parent_name, own_name = ("", *name.split("."))
     return own_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
 
 @contextmanager
 def kernel_context(choices: Choices) -> Iterator[None]:
-    """Disables masks for other attention than eager, and repeated keys for flash attention."""
-    changed: list[tuple[Any, str, Any]] = []
+    """Disables masks unless attention is eager, and repeated keys for flash attention."""
+    changed_attributes: list[tuple[Any, str, Any]] = []
     if choices.attention != "eager":
         mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
         mask = attention_mask.__name__
-        changed = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
+        changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
     if choices.attention in ("flash", "sdpa"):
         repeat = torch.Tensor.repeat_interleave
-        changed.append((torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis)))
-    original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
+        changed_attributes.append(
+            (torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis))
+        )
+    original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed_attributes]
     try:
-        for owner, name, value in changed:
+        for owner, name, value in changed_attributes:
             setattr(owner, name, value)
         yield
     finally:
@@ -227,8 +229,8 @@ def output_layer(module: Any) -> Any:
     return getattr(module.lm_head, "decoder", module.lm_head)
 
 
-def loss_of(module: Any, choices: Choices, out: Any, ids: Any, ahead: Any = ()) -> Any:
-    """Returns the loss of logits (or of hidden states for a chunked loss), plus the loss of each extra prediction."""
+def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any = ()) -> Any:
+    """Returns the loss of logits (or of hidden states for a chunked loss), plus the loss of each MTP module."""
     labels = ids.flatten()
     if choices.cross_entropy == "chunked":
         layer = output_layer(module)
@@ -237,7 +239,7 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, ahead: Any = ()) 
         loss = chunk_by_chunk(output_layer(module), choices, out, ids)
     else:
         loss = _loss(choices, out, labels)
-    for logits in ahead:
+    for logits in logits_ahead:
         loss = loss + _loss(choices, logits, labels)
     return loss
 
@@ -281,7 +283,7 @@ assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
 def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
-    """Returns contexts of checkpoints that save the results of operations; of `alternate` every other result."""
+    """Returns checkpoint contexts that save the results of selected operations; of `alternate` every other result."""
     operations, alternating_operations = ({SAVED_OPERATIONS[name] for name in names} for names in (saved, alternate))
 
     def contexts() -> Any:
@@ -300,7 +302,7 @@ def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Ca
 
 
 def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
-    """Adds activation checkpoints to modules, which are recomputed in the backward pass."""
+    """Adds activation checkpoints to modules, so that the backward pass recomputes them."""
     run_checkpointed = partial(checkpoint, use_reentrant=recompute.reentrant, preserve_rng_state=False)
     if recompute.saved_operations:
         run_checkpointed = partial(
@@ -322,14 +324,14 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
 def _checkpoint_with_router_state(
     run_checkpointed: Callable[..., Any], forward: Callable[..., Any], x: Any, run: Any
 ) -> Any:
-    """Checkpoints a layer whose router reads the hidden state of the previous layer's router.
+    """Checkpoints a layer whose router reads the hidden state of the router in the previous layer.
 
     That state is an argument and a result, as in transformers/models/zaya/modeling_zaya.py. Otherwise the recomputed
     layer would read the state of the last layer.
     """
 
-    def once(x: Any, routed: Any) -> Any:
-        saved_routing, run.routed = run.routed, routed
+    def once(x: Any, router_state: Any) -> Any:
+        saved_routing, run.routed = run.routed, router_state
         try:
             return forward(x, run), run.routed
         finally:
@@ -384,7 +386,7 @@ class Lora(nn.Module):
 
 
 def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
-    """Freezes all parameters and adds an adapter to each target; layers that share a weight share the adapter."""
+    """Freezes all parameters and adds an adapter to each target; layers with a shared weight share the adapter."""
     lora_by_weight: dict[int, Lora] = {}
     for parameter in module.parameters():
         parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The class of `transformers` for a config, and the config fields that it is built from.
+"""The class of `transformers` for a config, and the config fields from which it is built.
 
 transformers: models/auto/modeling_auto, modeling_rope_utils.
 """
@@ -25,7 +25,7 @@ values on meta.
 
 
 def witness_of(model_type: str) -> str:
-    """Returns the model type whose `transformers` class implements this one.
+    """Returns the model type whose `transformers` class computes this model type.
 
     It is the model type itself, or for a family without a class its `like`.
     """
@@ -35,7 +35,7 @@ def witness_of(model_type: str) -> str:
 
 
 def family_of_class(model_type: str) -> Family | None:
-    """Returns the family whose class implements this model type; None if it is not supported."""
+    """Returns the family whose class computes this model type; None if the family is not supported."""
     kind = witness_of(model_type)
     return family_of(kind) if kind in model_types() else None
 
@@ -62,7 +62,7 @@ def _names_by_lower_case() -> dict[str, list[str]]:
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """Returns the class that `architectures` names, in any case.
+    """Returns the name of the class in `architectures`, compared without case.
 
     Hubs have `MPTForCausalLM`, the library `MptForCausalLM`.
 
@@ -73,9 +73,9 @@ def class_of(config: Mapping[str, Any]) -> str:
     from transformers.models.auto import modeling_auto as auto
 
     architecture = architecture_of(config)
-    spelled = _names_by_lower_case().get(architecture.lower())
-    if spelled:
-        return architecture if architecture in spelled else spelled[0]
+    spellings = _names_by_lower_case().get(architecture.lower())
+    if spellings:
+        return architecture if architecture in spellings else spellings[0]
     class_lists = (
         ("CAUSAL_LM",)
         if architecture.endswith("ForCausalLM")
@@ -94,17 +94,17 @@ def class_of(config: Mapping[str, Any]) -> str:
 
 
 def class_object_of(config: Mapping[str, Any]) -> Any:
-    """The class that `class_of` names, or one that its file in the library has without listing it, as Kosmos-2's."""
+    """Returns the class that `class_of` names, or a class that only its file in the library has (Kosmos-2)."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     architecture, kind = architecture_of(config), witness_of(config["model_type"])
     if architecture.lower() not in _names_by_lower_case() and kind in CONFIG_MAPPING:
         name = CONFIG_MAPPING[kind].__module__.replace(".configuration_", ".modeling_")
-        listed = vars(import_module(name)) if name.startswith("transformers.models.") else {}
-        unlisted = listed.get(architecture)
-        if isinstance(unlisted, type) and issubclass(unlisted, transformers.PreTrainedModel):
-            return unlisted
+        module_attributes = vars(import_module(name)) if name.startswith("transformers.models.") else {}
+        unlisted_class = module_attributes.get(architecture)
+        if isinstance(unlisted_class, type) and issubclass(unlisted_class, transformers.PreTrainedModel):
+            return unlisted_class
     return getattr(transformers, class_of(config))
 
 

@@ -1,4 +1,4 @@
-"""The counting conventions of a run, which are printed with its numbers.
+"""The counting conventions of a run, which reports print beside the counts.
 
 One multiply-add is always 2 FLOPs.
 """
@@ -14,7 +14,7 @@ Pairs: TypeAlias = Literal["full", "causal"]
 
 @frozen(slots=True)
 class Counting:
-    """The counting conventions.
+    """The counting conventions of a run, such as which query-key pairs count.
 
     pairs: the (query, key) pairs that count. `full` (default): every query against every key in memory, as eager
         attention computes. `causal`: only pairs that the attention mask allows (causal, sliding-window, chunked).

@@ -1,4 +1,4 @@
-"""Rows derived from other rows: blocks, sums, distances, strides."""
+"""Rows (token vectors) that are computed from other rows: blocks, sums, distances, strides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .workload import Workload
 
 
 class Patches(Rows):
-    """The patches of an image or the frames of audio. Their number is that of an encoder's pass."""
+    """The patches of an image or the frames of audio, as many as an encoder's pass has."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class Distances(Rows):
 
 @frozen(slots=True)
 class Table(Rows):
-    """The rows of a table, shared by all sequences.
+    """The rows of an embedding table, shared by all sequences.
 
     length: the number of rows of the table.
     by_tokens: whether only distances that occur are used, at most two per token; false by default.
@@ -65,7 +65,7 @@ class Table(Rows):
 
 @frozen(slots=True)
 class BeforeStrides(Rows):
-    """The rows from which convolutions without padding compute other rows: `by` for each of them, and `more`.
+    """The rows from which unpadded convolutions compute `of`: `by` rows for each row of `of`, and `more`.
 
     of: the rows that they compute.
     """
@@ -76,13 +76,13 @@ class BeforeStrides(Rows):
     more: Number = 0
 
     def new(self, w: Workload) -> Number:
-        computed = self.of.new(w)
-        return 0 if is_zero(computed) else add(times(computed, self.by), self.more)
+        computed_rows = self.of.new(w)
+        return 0 if is_zero(computed_rows) else add(times(computed_rows, self.by), self.more)
 
 
 @frozen(slots=True)
 class Multiple(Rows):
-    """`by` rows per row of other rows, such as frames before a stride or a token's distances in both directions."""
+    """Rows that are `by` times as many as the rows `of`, such as frames before a stride."""
 
     name: str = "multiple"
     of: Rows = TOKENS
@@ -109,7 +109,7 @@ class Joined(Rows):
 
 @frozen(slots=True)
 class FromZeros(Rows):
-    """The states of a recurrence before each of other rows; the first one is zeros."""
+    """The states of a recurrence, one before each row of `of`; the first state is zeros."""
 
     name: str = "from_zeros"
     of: Rows = TOKENS
@@ -123,7 +123,7 @@ class FromZeros(Rows):
 
 @frozen(slots=True)
 class OfThisPass(Rows):
-    """The new rows of other rows alone: keys that no later pass reads."""
+    """The rows of `of` that this pass computes, such as keys that no later pass reads."""
 
     name: str = "of_this_pass"
     of: Rows = TOKENS
@@ -134,7 +134,7 @@ class OfThisPass(Rows):
 
 @frozen(slots=True)
 class Blocks(Rows):
-    """One row for each whole block of `block` other rows; a block exists once its last row does."""
+    """One row for each complete block of `block` rows; a block exists when its last row exists."""
 
     name: str = "blocks"
     of: Rows = TOKENS
@@ -149,7 +149,7 @@ class Blocks(Rows):
 
 @frozen(slots=True)
 class WithSums(Rows):
-    """Other rows, plus one more row for each whole block of `block` of them."""
+    """The rows of `of`, plus one row for each complete block of `block` of them."""
 
     name: str = "with_sums"
     of: Rows = TOKENS
@@ -161,7 +161,7 @@ class WithSums(Rows):
 
 @frozen(slots=True)
 class WithStart(Rows):
-    """New rows, plus a row of zeros before them in a pass that starts at the first token."""
+    """The new rows of `of`, after a row of zeros in a pass that starts at the first token."""
 
     name: str = "with_start"
     of: Rows = TOKENS
@@ -175,7 +175,7 @@ class WithStart(Rows):
 
 @frozen(slots=True)
 class Strided(Rows):
-    """The output rows of a strided convolution over other rows, padded with kernel // 2 zeros on each side."""
+    """The output rows of a strided convolution over `of`, padded with kernel // 2 zeros on each side."""
 
     name: str = "strided"
     of: Rows = PATCHES
@@ -183,13 +183,13 @@ class Strided(Rows):
     stride: Number = 1
 
     def new(self, w: Workload) -> Number:
-        padded = self.of.new(w) + 2 * floor_div(self.kernel, 2)
-        return floor_div(padded - self.kernel, self.stride) + 1
+        padded_rows = self.of.new(w) + 2 * floor_div(self.kernel, 2)
+        return floor_div(padded_rows - self.kernel, self.stride) + 1
 
 
 @frozen(slots=True)
 class Merged(Rows):
-    """One row for each square of side × side neighbours, in `frames` consecutive frames."""
+    """One row for each square of side × side neighbours, over `frames` consecutive frames."""
 
     name: str = "merged"
     of: Rows = PATCHES
@@ -202,7 +202,7 @@ class Merged(Rows):
 
 @frozen(slots=True)
 class WithMore(Rows):
-    """Other rows, plus `more` rows per sequence."""
+    """The rows of `of`, plus `more` rows per sequence."""
 
     name: str = "with_more"
     of: Rows = PATCHES
@@ -214,7 +214,7 @@ class WithMore(Rows):
 
 @frozen(slots=True)
 class QueryKeyPairs(Rows):
-    """One row for each (query, key) pair of other rows, shared by all sequences."""
+    """One row for each (query, key) pair of the rows `of`, shared by all sequences."""
 
     name: str = "query_key_pairs"
     batched: bool = False

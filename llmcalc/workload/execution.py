@@ -1,4 +1,4 @@
-"""The execution of a run: choices that change the computation of the same model and workload."""
+"""Execution choices of a run: alternative computations of the same model and workload."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ step: one decoding step of a recurrence, instead of a chunk of tokens.
 
 @frozen(slots=True)
 class Execution:
-    """The execution of a run: which of several equivalent forms runs.
+    """The chosen form of every step that has several equivalent forms.
 
     attention: how attention runs. The backward pass of `eager` (default) and `sdpa-math` computes dQ, dK, dP and dV;
         those of `flash` and `sdpa` also compute the scores again.
@@ -60,9 +60,9 @@ class Execution:
     mla: LatentForm = "auto"
 
     def form(self, forms: Iterable[str], w: Workload) -> str:
-        """Returns the form of a step that runs; the first of `forms` is the default."""
-        first, *other_forms = forms
-        return next((name for name in other_forms if self._runs(name, w)), first)
+        """Returns the form of a step that runs; the first form in `forms` is the default."""
+        default_form, *other_forms = forms
+        return next((name for name in other_forms if self._runs(name, w)), default_form)
 
     def _runs(self, form: str, w: Workload) -> bool:
         if form == "absorbed" and self.mla != "auto":

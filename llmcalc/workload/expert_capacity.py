@@ -1,4 +1,4 @@
-"""The rows that each expert of a mixture processes: all that are routed to it, or a fixed number.
+"""The number of rows that each expert of a mixture processes: all rows routed to it, or a fixed capacity.
 
 A fixed capacity: GShard (Lepikhin et al. 2020, arXiv:2006.16668, §2.2) and Switch (Fedus et al. 2021, arXiv:2101.03961,
 §2.2); an expert's rows of the highest weights, padded: Megatron-Core, transformer/moe/moe_utils.py,
@@ -40,5 +40,5 @@ def capacity_of(text: str) -> Fraction | None:
 
 
 def expert_rows(tokens: Number, top_k: Number, experts: Number, factor: Fraction) -> Number:
-    """Returns the rows of each expert: ⌈tokens · top_k / experts · factor⌉, at most one per token."""
+    """Returns the number of rows per expert: ⌈tokens · top_k / experts · factor⌉, at most one per token."""
     return minimum(ceil_div(tokens * top_k * factor.numerator, experts * factor.denominator), tokens)

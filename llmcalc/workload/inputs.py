@@ -18,21 +18,22 @@ LONGEST_AUDIO = 10**6
 """The longest audio, in seconds."""
 
 
-def check_image_size(where: str, value: str) -> str:
+def check_image_size(option_name: str, value: str) -> str:
     """Returns an image's size unchanged. Raises `InputError` unless it is WIDTHxHEIGHT in pixels."""
-    matched = re.fullmatch(r"(\d{1,6})[x×](\d{1,6})", value)
-    if matched is None or not all(1 <= int(side) <= LARGEST_SIDE for side in matched.groups()):
+    size_match = re.fullmatch(r"(\d{1,6})[x×](\d{1,6})", value)
+    if size_match is None or not all(1 <= int(side) <= LARGEST_SIDE for side in size_match.groups()):
         raise InputError(
-            f"{where}: {shown(value)} is not the size of an image; expected WIDTHxHEIGHT in pixels, such as 1024x768, "
+            f"{option_name}: {shown(value)} is not the size of an image; expected WIDTHxHEIGHT in pixels, such as "
+            "1024x768, "
             f"with sides of at most {LARGEST_SIDE:,}"
         )
     return value
 
 
-def check_seconds(where: str, value: float) -> float:
+def check_seconds(option_name: str, value: float) -> float:
     """Returns a length of audio. Raises `InputError` unless it is above 0 and at most `LONGEST_AUDIO`."""
     if not 0 < value <= LONGEST_AUDIO:
-        raise InputError(f"{where} {value:g}: not a length of audio in seconds; expected one such as 30")
+        raise InputError(f"{option_name} {value:g}: not a length of audio in seconds; expected one such as 30")
     return value
 
 
@@ -76,7 +77,7 @@ class Inputs:
 
     @property
     def option(self) -> str:
-        """The first option that is given; empty without any."""
+        """The first option of images or audio that is set; empty without any."""
         return next((f"--{name}" for name in ("image", "images", "audio") if getattr(self, name) is not None), "")
 
     def check(self) -> None:

@@ -28,14 +28,14 @@ BLOCK, SECOND_BLOCK, CODE_BYTES = 64, 256, 1024
 
 
 def stored_bytes(base: Base, rows: Number, columns: Number) -> Number:
-    """Returns the bytes of a quantised matrix with its scales. rows: numbers of its output. columns: of its input."""
+    """Returns the bytes of a quantized matrix with its scales. rows: size of its output. columns: size of its input."""
     if base == "int8":
         return rows * columns + 4 * rows  # a scale in fp32 per row
     return nf4_bytes(rows * columns, base == "nf4-dq")
 
 
 def nf4_bytes(weights: Number, doubly: bool) -> Number:
-    """Returns the bytes of a matrix in 4 bits: two weights per byte, and an fp32 scale per block of 64.
+    """Returns the bytes of a 4-bit matrix: two weights per byte, and an fp32 scale per block of 64.
 
     doubly: whether the scales are quantised themselves: one byte each, an fp32 scale per 256 of them, the table that
         decodes them, and their mean.

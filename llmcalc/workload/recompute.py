@@ -21,7 +21,7 @@ attention as one kernel. Everything else in a layer runs again.
 
 @frozen
 class Recompute:
-    """What the backward pass recomputes instead of storing.
+    """The parts of the forward pass that the backward pass recomputes instead of storing.
 
     layers: whether whole layers do.
     every: of the layers, every how many-th does, beginning with the first; 1 by default.
@@ -89,19 +89,19 @@ def recompute_of(text: str) -> Recompute:
     if name == "nodes" and all(value.split(",")):
         nodes = frozenset(value.split(","))
         for node_path in nodes:
-            outer = next((other for other in nodes if node_path.startswith(f"{other}.")), None)
-            if outer is not None:
-                raise InputError(f"--recompute {text}: {node_path} is inside {outer}; expected one of the two")
+            outer_path = next((other_path for other_path in nodes if node_path.startswith(f"{other_path}.")), None)
+            if outer_path is not None:
+                raise InputError(f"--recompute {text}: {node_path} is inside {outer_path}; expected one of the two")
         return Recompute(nodes=nodes)
     raise InputError(f"--recompute {text}: not known; expected {EXPECTED}")
 
 
 def check_nodes(nodes: Iterable[str], names: Iterable[str]) -> None:
     """Raises `InputError` for the path of a module that no layer has. names: the existing paths."""
-    there = list(dict.fromkeys(names))
+    existing_names = list(dict.fromkeys(names))
     for name in sorted(nodes):
-        if name not in there:
+        if name not in existing_names:
             raise InputError(
-                f"--recompute nodes:{name}: no layer has that module; expected some of {', '.join(there)}."
-                f"{suggest(name, there)}"
+                f"--recompute nodes:{name}: no layer has that module; expected some of {', '.join(existing_names)}."
+                f"{suggest(name, existing_names)}"
             )

@@ -1,4 +1,4 @@
-"""Rows: the vectors that a step processes, with the rule for their number.
+"""Rows, the vectors (such as tokens) that a step processes: the rules for their number.
 
 A program only names its rows; their number is computed from a workload when the program is counted.
 """
@@ -12,7 +12,7 @@ from .workload import Workload
 
 @frozen(slots=True)
 class Rows:
-    """The vectors of a sequence that a step processes.
+    """The vectors, such as tokens, that a step processes, with the rule for their number per sequence.
 
     name: what they represent.
     batched: whether each sequence has its own rows; otherwise all sequences share them. True by default.
@@ -30,11 +30,11 @@ class Rows:
         return 0
 
     def available(self, w: Workload) -> Number:
-        """Returns the number of rows per sequence after this pass: new rows and those of earlier passes."""
+        """Returns the number of rows per sequence after this pass: of this pass and of earlier passes."""
         return add(self.past(w), self.new(w))
 
     def constant(self, w: Workload) -> Number:
-        """Returns the number of new rows computed from no parameter, through which no gradient flows."""
+        """Returns the number of new rows that depend on no parameter, so that no gradient flows through them."""
         return 0
 
 
@@ -67,7 +67,7 @@ class Source(Rows):
 
 @frozen(slots=True)
 class Fixed(Rows):
-    """A fixed number of rows, whatever the workload: the positions of a fixed-length encoder.
+    """A fixed number of rows, independent of the workload, such as the positions of a fixed-length encoder.
 
     length: the number of rows per sequence.
     source: whether they are an encoder's and already computed when a token is decoded, true by default.
@@ -85,7 +85,7 @@ class Fixed(Rows):
 
 
 class Logits(Rows):
-    """The positions whose logits are computed: only the last one in prefill, all of them otherwise."""
+    """The positions whose logits are computed: only the last position in prefill, otherwise all positions."""
 
     __slots__ = ()
 
@@ -104,7 +104,7 @@ class Sequences(Rows):
 
 @frozen(slots=True)
 class Routed(Rows):
-    """One row for each expert that a token is routed to. Ops on these rows multiply by `top_k` themselves."""
+    """One row per token and selected expert. Ops on these rows multiply by `top_k` themselves."""
 
     name: str = "routed"
     of: Rows = TOKENS

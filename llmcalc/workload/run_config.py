@@ -1,4 +1,4 @@
-"""The run that operations are counted for: workload, conventions and kernels, and the rows that follow from them."""
+"""The run for which ops are counted: workload, conventions and kernels, and the numbers of rows that follow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .workload import Phase, Workload
 
 @frozen(slots=True)
 class RunConfig:
-    """A run as ops read it.
+    """The run for which ops are counted, with the number of rows that a step processes.
 
     workload: what is run.
     counting: the counting conventions.
@@ -61,7 +61,7 @@ class RunConfig:
         return times(rows.new(self.workload), self.batch if rows.batched else 1)
 
     def constant(self, rows: Rows) -> Number:
-        """Returns the number of `rows(rows)` computed from no parameter."""
+        """Returns how many of `rows(rows)` depend on no parameter."""
         return times(rows.constant(self.workload), self.batch if rows.batched else 1)
 
     def has_earlier_tokens(self, rows: Rows) -> bool:
@@ -69,7 +69,7 @@ class RunConfig:
         return self.phase == "decode" or not is_zero(self.past(rows))
 
     def rank_share(self, flops: Number) -> Number:
-        """Returns the FLOPs that a sequence-sharing rank computes on average, rounded down."""
+        """Returns the FLOPs that a rank of a sequence-sharing group computes on average, rounded down."""
         return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
 
     def with_workload(self, **changes: Any) -> RunConfig:
@@ -77,5 +77,5 @@ class RunConfig:
         return replace(self, workload=self.workload.with_(**changes))
 
     def with_pairs(self, pairs: Pairs) -> RunConfig:
-        """Returns the same run with another convention of query-key pairs."""
+        """Returns the same run with another counting convention for query-key pairs."""
         return replace(self, counting=replace(self.counting, pairs=pairs))

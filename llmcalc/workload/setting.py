@@ -1,4 +1,4 @@
-"""The declaration of one setting of a run, beside its type and its default.
+"""The declaration of a run's setting, beside its type and its default.
 
 Options of the command line, arguments of Python, fields of the page and of budgets, and the checks of all of them, are
 read from these declarations.
@@ -37,7 +37,7 @@ Check: TypeAlias = Callable[[str, Any], Any]
 
 @frozen(slots=True)
 class Setting:
-    """The declaration of one setting.
+    """The declaration of one setting: its phases, check, help text and panel.
 
     help: what it is, a sentence without its default.
     panel: the heading of `--help` below which it stands.
@@ -75,7 +75,7 @@ class Setting:
 
 @frozen(slots=True)
 class Declared:
-    """A setting's declaration with its name and type. kind: the type of its value, without None."""
+    """A setting's declaration with the setting's name and type. kind: the type of its value, without None."""
 
     name: str
     kind: Any
@@ -91,31 +91,31 @@ class Declared:
         """The words of a `Literal`; empty for another type."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
-    def checked(self, value: Any, where: str = "") -> Any:
-        """Returns the checked value; None for None. where: the option's name in errors, default the setting's.
+    def checked(self, value: Any, option_name: str = "") -> Any:
+        """Returns the checked value; None for None. option_name: the name in errors, default the setting's option.
 
         Raises `InputError` for a value of another type, and for one that the setting does not take.
         """
-        where = where or self.option
+        option_name = option_name or self.option
         if value is None:
             return None
         if self.words:
-            return one_of(where, value, self.kind)
+            return one_of(option_name, value, self.kind)
         if self.kind is int:
-            return whole(where, length_of(where, value), self.setting.least, self.setting.most)
+            return whole(option_name, length_of(option_name, value), self.setting.least, self.setting.most)
         if self.kind is float:
-            value = number_of(where, value)
-            return value if self.setting.check is None else self.setting.check(where, value)
+            value = number_of(option_name, value)
+            return value if self.setting.check is None else self.setting.check(option_name, value)
         if self.kind is bool:
             if not isinstance(value, bool):
-                raise InputError(f"{where}: {shown(value)} is not a truth value; expected true or false")
+                raise InputError(f"{option_name}: {shown(value)} is not a truth value; expected true or false")
             return value
         if get_origin(self.kind) is tuple:
             value = names_of(value) if isinstance(value, str) else tuple(value)
         elif not isinstance(value, str):
             example = self.setting.example or "bf16"
-            raise InputError(f"{where}: {shown(value)} is not text; expected a name such as {example!r}")
-        return value if self.setting.check is None else self.setting.check(where, value)
+            raise InputError(f"{option_name}: {shown(value)} is not text; expected a name such as {example!r}")
+        return value if self.setting.check is None else self.setting.check(option_name, value)
 
 
 def option(name: str) -> str:
@@ -123,8 +123,8 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def length_of(where: str, value: Any) -> Any:
-    """Returns a number of sequences or tokens, also from text such as `32k`. where: the option's name in errors."""
+def length_of(option_name: str, value: Any) -> Any:
+    """Returns a number of sequences or tokens, also from text such as `32k`. option_name: the name in errors."""
     if not isinstance(value, str):
         return value
     from ..units import parse_length
@@ -132,17 +132,17 @@ def length_of(where: str, value: Any) -> Any:
     try:
         return parse_length(value)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{option_name}: {error}") from None
 
 
-def number_of(where: str, value: Any) -> float:
-    """Returns a number, also from text. where: the option's name in errors. Raises `InputError` for other values."""
+def number_of(option_name: str, value: Any) -> float:
+    """Returns a number, also from text. option_name: the name in errors. Raises `InputError` for other values."""
     try:
         number = float("nan" if isinstance(value, bool) else value)
     except (TypeError, ValueError):
         number = float("nan")
     if not isfinite(number):
-        raise InputError(f"{where}: {shown(value)} is not a number; expected one such as 0.1")
+        raise InputError(f"{option_name}: {shown(value)} is not a number; expected one such as 0.1")
     return number
 
 
@@ -192,7 +192,7 @@ def checked_values(declarations: Mapping[str, Declared], values: Mapping[str, An
 
 
 def training_option(settings: Any) -> str:
-    """Returns the first option whose value only training has; empty if none. settings: of a run or a layout."""
+    """Returns the first option whose value only training supports; empty if none. settings: of a run or a layout."""
     of_training = (
         entry.option
         for name, entry in declared(type(settings)).items()
@@ -202,7 +202,7 @@ def training_option(settings: Any) -> str:
 
 
 def check_phase(settings: Any, phase: str) -> None:
-    """Raises `InputError` for a setting of another phase, or without the setting that it needs."""
+    """Raises `InputError` for a setting of another phase, or without another setting that it needs."""
     for name, declaration in declared(type(settings)).items():
         if getattr(settings, name) is None:
             continue

@@ -12,7 +12,7 @@ LARGEST = 2**40
 
 
 def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
-    """Returns the value if it is a whole number from `least` to `most`.
+    """Returns the value if it is an integer from `least` to `most`. Raises `InputError` for other values.
 
     Raises `InputError`, naming the option, if it is not.
     """
@@ -26,12 +26,12 @@ def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
 
 
 def maybe_whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
-    """Returns None, or what `whole` returns."""
+    """Returns None for None, or what `whole` returns."""
     return None if value is None else whole(option, value, least, most)
 
 
 def text(option: str, value: Any, example: str) -> str:
-    """Returns the value if it is text. Raises `InputError`, naming the option and an example, if it is not."""
+    """Returns the value if it is text. Raises `InputError`, with the option and an example, for other values."""
     if not isinstance(value, str):
         raise InputError(f"{option}: {shown(value)} is not text; expected a name such as {example!r}")
     return value
@@ -42,15 +42,17 @@ SPELLED = {"train": "training"}
 
 
 def one_of(option: str, value: Any, words: Any) -> Any:
-    """Returns the word of a `Literal` that the value is, or is another spelling of.
+    """Returns the word of a `Literal` that the value equals, or of which it is another spelling.
 
     Raises `InputError`, naming the option, for any other value.
     """
-    accepted: Sequence[str] = get_args(words)
+    accepted_words: Sequence[str] = get_args(words)
     word = SPELLED.get(value, value) if isinstance(value, str) else value
-    if word not in accepted:
-        suggestion = suggest(value, list(accepted)) if isinstance(value, str) else ""
+    if word not in accepted_words:
+        suggestion = suggest(value, list(accepted_words)) if isinstance(value, str) else ""
         raise InputError(
-            f"{option}: {shown(value)} is not known; expected one of {', '.join(accepted)}.{suggestion}".rstrip(".")
+            f"{option}: {shown(value)} is not known; expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(
+                "."
+            )
         )
     return word

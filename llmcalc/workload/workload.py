@@ -1,4 +1,4 @@
-"""What a run processes: sequences, new tokens per sequence, earlier tokens, and the phase."""
+"""The workload of a run: sequences, new tokens per sequence, earlier tokens, and the phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PHASES: tuple[Phase, ...] = ("forward", "training", "prefill", "decode")
 
 @frozen(slots=True)
 class Workload:
-    """One pass of a model.
+    """The workload of one pass of a model.
 
     batch: the number of sequences, 1 by default.
     seq: the number of new tokens per sequence in this pass, 1 by default.

@@ -62,7 +62,11 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
             "    import torch\n    from ..algebra import exact_div\n    exact_div(1, 1)\n",
             "exact_div",
         ),
-        ("return _reference()(self, context.hidden_size)", "return _reference()(self, self.op(1).params())", "op"),
+        (
+            "return _reference_class()(self, context.hidden_size)",
+            "return _reference_class()(self, self.op(1).params())",
+            "op",
+        ),
         ("spec.eps, groups", "helped(spec), groups", "has_bias"),
         ("spec.eps, groups", "LARGEST, groups", "LARGEST"),
     ],

@@ -14,7 +14,7 @@ from llmcalc import units
 from llmcalc.errors import InputError
 from llmcalc.plots import context, shapes
 from llmcalc.plots.figure import figure_bytes, new_figure
-from llmcalc.plots.labels import PLACES, RINGS, place_names, spread_labels, tick
+from llmcalc.plots.labels import PLACES, RINGS, place_names, spread_labels, tick_text
 from llmcalc.plots.params import params
 from llmcalc.plots.series import curve_style
 from llmcalc.reports import palette
@@ -66,7 +66,7 @@ def test_a_curve_has_the_bytes_of_its_cache() -> None:
 
 
 def test_a_curve_has_the_flops_of_a_token() -> None:
-    (ax,) = context.work([llmcalc.load("llama3-8b")]).axes
+    (ax,) = context.plot_flops([llmcalc.load("llama3-8b")]).axes
     for tokens, value in zip(ax.lines[0].get_xdata(), ax.lines[0].get_ydata(), strict=True):
         one = llmcalc.flops("llama3-8b", phase="decode", context=int(tokens) - 1)
         assert value == pytest.approx(one.total, rel=1e-12)
@@ -165,7 +165,7 @@ def test_many_curves_are_named_within_the_picture() -> None:
     ],
 )
 def test_an_axis_has_units_by_magnitude(value: float, write: Any, text: str) -> None:
-    assert tick(value, write) == text
+    assert tick_text(value, write) == text
 
 
 def test_models_of_the_proportions_are_named_by_label(run: Any, tmp_path: Path) -> None:

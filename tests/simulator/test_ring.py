@@ -92,7 +92,7 @@ def replayed(ring: Ring, heads_first: bool) -> list[int]:
         q, k, v = (empty(meter, SHAPE, BFLOAT16) for _ in range(3))
     else:
         q, k, v = (Aten(graph).transpose(empty(meter, (BATCH, ROWS, HEADS, SIZE), BFLOAT16), 1, 2) for _ in range(3))
-    before, kernels = meter.now, Kernels(graph, ring, spare=False)
+    before, kernels = meter.now, Kernels(graph, ring, allocates_workspace=False)
     with graph.no_grad():
         meter.restart()
         out, sums, *others = kernels.forward(q, k, v)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.errors import InputError, edits, near_to
+from llmcalc.errors import InputError, edit_distance, near_to
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.file import described
 from llmcalc.sources.huggingface.unknown import Unknown
@@ -120,10 +120,10 @@ def test_python_has_the_same_check() -> None:
 
 
 def test_how_far_one_name_is_from_another() -> None:
-    assert edits("heads", "heads") == 0
-    assert edits("head", "heads") == 1
-    assert edits("haeds", "heads") == 2
-    assert edits("", "abc") == 3
+    assert edit_distance("heads", "heads") == 0
+    assert edit_distance("head", "heads") == 1
+    assert edit_distance("haeds", "heads") == 2
+    assert edit_distance("", "abc") == 3
     assert near_to("n_hed", ["n_head", "n_layer"]) == "n_head"
     assert near_to("ab", ["ac"]) == ""  # a short name has no near names
     assert near_to("num_layer_norms", ["num_layers"]) == ""

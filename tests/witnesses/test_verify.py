@@ -167,7 +167,7 @@ def test_a_wrong_reference_is_found(
 ) -> None:
     target = "llama3-8b" if part is feed_forward else "mixtral-8x7b"
     spec = load(target, ("num_hidden_layers=2",)).model
-    right = part._reference()
+    right = part._reference_class()
     wrong = change(right)
     if quantity == "forward_flops" and part is attention:
 
@@ -176,7 +176,7 @@ def test_a_wrong_reference_is_found(
                 return q
 
         wrong = _more(right, "core", Skips)
-    monkeypatch.setattr(part, "_reference", lambda: wrong)
+    monkeypatch.setattr(part, "_reference_class", lambda: wrong)
     failures = verify_reference(spec).failures
     assert any(c.quantity == quantity and node in c.node for c in failures), failures
 
@@ -189,8 +189,8 @@ def test_a_count_of_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
             out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
             return out
 
-    wrong = _more(attention._reference(), "core", Fused)
-    monkeypatch.setattr(attention, "_reference", lambda: wrong)
+    wrong = _more(attention._reference_class(), "core", Fused)
+    monkeypatch.setattr(attention, "_reference_class", lambda: wrong)
     spec = load("gpt2", ("num_hidden_layers=1", "hidden_size=64", "num_attention_heads=4", "vocab_size=100")).model
     failures = verify_reference(spec, device="cpu", seq=64).failures
     core = [c for c in failures if c.node.endswith("core") and c.quantity == "forward_flops"]

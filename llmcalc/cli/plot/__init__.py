@@ -1,4 +1,4 @@
-"""`llmcalc plot`: one file a picture, with its options.
+"""The command `llmcalc plot`: one file per picture, with the picture's options.
 
 An option's help may be changed without reading elsewhere; what a picture shows is decided in `plots`.
 """

@@ -1,4 +1,4 @@
-"""The file that a picture is written to."""
+"""The output file of a picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def picture_file(path: Path, option: str = "--output") -> Path:
-    """The same path. One that cannot be written is refused before anything is computed. option: its name."""
+    """Returns the path unchanged. Raises `InputError` for a path that cannot be written. option: the option's name."""
     format_of(path, option)
     check_writable(path, option)
     return path
@@ -36,6 +36,6 @@ PictureFile: TypeAlias = Annotated[Path, _file_option("--output-file")]
 
 
 def write(figure: Figure, output: Path, option: str = "--output") -> None:
-    """Writes a picture, whole or not at all, in the format of the file's suffix. option: name of the file's option."""
+    """Writes a picture, completely or not at all, in the format of the file's suffix. option: the file's option."""
     with write_whole(output, option) as out:
         out.buffer.write(figure_bytes(figure, format_of(output)))

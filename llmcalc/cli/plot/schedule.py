@@ -12,8 +12,8 @@ from ..target_options import Writing
 from .files import picture_file, write
 
 
-def _picture(path: Path | None) -> Path | None:
-    """Refused before anything is computed. `-` is standard output."""
+def _checked_picture_path(path: Path | None) -> Path | None:
+    """Returns the path unchanged if it can be written; `-` means standard output."""
     if path is None or path == Path("-"):
         return None
     return picture_file(path)
@@ -32,7 +32,7 @@ def command(
             "--output",
             "-o",
             metavar="FILE",
-            callback=_picture,
+            callback=_checked_picture_path,
             help="A .svg, .png or .pdf file; without it, or with -, the terminal.",
             show_default=False,
         ),

@@ -1,4 +1,4 @@
-"""How a processor cuts an image or audio into the patches that an encoder reads, and the tokens that they become.
+"""The rules by which a processor cuts an image or audio into patches or frames, and how many tokens they become.
 
 A rule repeats the arithmetic of the processor of its class in transformers. The limits in it (pixels, tiles) are those
 of the published processor: `preprocessor_config.json` of a model may state others.
@@ -15,7 +15,7 @@ from ..base import Part
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One image or one recording as an encoder and a text model read it.
+    """The patches and tokens of one image or one recording, as an encoder and a text model read them.
 
     parts: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
     rows, columns: the patches along both sides of each part; frames of audio are one column.
@@ -31,12 +31,12 @@ class Encoded:
 
 
 class ImageRule(Part):
-    """How a processor cuts an image."""
+    """The rule by which a processor cuts an image into patches."""
 
     noun = "rule of a processor"
 
     def among_several(self) -> ImageRule:
-        """Returns the rule for each of several images of a sequence."""
+        """Returns the rule for an image in a sequence with several images."""
         return self
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
@@ -48,7 +48,7 @@ class ImageRule(Part):
 
 
 class AudioRule(Part):
-    """How a processor cuts audio into frames."""
+    """The rule by which a processor cuts audio into frames."""
 
     noun = "rule of a processor"
 
@@ -61,12 +61,12 @@ class AudioRule(Part):
 
 
 def too_flat(height: int, width: int, limit: int) -> InputError:
-    """Returns the error for an image whose sides differ too much."""
+    """Returns the error for an image whose sides differ by more than the allowed ratio."""
     return InputError(
         f"--image {width}x{height}: the processor takes images whose sides differ by a factor of at most {limit}"
     )
 
 
 def frames_of(seconds: float, rate: int, hop: int) -> int:
-    """Returns the frames of a recording. rate: samples per second. hop: samples per frame."""
+    """Returns the number of frames of a recording. rate: samples per second. hop: samples per frame."""
     return ceil(round(seconds * rate) / hop)

@@ -1,4 +1,4 @@
-"""An image keeps its shape and is scaled to as many patches as a budget of tokens allows; the rest is padding.
+"""Images keep their shape and are scaled to a budget of tokens; the rest of the budget is padding.
 
 Gemma 4. transformers: models/gemma4/image_processing_gemma4.py.
 """
@@ -16,7 +16,7 @@ from .base import Encoded, ImageRule
 
 
 class Budget(ImageRule):
-    """At most max_tokens · merge² patches, with sides that are multiples of merge · patch_size.
+    """The rule for an image of at most max_tokens · merge² patches; its sides are multiples of merge · patch_size.
 
     max_tokens: the most embeddings of an image.
     merge: the side of the square of patches that are averaged to one embedding.

@@ -1,4 +1,4 @@
-"""An image is padded to the grid of square tiles into which it fits with the least change, and read once more whole.
+"""Images are padded to the grid of square tiles with the least change of scale, and read once more as a whole.
 
 Llama 4. transformers: models/llama4/image_processing_llama4.py and processing_llama4.py.
 """
@@ -15,7 +15,7 @@ from .base import Encoded, ImageRule
 
 
 class Canvas(ImageRule):
-    """Tiles of `size` × `size` pixels; with more than one, the whole image in one more tile.
+    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
 
     size: the side of a tile in pixels.
     max_tiles: the most tiles, without the whole image.
@@ -29,26 +29,30 @@ class Canvas(ImageRule):
     max_tiles: int = Field(ge=1, le=1000, strict=True)
     tokens: Width
 
-    def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the rows and columns of tiles: least enlargement, else least shrinking, and then fewest tiles."""
-        fits: dict[tuple[int, int], float] = {}
-        for down in range(1, self.max_tiles + 1):
-            for across in range(1, self.max_tiles // down + 1):
-                fits[down, across] = _single(min(down * self.size / height, across * self.size / width))
-        enlarging = [scale for scale in fits.values() if scale >= 1]
-        scale = min(enlarging) if enlarging else max(fits.values())
-        return min((grid for grid in fits if fits[grid] == scale), key=lambda grid: grid[0] * grid[1])
+    def _tile_grid(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the tiles per column and per row: least enlargement, else least shrinking, and then fewest tiles."""
+        changes_by_grid: dict[tuple[int, int], float] = {}
+        for tiles_down in range(1, self.max_tiles + 1):
+            for across in range(1, self.max_tiles // tiles_down + 1):
+                changes_by_grid[tiles_down, across] = _to_single_precision(
+                    min(tiles_down * self.size / height, across * self.size / width)
+                )
+        enlarging = [scale for scale in changes_by_grid.values() if scale >= 1]
+        scale = min(enlarging) if enlarging else max(changes_by_grid.values())
+        return min(
+            (grid for grid in changes_by_grid if changes_by_grid[grid] == scale), key=lambda grid: grid[0] * grid[1]
+        )
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        down, across = self._grid(height, width)
-        side, tiles = self.size // patch_size, down * across
+        tiles_down, tiles_across = self._tile_grid(height, width)
+        side, tiles = self.size // patch_size, tiles_down * tiles_across
         image_tokens = 3 + self.tokens
         if tiles == 1:
             return Encoded(1, side, side, image_tokens)
-        return Encoded(tiles + 1, side, side, tiles * self.tokens + down * across + image_tokens)
+        return Encoded(tiles + 1, side, side, tiles * self.tokens + tiles_down * tiles_across + image_tokens)
 
 
-def _single(value: float) -> float:
+def _to_single_precision(value: float) -> float:
     """Returns a number rounded to single precision, in which the processor compares scales."""
-    rounded: float = unpack("f", pack("f", value))[0]
-    return rounded
+    single_precision: float = unpack("f", pack("f", value))[0]
+    return single_precision

@@ -1,4 +1,4 @@
-"""Audio is cut into clips of one length, each padded to it, as Whisper reads them.
+"""Audio is cut into clips of equal length, and the last clip is padded to that length, as Whisper reads them.
 
 Whisper (Radford 2022, arXiv:2212.04356, §2.2), Qwen2-Audio, Voxtral, Audio Flamingo 3. transformers:
 models/whisper/feature_extraction_whisper.py, models/qwen2_audio/processing_qwen2_audio.py,
@@ -18,7 +18,7 @@ RATE, HOP = 16_000, 160
 
 
 class Clips(AudioRule):
-    """Clips of as many frames, 100 per second; two frames become one position of the encoder.
+    """The rule for clips of a fixed number of frames, 100 per second; two frames become one position of the encoder.
 
     frames: the frames of a clip.
     merge: the encoder's positions that become one token of the text model.
@@ -33,11 +33,11 @@ class Clips(AudioRule):
     several: Flag = False
 
     def encode(self, seconds: float) -> Encoded:
-        frames, longest = frames_of(seconds, RATE, HOP), self.frames * HOP / RATE
+        frames, clip_seconds = frames_of(seconds, RATE, HOP), self.frames * HOP / RATE
         if frames > self.frames and not self.several:
             raise InputError(
-                f"--audio {seconds:g}: the model reads one clip of at most {longest:g} seconds; expected at most "
-                f"{longest:g}"
+                f"--audio {seconds:g}: the model reads one clip of at most {clip_seconds:g} seconds; expected at most "
+                f"{clip_seconds:g}"
             )
         clips = -(-frames // self.frames)
         positions = clips * self.frames // 2 if self.padded else (frames - 1) // 2 + 1

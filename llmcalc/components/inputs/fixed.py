@@ -15,7 +15,7 @@ from .base import Encoded, ImageRule
 
 
 class FixedSize(ImageRule):
-    """One square of `size` pixels.
+    """The rule for an image that is resized to a square of `size` pixels on each side.
 
     size: the side of the square in pixels.
     tokens: the embeddings of an image in the text model's sequence.

@@ -1,4 +1,4 @@
-"""An image keeps its shape and is shrunk until its longer side fits; each line of tokens ends in a mark.
+"""Images keep their shape and are shrunk until their longer side fits. A mark token ends each row of image tokens.
 
 Pixtral (Agrawal 2024, arXiv:2410.07073, §2.2), Mistral 3. transformers: models/pixtral/image_processing_pixtral.py and
 processing_pixtral.py.
@@ -14,7 +14,7 @@ from .base import Encoded, ImageRule
 
 
 class LongestEdge(ImageRule):
-    """Sides of at most `size` pixels, rounded up to multiples of merge · patch_size.
+    """The rule for sides of at most `size` pixels, rounded up to multiples of merge · patch_size.
 
     size: the longest side in pixels.
     merge: the side of the square of patches of a token, 1 by default.

@@ -1,4 +1,4 @@
-"""An image is fitted into the best of several resolutions, cut into tiles, and read once more as a whole.
+"""Images are fitted into the best of several resolutions, cut into tiles, and read once more as a whole.
 
 The tokens of the padding are left out, and each line of tokens ends in a mark. LLaVA-NeXT and LLaVA-OneVision (Li 2024,
 arXiv:2408.03326, §3.2). transformers: models/llava_next/processing_llava_next.py,
@@ -17,7 +17,7 @@ from .base import Encoded, ImageRule
 
 
 class Pinpoints(ImageRule):
-    """Tiles of `size` × `size` pixels in one of the resolutions, and the whole image in one more tile.
+    """The rule for tiles of `size` × `size` pixels in one of several resolutions, plus a tile of the whole image.
 
     size: the side of a tile in pixels.
     resolutions: [height, width] of each, in pixels; without any, images are read as a whole alone.
@@ -34,8 +34,8 @@ class Pinpoints(ImageRule):
     def among_several(self) -> ImageRule:
         return self.model_copy(update={"resolutions": ()}) if self.several_whole else self
 
-    def _best(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the resolution that keeps most pixels of the image, and of several the one with least padding."""
+    def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the resolution that keeps most pixels of the image, and among equals has the least padding."""
 
         def pixels_and_padding(resolution: tuple[int, int]) -> tuple[int, int]:
             scale = min(resolution[1] / width, resolution[0] / height)
@@ -48,7 +48,7 @@ class Pinpoints(ImageRule):
         side = self.size // patch_size
         if not self.resolutions:
             return Encoded(1, side, side, side * side + 1)
-        tiles_down, tiles_across = (pixels // self.size for pixels in self._best(height, width))
+        tiles_down, tiles_across = (pixels // self.size for pixels in self._best_resolution(height, width))
         rows, columns = side * tiles_down, side * tiles_across
         if width / height > columns / rows:
             rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2

@@ -1,4 +1,4 @@
-"""An image keeps its shape: both sides become multiples of a factor, and their product stays within limits.
+"""Images keep their shape: both sides become multiples of a factor, and the number of pixels stays within limits.
 
 Qwen2-VL (Wang 2024, arXiv:2409.12191, §2.1) and its successors, GLM-V. transformers:
 models/qwen2_vl/image_processing_qwen2_vl.py, models/glm4v/image_processing_glm4v.py.
@@ -19,7 +19,7 @@ MOST_ASPECT = 200
 
 
 class SmartResize(ImageRule):
-    """Sides that are multiples of merge · patch_size; merge × merge patches become one token.
+    """The rule for sides that are multiples of merge · patch_size; merge × merge patches become one token.
 
     merge: the side of the square of patches of a token.
     min_pixels, max_pixels: limits of the product of the sides.
@@ -35,7 +35,7 @@ class SmartResize(ImageRule):
     enlarge: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels: {self.min_pixels} is more than max_pixels {self.max_pixels}; expected less")
         return self

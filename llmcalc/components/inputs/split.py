@@ -16,7 +16,7 @@ LARGEST_SIDE = 4096
 
 
 class Split(ImageRule):
-    """Tiles of `size` × `size` pixels; with more than one, the whole image in one more tile.
+    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
 
     size: the side of a tile in pixels.
     longest_edge: the length of the longer side after scaling, in pixels.
@@ -45,7 +45,7 @@ class Split(ImageRule):
         elif height > width and height > LARGEST_SIDE:
             height, width = LARGEST_SIDE, max(int(LARGEST_SIDE * shape), 1)
         rows, columns = (-(-pixels // self.size) for pixels in (height, width))
-        side, whole = self.size // patch_size, self.tokens + 3
+        side, tokens_of_tile = self.size // patch_size, self.tokens + 3
         if rows * columns == 1:
-            return Encoded(1, side, side, whole)
-        return Encoded(rows * columns + 1, side, side, rows * (columns * (self.tokens + 2) + 1) + whole)
+            return Encoded(1, side, side, tokens_of_tile)
+        return Encoded(rows * columns + 1, side, side, rows * (columns * (self.tokens + 2) + 1) + tokens_of_tile)

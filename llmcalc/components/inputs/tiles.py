@@ -1,4 +1,4 @@
-"""An image is stretched to the grid of square tiles whose shape is nearest, and read once more as a whole.
+"""Images are stretched to the grid of square tiles with the nearest shape, and read once more as a whole.
 
 InternVL (Chen 2024, arXiv:2404.16821, §3.3), Aya Vision. transformers: models/got_ocr2/image_processing_got_ocr2.py,
 models/internvl/processing_internvl.py, models/aya_vision/processing_aya_vision.py.
@@ -15,7 +15,7 @@ from .base import Encoded, ImageRule
 
 
 class Tiles(ImageRule):
-    """Tiles of `size` × `size` pixels; with more than one, the whole image in one more tile.
+    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
 
     size: the side of a tile in pixels.
     min_tiles, max_tiles: limits of the number of tiles, without the whole image.
@@ -33,28 +33,28 @@ class Tiles(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.min_tiles > self.max_tiles:
             raise ValueError(f"min_tiles: {self.min_tiles} is more than max_tiles {self.max_tiles}; expected less")
         return self
 
-    def _tiles(self, height: int, width: int) -> int:
-        """Returns the tiles of the grid with the nearest shape; of equals the larger, while the image fills half."""
+    def _nearest_grid(self, height: int, width: int) -> int:
+        """Returns the rows and columns of the grid with the nearest shape; among equals the larger, if half filled."""
         shapes = [
-            (across, down)
-            for across in range(1, self.max_tiles + 1)
-            for down in range(1, self.max_tiles // across + 1)
-            if across * down >= self.min_tiles
+            (tiles_across, tiles_down)
+            for tiles_across in range(1, self.max_tiles + 1)
+            for tiles_down in range(1, self.max_tiles // tiles_across + 1)
+            if tiles_across * tiles_down >= self.min_tiles
         ]
-        best, least_difference = (1, 1), float("inf")
-        for across, down in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
-            difference = abs(width / height - across / down)
-            fills = 2 * width * height > self.size**2 * across * down
+        best_grid, least_difference = (1, 1), float("inf")
+        for tiles_across, tiles_down in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+            difference = abs(width / height - tiles_across / tiles_down)
+            fills = 2 * width * height > self.size**2 * tiles_across * tiles_down
             if difference < least_difference or (difference == least_difference and fills):
-                best, least_difference = (across, down), difference
-        return best[0] * best[1]
+                best_grid, least_difference = (tiles_across, tiles_down), difference
+        return best_grid[0] * best_grid[1]
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        tiles = self._tiles(height, width)
-        parts, side = tiles + (tiles > 1), self.size // patch_size
-        return Encoded(parts, side, side, parts * (self.tokens + self.tile_marks) + self.marks)
+        tiles = self._nearest_grid(height, width)
+        images, side = tiles + (tiles > 1), self.size // patch_size
+        return Encoded(images, side, side, images * (self.tokens + self.tile_marks) + self.marks)

@@ -1,4 +1,4 @@
-"""AltUp: several residual streams, of which each layer computes on one and corrects the others.
+"""AltUp: several residual streams; each layer computes on one stream and corrects the other streams.
 
 Baykal 2023 (arXiv:2301.13310). The layer is Gemma 3n's: AltUp with a low-rank path beside attention (LAuReL, Menghani
 2024, arXiv:2411.07501) and a per-layer embedding. transformers: models/gemma3n.
@@ -32,7 +32,7 @@ SOURCE = "Baykal et al. 2023, §3"
 
 
 class AltUp(ResidualStreams):
-    """The residual streams of AltUp.
+    """The splitting of the embedding into AltUp's residual streams, and their merging after the last layer.
 
     Below the layers, they are the embedding and projections of it. After the last layer, the first stream and
     projections of the others are averaged.
@@ -47,8 +47,8 @@ class AltUp(ResidualStreams):
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
-        if any(layer.requires().get("streams") != required for layer in layers.values()):
+        required_fields = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
+        if any(layer.requires().get("streams") != required_fields for layer in layers.values()):
             raise ValueError(
                 "streams: those of type 'altup' stand where every layer is of type 'altup' with their "
                 "altup_num_inputs, and nowhere else"
@@ -81,11 +81,11 @@ class AltUp(ResidualStreams):
         return f.sum(x, hidden, mean=True) if merge else x
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["streams"](self.altup_num_inputs, context.hidden_size)
+        return _reference_classes()["streams"](self.altup_num_inputs, context.hidden_size)
 
 
 class AltUpLayer(WholeLayer):
-    """A layer that predicts all residual streams, computes on the first, and corrects the others.
+    """A layer that predicts all residual streams, computes on the first stream, and corrects the other streams.
 
     The sublayers' result corrects all streams. The layer's per-layer embedding is added to all streams but the first.
 
@@ -118,24 +118,24 @@ class AltUpLayer(WholeLayer):
         assert isinstance(self.feed_forward, Component)
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
-        predicted, routed = self._predicted_streams(f, x, router)
-        active = f.take(predicted, hidden)
-        f.hold(predicted=predicted)
-        normed = f.part("self_attn_pre_norm", self.norm, active)
+        predicted_streams, router_output = self._predicted_streams(f, x, router)
+        active_stream = f.take(predicted_streams, hidden)
+        f.hold(predicted=predicted_streams)
+        normed = f.part("self_attn_pre_norm", self.norm, active_stream)
         f.hold(read=normed)
         y = self._sublayer_output(f, "self_attn", self.attention, normed)
-        y = f.scale(f.add(f.add(active, y), self._low_rank(f, normed)), 2**-0.5)
+        y = f.scale(f.add(f.add(active_stream, y), self._low_rank(f, normed)), 2**-0.5)
         f.hold(y=y)
         y = f.add(y, self._sublayer_output(f, "mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, y)))
         f.hold(y=y)
-        corrected, first_stream = self._corrected_streams(f, predicted, y, router, routed)
-        f.hold(corrected=corrected, first=first_stream)
-        other_streams = f.take(corrected, Axis("streams", self.altup_num_inputs - 1), hidden)
+        corrected_streams, first_stream = self._corrected_streams(f, predicted_streams, y, router, router_output)
+        f.hold(corrected=corrected_streams, first=first_stream)
+        other_streams = f.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
         with_embedding = f.add(
             other_streams, f.part("per_layer_input", self.per_layer_input, first_stream, norm=self.norm)
         )
         f.hold(fed=with_embedding)
-        return f.cat(f.take(corrected, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
+        return f.cat(f.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
     def _sublayer_output(self, f: Flow, name: str, part: Component, x: Value) -> Value:
         """Returns the output of a sublayer after its norm."""
@@ -151,16 +151,16 @@ class AltUpLayer(WholeLayer):
         streams, hidden = x.axes
         with f.scope("predict", kind="streams", source=SOURCE):
             normed = f.part("router_norm", self.norm, f.take(x, hidden))
-            weights = self._weights(f, normed, router, streams, Axis("mixed", streams.size))
+            weights = self._mixing_weights(f, normed, router, streams, Axis("mixed", streams.size))
             f.hold(weights=weights)
             mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
             return f.add(x, f.core("mix", mix, weights, x, axes=x.axes)), normed
 
-    def _weights(self, f: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
+    def _mixing_weights(self, f: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
         """Returns the mixing weights of the streams, computed from the norm of one stream."""
         hidden = normed.axes[-1]
-        routed = f.linear("router", f.scale(normed, 1 / hidden.size), out[0], weight=router)
-        return f.linear("coefficients", f.act(routed, "tanh"), *out)
+        router_output = f.linear("router", f.scale(normed, 1 / hidden.size), out[0], weight=router)
+        return f.linear("coefficients", f.act(router_output, "tanh"), *out)
 
     def _low_rank(self, f: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""
@@ -169,24 +169,26 @@ class AltUpLayer(WholeLayer):
             return f.add(x, f.part("norm", self.norm, y))
 
     def _corrected_streams(
-        self, f: Flow, predicted: Value, sublayer_output: Value, router: Weight, routed: Value
+        self, f: Flow, predicted_streams: Value, sublayer_output: Value, router: Weight, router_output: Value
     ) -> tuple[Value, Value]:
         """Corrects all streams by the sublayers' result. Also returns the scaled first stream, for its embedding.
 
         sublayer_output: the output of the sublayers, whose input was the first stream.
-        router, routed: the router of `predict` and the output of its norm, both of which are reused.
+        router, router_output: the router of `predict` and the output of its norm, both of which are reused.
         """
-        streams, hidden = predicted.axes
+        streams, hidden = predicted_streams.axes
         with f.scope("correct", kind="streams", source=SOURCE):
-            normed = f.normalized(sublayer_output, self.norm, like=routed)
-            shares = f.plus(self._weights(f, normed, router, streams), 1.0)
+            normed = f.normalized(sublayer_output, self.norm, like=router_output)
+            shares = f.plus(self._mixing_weights(f, normed, router, streams), 1.0)
             f.hold(shares=shares)
-            change = f.mul(shares, f.sub(sublayer_output, f.take(predicted, hidden)), axes=predicted.axes)
-            corrected = f.add(predicted, change)
-            return corrected, f.mul(f.take(corrected, hidden), f.vector("scale", hidden))
+            change = f.mul(
+                shares, f.sub(sublayer_output, f.take(predicted_streams, hidden)), axes=predicted_streams.axes
+            )
+            corrected_streams = f.add(predicted_streams, change)
+            return corrected_streams, f.mul(f.take(corrected_streams, hidden), f.vector("scale", hidden))
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["layer"](self, context)
+        return _reference_classes()["layer"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -195,11 +197,11 @@ class AltUpLayer(WholeLayer):
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    def size(x: Tensor) -> Tensor:
+    def root_mean_square(x: Tensor) -> Tensor:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
     class StreamEnds(nn.Module):
@@ -209,10 +211,10 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and projections of the others scaled to its length: […, streams, hidden]."""
-            length, streams = size(first_stream), [first_stream]
+            length, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
                 y = projection(x)
-                streams.append(y * length / size(y))
+                streams.append(y * length / root_mean_square(y))
             return torch.stack(streams, -2)
 
     class StreamSplit(StreamEnds):
@@ -270,11 +272,13 @@ def _references() -> dict[str, type[nn.Module]]:
             self.coefficients = nn.Linear(streams, streams, bias=False)
             self.scale = vector(torch.ones(hidden))
 
-        def forward(self, predicted: Tensor, active: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
+        def forward(self, predicted_streams: Tensor, active_stream: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
             """Corrects the predicted streams. Also returns the scaled first stream, for the per-layer embedding."""
-            share = self.coefficients(predict.routed(active, self.router)) + 1
-            corrected = predicted + share[..., None] * (active - predicted[:, :, 0])[:, :, None]
-            return corrected, corrected[:, :, 0] * self.scale.weight
+            share = self.coefficients(predict.routed(active_stream, self.router)) + 1
+            corrected_streams = (
+                predicted_streams + share[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]
+            )
+            return corrected_streams, corrected_streams[:, :, 0] * self.scale.weight
 
     class Laurel(nn.Module):
         def __init__(self, rank: int, norm: Norm, context: Context) -> None:
@@ -307,13 +311,13 @@ def _references() -> dict[str, type[nn.Module]]:
             return out
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            predicted = self.predict(x)
-            active = predicted[:, :, 0]
-            normed = self.get_submodule("self_attn_pre_norm")(active)
-            y = (active + self._sublayer_output("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
+            predicted_streams = self.predict(x)
+            active_stream = predicted_streams[:, :, 0]
+            normed = self.get_submodule("self_attn_pre_norm")(active_stream)
+            y = (active_stream + self._sublayer_output("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
             y = y + self._sublayer_output("mlp", self.get_submodule("mlp_pre_norm")(y), run)
-            corrected, first_stream = self.correct(predicted, y, self.predict)
-            with_embedding = corrected[:, :, 1:] + self.per_layer_input(first_stream, run)[:, :, None]
-            return torch.cat([corrected[:, :, :1], with_embedding], 2)
+            corrected_streams, first_stream = self.correct(predicted_streams, y, self.predict)
+            with_embedding = corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, run)[:, :, None]
+            return torch.cat([corrected_streams[:, :, :1], with_embedding], 2)
 
     return {"streams": StreamsReference, "layer": AltUpLayerReference}

@@ -75,7 +75,7 @@ SCALED: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "outpu
 
 @frozen(slots=True)
 class Sharing:
-    """The position of a layer among the layers that share parameters.
+    """The index of a layer among the layers that share its parameters.
 
     first: whether it is the first of them, which has the parameters.
     others: the number of other layers that use them.
@@ -117,8 +117,8 @@ class Layer(Component):
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
         """The layer with `change` applied to each of its token mixers. width: the width of the layer."""
         mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
-        changed = {name: change(part, width) for name, part in mixers.items() if isinstance(part, TokenMixer)}
-        return self.model_copy(update=changed)
+        changed_mixers = {name: change(part, width) for name, part in mixers.items() if isinstance(part, TokenMixer)}
+        return self.model_copy(update=changed_mixers)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         """The layer scaled to another width. width: the old width. heads, widened: change its heads and other widths.
@@ -197,7 +197,7 @@ class Block(Layer):
     idle_source_size: Width | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.parallel is not None and (self.norm_placement != "pre" or self.cross_attention is not None):
             raise ValueError("parallel: a parallel block has norm_placement = 'pre' and no cross_attention")
         if self.parallel is not None and (
@@ -227,10 +227,10 @@ class Block(Layer):
 
     def check_place(self, place: Standing) -> None:
         super().check_place(place)
-        has_encoder, idle = place.source_width is not None, self.idle_cross_attention
-        if idle and (has_encoder or place.side == "encoder"):
+        has_encoder, is_idle = place.source_width is not None, self.idle_cross_attention
+        if is_idle and (has_encoder or place.side == "encoder"):
             raise ValueError(f"{place.where}.idle_cross_attention: there is an encoder to attend to; expected false")
-        if self.cross_attention is not None and not idle and not has_encoder:
+        if self.cross_attention is not None and not is_idle and not has_encoder:
             raise ValueError(f"{place.where}.cross_attention: only the decoder of an encoder-decoder has one")
         if self.cross_attention is not None and super().reads_encoder():
             raise ValueError(f"{place.where}.cross_attention: the layer's attention reads the encoder; expected none")
@@ -307,14 +307,14 @@ class Block(Layer):
             self._normalize(f, f"{name}_post_norm", x, "idle")
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        ungated = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
+        ungated_network = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
-        base = cls(attention=attention, feed_forward=ungated, norm=rms, norm_placement="pre")
+        base = cls(attention=attention, feed_forward=ungated_network, norm=rms, norm_placement="pre")
         with_layernorm = base.model_copy(update={"norm": layernorm})
         return [
             base,
@@ -343,7 +343,7 @@ class Block(Layer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -356,8 +356,8 @@ def _reference() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
         def forward(self, x: Tensor) -> Tensor:
-            scaled = x * self.weight
-            return scaled if self.bias is None else scaled + self.bias
+            scaled_x = x * self.weight
+            return scaled_x if self.bias is None else scaled_x + self.bias
 
     class BlockReference(nn.Module):
         """The standard layer. x: [batch, tokens, hidden] → same shape."""

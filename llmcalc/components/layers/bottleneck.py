@@ -33,7 +33,7 @@ MOST_NETWORKS = 64
 
 
 class InnerNetwork(Component):
-    """A feed-forward network with a residual connection, and a norm of the sum.
+    """A feed-forward network with a residual connection around it, and a norm of the sum.
 
     feed_forward: the network.
     norm: the norm of the sum.
@@ -47,7 +47,7 @@ class InnerNetwork(Component):
         return f.part("mlp_post_norm", self.norm, f.add(x, y))
 
     def reference(self, context: Context) -> nn.Module:
-        return _inner_reference()(self, context)
+        return _inner_reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -83,33 +83,33 @@ class BottleneckLayer(WholeLayer):
         return "Sun et al. 2020, §3.1"
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        narrow = Axis("bottleneck", self.bottleneck_size)
-        y = self._into(f, "bottleneck", x, narrow)
-        read = self._into(f, "attention_bottleneck", x, narrow)
-        f.hold(x=x, y=y, read=read)
-        attended = f.part("self_attn", self.attention, read, value_input=x)
-        y = self._sum(f, "self_attn", y, f.dropout(attended, "attention_output", ends_sublayer=True))
-        inner = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
+        narrow_axis = Axis("bottleneck", self.bottleneck_size)
+        y = self._into_bottleneck(f, "bottleneck", x, narrow_axis)
+        attention_input = self._into_bottleneck(f, "attention_bottleneck", x, narrow_axis)
+        f.hold(x=x, y=y, read=attention_input)
+        attention_output = f.part("self_attn", self.attention, attention_input, value_input=x)
+        y = self._normed_sum(f, "self_attn", y, f.dropout(attention_output, "attention_output", ends_sublayer=True))
+        inner_network = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
         for i in range(self.num_feedforward_networks - 1):
-            y = f.part("inner", inner, y, nth=i)
+            y = f.part("inner", inner_network, y, nth=i)
             f.hold(y=y)
-        y = self._sum(f, "mlp", y, f.part("mlp", self.feed_forward, y))
-        wide = f.linear("output_bottleneck", y, *x.axes, bias=True)
-        wide = f.dropout(wide, "feed_forward", ends_sublayer=True)
-        return f.part("output_bottleneck_norm", self.norm, f.add(x, wide))
+        y = self._normed_sum(f, "mlp", y, f.part("mlp", self.feed_forward, y))
+        layer_output = f.linear("output_bottleneck", y, *x.axes, bias=True)
+        layer_output = f.dropout(layer_output, "feed_forward", ends_sublayer=True)
+        return f.part("output_bottleneck_norm", self.norm, f.add(x, layer_output))
 
-    def _into(self, f: Flow, name: str, x: Value, narrow: Axis) -> Value:
-        """Returns a projection of x into the bottleneck."""
-        return f.part(f"{name}_norm", self.norm, f.linear(name, x, narrow, bias=True))
+    def _into_bottleneck(self, f: Flow, name: str, x: Value, narrow_axis: Axis) -> Value:
+        """Returns the linear projection of x into the bottleneck's width."""
+        return f.part(f"{name}_norm", self.norm, f.linear(name, x, narrow_axis, bias=True))
 
-    def _sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
+    def _normed_sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
         """Returns the norm of the narrow stream after a sublayer with output y."""
         x = f.part(f"{name}_post_norm", self.norm, f.add(x, y))
         f.hold(y=x)
         return x
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -127,7 +127,7 @@ class BottleneckLayer(WholeLayer):
 
 
 @cache
-def _inner_reference() -> type[nn.Module]:
+def _inner_reference_class() -> type[nn.Module]:
     from torch import nn
 
     class InnerNetworkReference(nn.Module):
@@ -146,7 +146,7 @@ def _inner_reference() -> type[nn.Module]:
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class BottleneckLayerReference(nn.Module):
@@ -154,37 +154,39 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, spec: BottleneckLayer, context: Context) -> None:
             super().__init__()
-            wide, narrow = context.hidden_size, spec.bottleneck_size
-            inner_context = Context(narrow, context.causal)
-            self._add_into("bottleneck", spec.norm, wide, inner_context)
-            self._add_into("attention_bottleneck", spec.norm, wide, inner_context)
-            self.self_attn = spec.attention.reference(Context(narrow, context.causal, value_size=wide))
+            wide_width, narrow_width = context.hidden_size, spec.bottleneck_size
+            inner_context = Context(narrow_width, context.causal)
+            self._add_into("bottleneck", spec.norm, wide_width, inner_context)
+            self._add_into("attention_bottleneck", spec.norm, wide_width, inner_context)
+            self.self_attn = spec.attention.reference(Context(narrow_width, context.causal, value_size=wide_width))
             self.self_attn_post_norm = spec.norm.reference(inner_context)
-            inner = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
-            self.inner = nn.ModuleList(inner.reference(inner_context) for _ in range(spec.num_feedforward_networks - 1))
+            inner_network = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
+            self.inner = nn.ModuleList(
+                inner_network.reference(inner_context) for _ in range(spec.num_feedforward_networks - 1)
+            )
             self.mlp = spec.feed_forward.reference(inner_context)
             self.mlp_post_norm = spec.norm.reference(inner_context)
-            self.output_bottleneck = nn.Linear(narrow, wide)
+            self.output_bottleneck = nn.Linear(narrow_width, wide_width)
             self.output_bottleneck_norm = spec.norm.reference(context)
 
-        def _add_into(self, name: str, norm: Component, wide: int, inner_context: Context) -> None:
-            self.add_module(name, nn.Linear(wide, inner_context.hidden_size))
+        def _add_into(self, name: str, norm: Component, wide_width: int, inner_context: Context) -> None:
+            self.add_module(name, nn.Linear(wide_width, inner_context.hidden_size))
             self.add_module(f"{name}_norm", norm.reference(inner_context))
 
-        def _into(self, name: str, x: Tensor) -> Tensor:
+        def _into_bottleneck(self, name: str, x: Tensor) -> Tensor:
             out: Tensor = self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
             return out
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            y = self._into("bottleneck", x)
-            attended = self.self_attn(self._into("attention_bottleneck", x), run, x)
-            attended = apply_dropout(self, "attention_output", attended)
-            y = self.self_attn_post_norm(y + attended)
+            y = self._into_bottleneck("bottleneck", x)
+            attention_output = self.self_attn(self._into_bottleneck("attention_bottleneck", x), run, x)
+            attention_output = apply_dropout(self, "attention_output", attention_output)
+            y = self.self_attn_post_norm(y + attention_output)
             for network in self.inner:
                 y = network(y, run)
             y = self.mlp_post_norm(y + self.mlp(y, run))
-            wide = apply_dropout(self, "feed_forward", self.output_bottleneck(y))
-            out: Tensor = self.output_bottleneck_norm(x + wide)
+            layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(y))
+            out: Tensor = self.output_bottleneck_norm(x + layer_output)
             return out
 
     return BottleneckLayerReference

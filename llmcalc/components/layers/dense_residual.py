@@ -49,14 +49,14 @@ class DenseResidualLayer(WholeLayer):
         assert isinstance(self.attention, Component)
         assert isinstance(self.feed_forward, Component)
         f.hold(x=x)
-        attended = f.add(x, f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, x)))
-        f.hold(x=x, attended=attended)
-        y = f.add(attended, f.part("dense", self.dense, f.part("dense_pre_norm", self.norm, attended)))
+        attention_output = f.add(x, f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, x)))
+        f.hold(x=x, attended=attention_output)
+        y = f.add(attention_output, f.part("dense", self.dense, f.part("dense_pre_norm", self.norm, attention_output)))
         f.hold(x=x, y=y)
         return f.add(y, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -68,7 +68,7 @@ class DenseResidualLayer(WholeLayer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class DenseResidualReference(nn.Module):
@@ -81,12 +81,16 @@ def _reference() -> type[nn.Module]:
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
                 self.add_module(name, part.reference(context))
 
-        def _sublayer(self, name: str, x: Tensor, run: Run) -> Tensor:
+        def _sublayer_output(self, name: str, x: Tensor, run: Run) -> Tensor:
             out: Tensor = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run)
             return out
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            attended = x + self._sublayer("self_attn", x, run)
-            return attended + self._sublayer("dense", attended, run) + self._sublayer("mlp", x, run)
+            attention_output = x + self._sublayer_output("self_attn", x, run)
+            return (
+                attention_output
+                + self._sublayer_output("dense", attention_output, run)
+                + self._sublayer_output("mlp", x, run)
+            )
 
     return DenseResidualReference

@@ -1,4 +1,4 @@
-"""The first layer of EAGLE-3's draft: its attention reads the token embedding beside the residual stream.
+"""The first layer of an EAGLE-3 draft model: its attention reads the token embedding beside the residual stream.
 
 Li 2025 (arXiv:2503.01840), §3. Sources: `LlamaDecoderLayeremb` in eagle/model/cnets.py of SafeAILab/EAGLE;
 `Eagle3FirstLayerMixin` in speculators/models/eagle3/model_definitions.py of vllm-project/speculators.
@@ -59,14 +59,14 @@ class DraftLayer(WholeLayer):
         embedded: Value = f.memo.get("embedded", x)  # x itself where the layer is recorded alone
         normed = f.part("embedding_norm", self.norm, embedded), f.part("self_attn_pre_norm", self.norm, x)
         x = normed[1] if self.norm_before_residual else x
-        joined = f.cat(*normed, axes=(Beside((embedded.axes, x.axes)),))
-        f.hold(x=x, joined=joined)
-        x = f.add(x, f.part("self_attn", self.attention, joined, out=x.axes))
+        joined_input = f.cat(*normed, axes=(Beside((embedded.axes, x.axes)),))
+        f.hold(x=x, joined=joined_input)
+        x = f.add(x, f.part("self_attn", self.attention, joined_input, out=x.axes))
         f.hold(x=x)
         return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -82,7 +82,7 @@ def draft_example(**fields: Any) -> DraftLayer:
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

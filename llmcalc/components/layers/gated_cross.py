@@ -1,4 +1,4 @@
-"""A layer between those of a decoder that attends to image features and does not run on text alone.
+"""A cross-attention layer to image features between the layers of a decoder; it does not run on text alone.
 
 Cross-attention and a feed-forward network, each multiplied by the tanh of a learned number (Flamingo: Alayrac 2022,
 arXiv:2204.14198, §2.2; Llama 3.2 Vision: Grattafiori 2024, arXiv:2407.21783, §7).
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Gate(Component):
-    """A learned number, whose tanh multiplies the output of a sublayer."""
+    """A learned number whose tanh multiplies the output of a sublayer."""
 
     def flow(self, f: Flow, x: Value) -> Value:
         return f.vector("", Axis("gate", 1))
@@ -52,7 +52,7 @@ class GatedCrossLayer(WholeLayer):
     parallel: None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         self.attention.check_crossing()
         return self
 
@@ -71,7 +71,7 @@ class GatedCrossLayer(WholeLayer):
         return x
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -83,7 +83,7 @@ class GatedCrossLayer(WholeLayer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

@@ -66,7 +66,7 @@ class GatedNormLayer(WholeLayer):
             return f.mul(x, f.act(f.linear("up_proj", low_rank, *x.axes), "sigmoid"))
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -77,11 +77,11 @@ class GatedNormLayer(WholeLayer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Gate(nn.Module):
-        """The gate. x: [batch, tokens, hidden] → x times a factor between 0 and 1."""
+        """The gate of a norm. x: [batch, tokens, hidden] → x times a factor between 0 and 1."""
 
         def __init__(self, hidden: int, rank: int) -> None:
             super().__init__()

@@ -49,7 +49,7 @@ class Gemma4Layer(WholeLayer):
     cross_attention: None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.dense is not None and not isinstance(self.feed_forward, MoE):
             raise ValueError("dense: requires experts beside it; expected feed_forward.type = 'moe'")
         return self
@@ -90,26 +90,26 @@ class Gemma4Layer(WholeLayer):
         return f.part(f"{name}_post_norm", self.norm, y)
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
         """Returns examples without per-layer embeddings, which need a stack; one of the stack's examples has them."""
         rms = Norm(type="rmsnorm")
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        dense = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
+        dense_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
         expert = FeedForward(intermediate_size=16, hidden_act="gelu_tanh", gated=True)
         experts = MoE(
             num_experts=5, num_experts_per_tok=2, expert=expert, router=LinearRouter(norm=rms, expert_scale=True)
         )
         return [
-            cls(attention=attention, feed_forward=dense, norm=rms),
-            cls(attention=attention, feed_forward=experts, dense=dense, norm=rms),
+            cls(attention=attention, feed_forward=dense_network, norm=rms),
+            cls(attention=attention, feed_forward=experts, dense=dense_network, norm=rms),
         ]
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

@@ -44,7 +44,7 @@ class HybridBlock(Layer):
     cross_attention: None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         for field in ("attention", "state_space", "feed_forward"):
             if isinstance(getattr(self, field), Nothing):
                 raise ValueError(
@@ -78,7 +78,7 @@ class HybridBlock(Layer):
         return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -89,7 +89,7 @@ class HybridBlock(Layer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class HybridReference(nn.Module):

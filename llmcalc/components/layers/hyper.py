@@ -84,21 +84,23 @@ class HyperLayer(WholeLayer):
         streams, hidden = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with f.scope(name, kind="residual"):
-            read_logits, write_logits, *matrix = _weights(f, x, Beside(((streams,), (streams,), *mixing_axes)))
+            read_logits, write_logits, *matrix = _connection_weights(
+                f, x, Beside(((streams,), (streams,), *mixing_axes))
+            )
             f.hold(read=read_logits, written=write_logits)
-            summed = f.sum(f.mul(f.plus(f.act(read_logits, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden)
+            weighted_sum = f.sum(f.mul(f.plus(f.act(read_logits, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden)
             output_weights = f.scale(f.act(write_logits, "sigmoid"), self.hc_magnitude)
-            f.hold(summed=summed, strength=output_weights)
+            f.hold(summed=weighted_sum, strength=output_weights)
             if self.hc_sinkhorn_iters is None:
-                return summed, f.plus(output_weights, self.hc_eps), x
+                return weighted_sum, f.plus(output_weights, self.hc_eps), x
             f.hold(raw=matrix[0])
             doubly = f.plus(f.act(matrix[0], "softmax"), self.hc_eps)
             doubly = f.sinkhorn(doubly, self.hc_sinkhorn_iters, self.hc_eps)
             x = f.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
-            return summed, output_weights, x
+            return weighted_sum, output_weights, x
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["layer"](self, context)
+        return _reference_classes()["layer"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -119,8 +121,8 @@ class HyperStreams(ResidualStreams):
     hc_mult: Streams
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required = {"type": self.type, "hc_mult": self.hc_mult}
-        if any(layer.requires().get("streams") != required for layer in layers.values()):
+        required_fields = {"type": self.type, "hc_mult": self.hc_mult}
+        if any(layer.requires().get("streams") != required_fields for layer in layers.values()):
             raise ValueError(
                 "streams: those of type 'hyper' stand where every layer is of type 'hyper' with their hc_mult, and "
                 "nowhere else"
@@ -135,22 +137,22 @@ class HyperStreams(ResidualStreams):
     def flow(self, f: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
         streams, hidden = x.axes
-        (raw,) = _weights(f, x, Beside(((streams,),)))
-        f.hold(raw=raw)
-        weights = f.plus(f.act(raw, "sigmoid"), PLAIN.eps)
+        (raw_weights,) = _connection_weights(f, x, Beside(((streams,),)))
+        f.hold(raw=raw_weights)
+        weights = f.plus(f.act(raw_weights, "sigmoid"), PLAIN.eps)
         f.hold(weights=weights)
         return f.sum(f.mul(weights, x, axes=x.axes), hidden)
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["streams"](self.hc_mult, context.hidden_size)
+        return _reference_classes()["streams"](self.hc_mult, context.hidden_size)
 
 
-def _weights(f: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
+def _connection_weights(f: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
     """Records one projection of all streams, split into parts; each part has its own scale and offsets."""
-    raw = f.linear("map", f.normalized(x, PLAIN), out)
-    parts = tuple(Value(x.rows, part) for part in out.parts)
-    f.record("core", "offsets", (raw,), parts, ops.StreamOffsets(out.size, len(out.parts)))
-    return parts
+    raw_weights = f.linear("map", f.normalized(x, PLAIN), out)
+    weight_parts = tuple(Value(x.rows, part) for part in out.parts)
+    f.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
+    return weight_parts
 
 
 def hyper_example(**fields: Any) -> HyperLayer:
@@ -163,24 +165,27 @@ def hyper_example(**fields: Any) -> HyperLayer:
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
     class Offsets(nn.Module):
-        """Splits a token's weights by kind: each times the scale of its kind, plus its offset."""
+        """Scales and offsets the mixing weights of a token; each kind of weight has its own scale and offset."""
 
-        def __init__(self, *parts: int) -> None:
+        def __init__(self, *part_sizes: int) -> None:
             super().__init__()
-            self.parts = parts
-            self.base, self.scale = nn.Parameter(torch.zeros(sum(parts))), nn.Parameter(torch.ones(len(parts)))
+            self.parts = part_sizes
+            self.base, self.scale = (
+                nn.Parameter(torch.zeros(sum(part_sizes))),
+                nn.Parameter(torch.ones(len(part_sizes))),
+            )
 
-        def forward(self, raw: Tensor) -> tuple[Tensor, ...]:
-            parts, offsets = raw.split(self.parts, -1), self.base.split(self.parts)
-            return tuple(w * s + b for w, s, b in zip(parts, self.scale.unbind(), offsets, strict=True))
+        def forward(self, raw_weights: Tensor) -> tuple[Tensor, ...]:
+            weight_parts, offsets = raw_weights.split(self.parts, -1), self.base.split(self.parts)
+            return tuple(w * s + b for w, s, b in zip(weight_parts, self.scale.unbind(), offsets, strict=True))
 
-    def plain(width: int) -> nn.Module:
-        """Builds the norm on all streams of a token together."""
+    def weightless_norm(width: int) -> nn.Module:
+        """Builds the norm, without learned weights, over all streams of a token together."""
         return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), width)
 
     class Mix(nn.Module):
@@ -196,26 +201,26 @@ def _references() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: HyperLayer, hidden: int) -> None:
             super().__init__()
             self.spec, n = spec, spec.hc_mult
-            parts = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
-            self.plain, self.map = plain(n * hidden), nn.Linear(n * hidden, sum(parts), bias=False)
-            self.offsets = Offsets(*parts)
+            part_sizes = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
+            self.plain, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, sum(part_sizes), bias=False)
+            self.offsets = Offsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
         def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
             read_logits, write_logits, *mix_logits = self.offsets(self.map(self.plain(streams.flatten(2))))
-            summed, strength = (
+            weighted_sum, strength = (
                 ((read_logits.sigmoid() + eps)[..., None] * streams).sum(2),
                 self.spec.hc_magnitude * write_logits.sigmoid(),
             )
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
-                return summed, strength + eps, streams
+                return weighted_sum, strength + eps, streams
             matrix = mix_logits[0].unflatten(-1, (n, n)).softmax(-1) + eps
             matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
             for _ in range(self.spec.hc_sinkhorn_iters - 1):
                 matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
                 matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-            return summed, strength, self.mix(matrix, streams)
+            return weighted_sum, strength, self.mix(matrix, streams)
 
     class HyperLayerReference(nn.Module):
         """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
@@ -238,12 +243,12 @@ def _references() -> dict[str, type[nn.Module]]:
     class HeadReference(nn.Module):
         def __init__(self, n: int, hidden: int) -> None:
             super().__init__()
-            self.plain, self.map = plain(n * hidden), nn.Linear(n * hidden, n, bias=False)
+            self.plain, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, n, bias=False)
             self.offsets = Offsets(n)
 
         def forward(self, streams: Tensor) -> Tensor:
-            (raw,) = self.offsets(self.map(self.plain(streams.flatten(2))))
-            weights = raw.sigmoid() + 1e-6
+            (raw_weights,) = self.offsets(self.map(self.plain(streams.flatten(2))))
+            weights = raw_weights.sigmoid() + 1e-6
             total: Tensor = (weights[..., None] * streams).sum(2)
             return total
 

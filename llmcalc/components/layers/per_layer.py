@@ -38,8 +38,8 @@ class PerLayerEmbedding(StackPart):
     norm: Norm
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        required = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
-        if any(layer.requires().get("per_layer_embedding") != required for layer in layers.values()):
+        required_fields = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
+        if any(layer.requires().get("per_layer_embedding") != required_fields for layer in layers.values()):
             raise ValueError(
                 "per_layer_embedding: stands where every layer has a per_layer_input of its "
                 "hidden_size_per_layer_input, and nowhere else"
@@ -61,11 +61,11 @@ class PerLayerEmbedding(StackPart):
         return f.scale(vectors, 2**-0.5)
 
     def reference(self, context: Context, layers: int = 1) -> nn.Module:
-        return _references()["table"](self, context, layers)
+        return _reference_classes()["table"](self, context, layers)
 
 
 class PerLayerGate(Part):
-    """The gated use of a layer's vector, after its sublayers: x + norm(W(act(Gx) · vector)).
+    """The gate that adds a layer's embedding vector after its sublayers: x + norm(W(act(Gx) · vector)).
 
     hidden_size_per_layer_input: the width of the vector.
     hidden_act: the activation on the gate Gx.
@@ -85,7 +85,7 @@ class PerLayerGate(Part):
         return "Gemma 3n 2025"
 
     def flow(self, f: Flow, x: Value, norm: Norm) -> Value:
-        """Returns the term added to x. norm: the layer's norm, which is applied to the term."""
+        """Returns the term that is added to x. norm: the layer's norm, which is applied to the term."""
         width = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = f.act(f.linear("gate", x, width), self.hidden_act)
         placeholder = Value(x.rows, (width,), fixed=True)  # for a gate that is recorded without its stack
@@ -95,15 +95,18 @@ class PerLayerGate(Part):
         return f.part("norm", norm, f.linear("projection", y, *x.axes))
 
     def reference(self, context: Context, norm: Norm) -> nn.Module:
-        return _references()["gate"](self, context, norm)
+        return _reference_classes()["gate"](self, context, norm)
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Table(nn.Module):
-        """The vectors of all layers. x: token embeddings [batch, tokens, hidden] → [batch, tokens, layers, width]."""
+        """The vectors of all layers.
+
+        x: token embeddings [batch, tokens, hidden] → vectors [batch, tokens, layers, width].
+        """
 
         def __init__(self, spec: PerLayerEmbedding, context: Context, layers: int) -> None:
             super().__init__()

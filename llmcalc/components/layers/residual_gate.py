@@ -62,7 +62,7 @@ class ResidualGateLayer(WholeLayer):
         return x
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -79,7 +79,7 @@ class ResidualGateLayer(WholeLayer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -103,8 +103,8 @@ def _reference() -> type[nn.Module]:
                 y = self.get_submodule(f"{name}_post_norm")(y)
                 gate: Any = self.get_submodule(f"{name}_residual_gate")
                 share = torch.sigmoid(gate.weight)
-                rest = torch.sqrt((1 - share) * (1 + share))
-                x = rest * x + share * y
+                residual_share = torch.sqrt((1 - share) * (1 + share))
+                x = residual_share * x + share * y
             return x
 
     return ResidualGateReference

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ShortcutLayer(Layer):
-    """Attention, a dense network, attention, a dense network, each pre-norm; experts in parallel to the last three.
+    """Attention, dense network, attention, dense network, each pre-norm; experts run in parallel to the last three.
 
     attention: the two attentions, equal in shape, each with its own weights and its own cache.
     dense: the two dense networks, equal in shape, each with its own weights.
@@ -50,7 +50,7 @@ class ShortcutLayer(Layer):
     cross_attention: None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if isinstance(self.attention, Nothing) or self.without_norms:
             raise ValueError("attention, without_norms: a 'shortcut' layer requires attention and all of its norms")
         if not isinstance(self.feed_forward, MoE):
@@ -85,27 +85,39 @@ class ShortcutLayer(Layer):
         return x, f.part("dense_pre_norm", self.norm, x, nth=index)
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms, grouped = Norm(type="rmsnorm"), Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        dense = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        corrected_router, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
-        narrow = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
-        experts = MoE(
-            num_experts=5, num_experts_per_tok=2, identity_experts=identities, expert=narrow, router=corrected_router
+        rms, grouped_attention = (
+            Norm(type="rmsnorm"),
+            Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope()),
         )
-        ungated = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
-        few_experts = MoE(num_experts=3, num_experts_per_tok=1, expert=ungated)
+        dense_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        corrected_router, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
+        narrow_network = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
+        experts = MoE(
+            num_experts=5,
+            num_experts_per_tok=2,
+            identity_experts=identities,
+            expert=narrow_network,
+            router=corrected_router,
+        )
+        ungated_network = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
+        few_experts = MoE(num_experts=3, num_experts_per_tok=1, expert=ungated_network)
         return [
-            cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense, norm=rms),
-            cls(attention=grouped, feed_forward=few_experts, dense=ungated, norm=Norm(type="layernorm")),
+            cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense_network, norm=rms),
+            cls(
+                attention=grouped_attention,
+                feed_forward=few_experts,
+                dense=ungated_network,
+                norm=Norm(type="layernorm"),
+            ),
         ]
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ShortcutReference(nn.Module):

@@ -1,4 +1,4 @@
-"""The base class of layers that have both sublayers and all of their norms."""
+"""The base class of layers that have attention, a feed-forward network and a norm for each."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class SharedBlock(Part):
     idle_adapters: int = Field(default=0, ge=0, le=MOST_LAYERS, strict=True)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if (
             not self.feed_forward.gated
             or self.feed_forward.sub_norm is not None
@@ -111,20 +111,20 @@ class SharedBlock(Part):
         f.hold(y=y)
         y = f.part("mlp_pre_norm", norm, y)
         with f.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
-            return self._network(f, y, None if self.adapter_rank is None else adapter)
+            return self._network_output(f, y, None if self.adapter_rank is None else adapter)
 
-    def _network(self, f: Flow, x: Value, adapter: Adapter | None) -> Value:
+    def _network_output(self, f: Flow, x: Value, adapter: Adapter | None) -> Value:
         """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
         network, ffn = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
         gate = f.linear("gate_proj", x, ffn, bias=network.gate_bias)
-        up = f.linear("up_proj", x, ffn, bias=network.up_bias)
-        f.hold(x=x, gate=gate, up=up)
+        up_projection = f.linear("up_proj", x, ffn, bias=network.up_bias)
+        f.hold(x=x, gate=gate, up=up_projection)
         if adapter is not None:
             to_gate, to_up = f.split(adapter(x, (Beside(((ffn,), (ffn,))),)), (ffn,), (ffn,))
             f.hold(to_gate=to_gate)
-            gate, up = f.add(gate, to_gate), f.add(up, to_up)
-            f.hold(gate=gate, up=up)
-        y = f.mul(f.act(gate, network.hidden_act), up)
+            gate, up_projection = f.add(gate, to_gate), f.add(up_projection, to_up)
+            f.hold(gate=gate, up=up_projection)
+        y = f.mul(f.act(gate, network.hidden_act), up_projection)
         return f.linear("down_proj", y, *x.axes, bias=network.down_bias)
 
     def _adapter_output(self, f: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
@@ -146,7 +146,7 @@ class SharedBlock(Part):
 
 
 class ZambaLayer(Layer):
-    """A mixer layer with a shared block before it. `Stack.shared_layers` names the kinds of layer that share it.
+    """A mixer layer after a shared transformer block. `Stack.shared_layers` names the layers that share the block.
 
     attention: the mixer.
     transformer: the shared block.
@@ -164,7 +164,7 @@ class ZambaLayer(Layer):
     cross_attention: None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if isinstance(self.attention, Nothing):
             raise ValueError(
                 "attention: the layer requires a mixer after the shared block; expected another type than 'none'"
@@ -173,8 +173,10 @@ class ZambaLayer(Layer):
 
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
         attention = change(self.transformer.attention, 2 * width)
-        changed = self.model_copy(update={"transformer": self.transformer.model_copy(update={"attention": attention})})
-        return super(ZambaLayer, changed).with_mixers(change, width)
+        changed_block = self.model_copy(
+            update={"transformer": self.transformer.model_copy(update={"attention": attention})}
+        )
+        return super(ZambaLayer, changed_block).with_mixers(change, width)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         raise Unscalable(f"layers that share a block have no rule for its sizes at another width; {SCALES}")
@@ -220,7 +222,7 @@ class ZambaLayer(Layer):
         return f"shared {self.transformer.attention.describe(2 * hidden_size)}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -247,7 +249,7 @@ class ZambaLayer(Layer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -263,11 +265,11 @@ def _reference() -> type[nn.Module]:
             return out
 
     def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
-        """Builds the layer's adapter, which runs, and its unused ones."""
+        """Builds the layer's own adapter, which runs, and the adapters of other layers, which do not run."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class Adapted(nn.Linear):
-        """A linear layer with the adapter of the running layer; adapters of other layers are only stored."""
+        """A linear layer with the adapter of the running layer; the adapters of other layers are only stored."""
 
         def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(n_in, n_out, bias=bias)
@@ -287,11 +289,11 @@ def _reference() -> type[nn.Module]:
                 self.adapters = adapters(spec, context.hidden_size, 2 * spec.feed_forward.intermediate_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            gate, up = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
+            gate, up_projection = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
             if hasattr(self, "adapters"):
                 to_gate, to_up = self.adapters[0](x).chunk(2, -1)
-                gate, up = gate + to_gate, up + to_up
-            out: Tensor = self.get_submodule("down_proj")(activate(self.act, gate) * up)
+                gate, up_projection = gate + to_gate, up_projection + to_up
+            out: Tensor = self.get_submodule("down_proj")(activate(self.act, gate) * up_projection)
             return out
 
     class BlockReference(nn.Module):
@@ -330,7 +332,7 @@ def _reference() -> type[nn.Module]:
             self.mixer_pre_norm, self.mixer = spec.norm.reference(context), spec.attention.reference(context)
 
         def share(self, first_layer: ZambaReference) -> None:
-            """Uses the block of the first such layer, and stores this layer's adapters there."""
+            """Uses the shared block of the first layer of this kind, and stores this layer's adapters there."""
             if first_layer is self:
                 return
             for path, module in list(self.transformer.named_modules()):

@@ -1,4 +1,4 @@
-"""Softmax attention over heads.
+"""Softmax attention with multi-head, grouped-query or multi-query heads.
 
 Multi-head (Vaswani 2017, §3.2), multi-query (Shazeer 2019, arXiv:1911.02150) and grouped-query (Ainslie 2023,
 arXiv:2305.13245); sliding windows (Beltagy 2020; Jiang 2023), chunks (Llama 4), QK-norm (Dehghani 2023), sinks
@@ -140,7 +140,7 @@ class Attention(TokenMixer):
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         a, k = self.num_attention_heads, self.num_key_value_heads
         if k is not None:
             check_groups(a, k)
@@ -181,7 +181,7 @@ class Attention(TokenMixer):
         return "full" if self.attention_chunk_size is None else "chunked"
 
     def check_crossing(self) -> None:
-        """Raises `ValueError` for fields that do not apply to cross-attention, whose keys are of another sequence."""
+        """Raises `ValueError` for fields that do not apply to cross-attention, whose keys are another sequence's."""
         if (
             self.sliding_window is not None
             or self.attention_chunk_size is not None
@@ -292,7 +292,7 @@ class Attention(TokenMixer):
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(f, x)
-        projected = self._projection(f, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
+        projected = self._projected_heads(f, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
         q = self._normed_and_rotated(f, projected, "q_norm", dim)
         for name in self.idle_projections:
             with f.scope(name, role="idle"):
@@ -307,10 +307,10 @@ class Attention(TokenMixer):
         if bias is None and memory is None:
             bias = f.memo.get("score_bias")
         f.hold(q=q, k=keys, v=values)
-        convolved = None
+        convolved_values = None
         if self.value_convolution is not None:
-            convolved = f.part("value_convolution", self.value_convolution, values, heads=heads, size=size)
-            f.hold(convolved=convolved)
+            convolved_values = f.part("value_convolution", self.value_convolution, values, heads=heads, size=size)
+            f.hold(convolved=convolved_values)
         keys, values = f.repeat(keys, heads), f.repeat(values, heads)
         f.hold(k=keys, v=values)
         if bias is not None:
@@ -335,8 +335,8 @@ class Attention(TokenMixer):
             **limits,
         )
         f.hold(out=y)
-        if convolved is not None:
-            y = f.add(y, convolved)
+        if convolved_values is not None:
+            y = f.add(y, convolved_values)
             f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
@@ -352,12 +352,12 @@ class Attention(TokenMixer):
             y = self.output_gate.flow(f, x, y)
             f.hold(out=y)
         if self.sub_norm is not None:
-            concatenated = f.flat(y)
-            f.hold(whole=concatenated)
-            y = f.part("sub_norm", self.sub_norm, concatenated)
+            concatenated_heads = f.flat(y)
+            f.hold(whole=concatenated_heads)
+            y = f.part("sub_norm", self.sub_norm, concatenated_heads)
         return y
 
-    def _projection(self, f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
+    def _projected_heads(self, f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
         """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
         if adapter is None:
             return f.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
@@ -390,22 +390,22 @@ class Attention(TokenMixer):
         value_input: Value | None,
     ) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
-        computed: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
+        computed_keys_and_values: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
         if self.kv_shared:
             placeholder = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
-            shareable = (entry for entry in reversed(computed) if self._can_share_with(entry[0]))
+            shareable = (entry for entry in reversed(computed_keys_and_values) if self._can_share_with(entry[0]))
             _, keys, values = next(
-                shareable, computed[-1] if computed else placeholder
+                shareable, computed_keys_and_values[-1] if computed_keys_and_values else placeholder
             )  # nothing: the layer is recorded alone
             return keys.view(*f.rank_part((heads, dim))), values.view(*f.rank_part((heads, size)))
         with f.function():
-            raw = self._projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
-            f.hold(raw=raw)
-            keys = self._normed_and_rotated(f, raw, "k_norm", dim)
-            values = raw
+            raw_keys = self._projected_heads(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            f.hold(raw=raw_keys)
+            keys = self._normed_and_rotated(f, raw_keys, "k_norm", dim)
+            values = raw_keys
             if not self.attention_k_eq_v:
-                read = x if value_input is None else value_input
-                values = self._projection(f, "v_proj", read, (heads, size), self.v_bias, adapter)
+                values_input = x if value_input is None else value_input
+                values = self._projected_heads(f, "v_proj", values_input, (heads, size), self.v_bias, adapter)
             f.hold(k=keys, v=values)
             if self.v_norm is not None:
                 values = f.norm("v_norm", values, self.v_norm, (size,))
@@ -414,7 +414,7 @@ class Attention(TokenMixer):
                 limit, cache_kind = self._cache_limit_and_kind(cross)
                 keys, values = f.cache("cache", cache_kind, keys, values, limit=limit)
         if not cross:
-            computed.append((self, keys, values))
+            computed_keys_and_values.append((self, keys, values))
         if not cross and f.memo.get("lends"):
             kind = self.sharing_key_of()
             f.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
@@ -446,7 +446,7 @@ class Attention(TokenMixer):
         return f"{name} {a if k == a else f'{a}/{k}'} × {d}{window}{chunk}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -531,7 +531,7 @@ class Attention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -634,8 +634,8 @@ def _reference() -> type[nn.Module]:
             if self.spec.qk_norm.scope != "projection":
                 normed: Tensor = norm(x)
                 return normed
-            flat = x.transpose(1, 2).flatten(2)
-            heads: Tensor = norm(flat).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            concatenated_heads = x.transpose(1, 2).flatten(2)
+            heads: Tensor = norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             return heads
 
         def _normed_and_rotated(self, x: Tensor, norm: str, run: Run, start: int) -> Tensor:
@@ -653,15 +653,15 @@ def _reference() -> type[nn.Module]:
 
         def _keys_and_values(self, x: Tensor, run: Run, value_input: Tensor | None) -> tuple[Tensor, Tensor]:
             if self.cross:
-                cached = None if run.store is None else run.store.get(self.cache)
-                if cached is not None:
-                    return cached[0], cached[1]
+                cached_tensors = None if run.store is None else run.store.get(self.cache)
+                if cached_tensors is not None:
+                    return cached_tensors[0], cached_tensors[1]
                 assert run.memory is not None, "cross-attention needs the encoder's output or a filled cache"
                 x = run.memory
-            raw = self._split_heads(self.k_proj(x), self.head_dim)
-            k = self._normed_and_rotated(raw, "k_norm", run, 0 if self.cross else run.past)
+            raw_keys = self._split_heads(self.k_proj(x), self.head_dim)
+            k = self._normed_and_rotated(raw_keys, "k_norm", run, 0 if self.cross else run.past)
             v = (
-                raw
+                raw_keys
                 if self.spec.attention_k_eq_v
                 else self._split_heads(self.v_proj(x if value_input is None else value_input), self.value_dim)
             )
@@ -696,9 +696,9 @@ def _reference() -> type[nn.Module]:
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )
-            return mask, self._bias(run, end, queries, keys, x.device)
+            return mask, self._score_bias(run, end, queries, keys, x.device)
 
-        def _bias(self, run: Run, end: int, queries: int, keys: int, device: Any) -> Tensor | None:
+        def _score_bias(self, run: Run, end: int, queries: int, keys: int, device: Any) -> Tensor | None:
             """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
             positions = run.span(end - queries, end, device), run.span(end - keys, end, device)
             if hasattr(self, "relative_bias"):
@@ -714,10 +714,10 @@ def _reference() -> type[nn.Module]:
             """Computes the bias that all layers of a stack add, before the first layer."""
             end = run.past + x.shape[1]
             if not self.cross:
-                self._bias(run, end, x.shape[1], end, x.device)
+                self._score_bias(run, end, x.shape[1], end, x.device)
 
         def _in_squares(self, q: Tensor, k: Tensor, v: Tensor, columns: int, side: int, cap: float | None) -> Tensor:
-            """Returns the output of attention within squares of patches. The patches are row by row."""
+            """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
             squares = [square.flatten() for band in grid.split(side) for square in band.split(side, 1)]
             outputs = []
@@ -729,15 +729,17 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> Tensor:
             """Computes the attention of x. value_input: the input of the values; default x."""
-            low = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
-            q = self._normed_and_rotated(self._split_heads(self.q_proj(low), self.head_dim), "q_norm", run, run.past)
+            query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
+            q = self._normed_and_rotated(
+                self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", run, run.past
+            )
             k, v = self._local_or_shared(x, run, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, run)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, run, run.past + x.shape[1])
             if hasattr(self, "disentangled"):
                 q, bias = self.disentangled(q, k, run.memo["relative_embedding"], run, self.q_proj, self.k_proj)
-            convolved = self.value_convolution(v) if hasattr(self, "value_convolution") else None
+            convolved_values = self.value_convolution(v) if hasattr(self, "value_convolution") else None
             group = self.heads // self.kv_heads
             if group > 1:
                 k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -749,12 +751,14 @@ def _reference() -> type[nn.Module]:
                 out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax)
             else:
                 out = self._in_squares(q, k, v, run.columns, self.spec.grid_window, cap)
-            out = (out if convolved is None else out + convolved).transpose(1, 2)
+            out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)
             out = self.head_norm(out) if hasattr(self, "head_norm") else out
             if hasattr(self, "gate_proj"):
                 out = out * self.gate_proj(x).sigmoid().unflatten(-1, (self.heads, -1))
-            concatenated = out.flatten(2)
-            result: Tensor = self.o_proj(self.sub_norm(concatenated) if hasattr(self, "sub_norm") else concatenated)
+            concatenated_heads = out.flatten(2)
+            result: Tensor = self.o_proj(
+                self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads
+            )
             return result
 
     return AttentionReference

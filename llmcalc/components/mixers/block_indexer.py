@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BlockIndexer(Part):
-    """Small query heads that score one key per token and select blocks of tokens; each serves some attention heads.
+    """Small query heads that score one key per token and select blocks of tokens for some of the attention heads.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a query and of a key.
@@ -68,13 +68,13 @@ class BlockIndexer(Part):
     def flow(
         self, f: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        """Records the selection of blocks; returns the keys and values to read, and arguments of the attention core.
+        """Records the selection of blocks. Returns the keys and values to read, and arguments of the attention core.
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
-        return self._narrowed(f, self._chosen(f, x, position), keys, values)
+        return self._keys_of_mask(f, self._chosen_mask(f, x, position), keys, values)
 
-    def _narrowed(self, f: Flow, mask: Value, keys: Value, values: Value) -> tuple[Value, Value, dict[str, Any]]:
+    def _keys_of_mask(self, f: Flow, mask: Value, keys: Value, values: Value) -> tuple[Value, Value, dict[str, Any]]:
         all_heads, *_ = keys.axes
         assert isinstance(all_heads, Axis)
         sizes: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
@@ -86,7 +86,7 @@ class BlockIndexer(Part):
         f.hold(k=keys, v=values, mask=mask)
         return keys, values, {"core": ops.BlockCore, "selection": mask, **sizes}
 
-    def _chosen(self, f: Flow, x: Value, position: Rope) -> Value:
+    def _chosen_mask(self, f: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens, for each head of the indexer."""
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         block, blocks = self.index_block_size, self.index_topk_blocks
@@ -99,11 +99,11 @@ class BlockIndexer(Part):
             return f.select_blocks(f.scores("core", q, keys), keys, block, blocks)
 
     def reference(self, context: Context, theta: float) -> nn.Module:
-        return _reference()(self, context.hidden_size, theta)
+        return _reference_class()(self, context.hidden_size, theta)
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -144,30 +144,30 @@ def _reference() -> type[nn.Module]:
                 (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
             ).masked_fill(block_distance < 0, float("-inf"))
             rank = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-            selected: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[
+            selected_mask: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[
                 ..., :end
             ] & (keys[None] <= positions[:, None])
-            return selected
+            return selected_mask
 
         def narrow(self, x: Tensor, k: Tensor, v: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask, [batch, heads, tokens, keys].
 
             k, v: [batch, heads, keys, d].
             """
-            selected, group = self(x, run), k.shape[1] // self.spec.index_n_heads
+            selected_mask, group = self(x, run), k.shape[1] // self.spec.index_n_heads
             if group > 1:
-                selected = selected.repeat_interleave(group, 1)
+                selected_mask = selected_mask.repeat_interleave(group, 1)
             if not run.past or x.shape[1] > 1:
-                return k, v, selected
+                return k, v, selected_mask
             end, size = k.shape[-2], self.spec.index_block_size
             read_tokens = min(end, (self.spec.index_topk_blocks - 1) * size + (end - 1) % size + 1)
             indices = (
-                selected[:, :, 0]
+                selected_mask[:, :, 0]
                 .to(torch.int8)
                 .sort(dim=-1, descending=True, stable=True)
                 .indices[..., :read_tokens, None]
             )
             k, v = (t.gather(2, indices.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
-            return k, v, torch.ones_like(selected[..., :read_tokens])
+            return k, v, torch.ones_like(selected_mask[..., :read_tokens])
 
     return BlockIndexerReference

@@ -74,7 +74,7 @@ class CompressedConvAttention(WindowedMixer):
     position: Rope = Rope()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         a, k = self.num_attention_heads, self.num_key_value_heads
         check_groups(a, k)
         if k * self.head_dim % 2:
@@ -101,15 +101,15 @@ class CompressedConvAttention(WindowedMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = f.linear("q_proj", x, heads, dim, bias=biased)
-        k = f.linear("k_proj", x, kv_heads, dim, bias=biased)
+        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = f.linear("q_proj", x, heads, dim, bias=has_bias)
+        k = f.linear("k_proj", x, kv_heads, dim, bias=has_bias)
         with f.function():
-            q, k = self._convolve(f, q, k)
+            q, k = self._convolve_queries_and_keys(f, q, k)
         f.hold(q=q, k=k)
         q = self._scaled_and_rotated(f, q)
         k = f.mul(self._scaled_and_rotated(f, k), f.vector("key_scale", kv_heads))
-        v = self._values(f, x, kv_heads, dim)
+        v = self._mixed_values(f, x, kv_heads, dim)
         f.hold(q=q, k=k, v=v)
         k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
         f.hold(k=k, v=v)
@@ -118,46 +118,55 @@ class CompressedConvAttention(WindowedMixer):
         f.hold(k=k, v=v)
         y = f.attention("core", q, k, v, causal=f.causal, window=window)
         f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=biased)
+        return f.linear("o_proj", y, *x.axes, bias=has_bias)
 
-    def _convolve(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
+    def _convolve_queries_and_keys(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, dim), (kv_heads, _) = q.axes, k.axes
         all_heads, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
-        joined = f.cat(q, k, axes=(all_heads, dim))
-        f.hold(q=q, k=k, joined=joined)
+        joined_heads = f.cat(q, k, axes=(all_heads, dim))
+        f.hold(q=q, k=k, joined=joined_heads)
         f.state("conv_state", all_heads, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
-        padded = f.padded(joined, t0 + t1 - 2, state="conv_state")
-        f.hold(seen=padded)
+        padded_rows = f.padded(joined_heads, t0 + t1 - 2, state="conv_state")
+        f.hold(seen=padded_rows)
         conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
-        joined = f.conv(
-            "conv_channels", padded, all_heads, dim, kernel=t0, groups=joined.width, overlap=t1 - 1, **conv_options
+        joined_heads = f.conv(
+            "conv_channels",
+            padded_rows,
+            all_heads,
+            dim,
+            kernel=t0,
+            groups=joined_heads.width,
+            overlap=t1 - 1,
+            **conv_options,
         )
-        joined = f.conv("conv_heads", joined, all_heads, dim, kernel=t1, groups=all_heads.size, **conv_options)
-        f.hold(mixed=joined)
+        joined_heads = f.conv(
+            "conv_heads", joined_heads, all_heads, dim, kernel=t1, groups=all_heads.size, **conv_options
+        )
+        f.hold(mixed=joined_heads)
         assert isinstance(heads, Axis)
         assert isinstance(kv_heads, Axis)
         mean = f.scale(f.add(q, f.repeat(k, heads)), 0.5)
         group = Axis("group", exact_div(heads.size, kv_heads.size))
         mean_of_keys = f.sum(mean.view(kv_heads, group, dim), *k.axes, mean=True)  # over the queries that share a key
         f.hold(mean_q=mean, mean_k=mean_of_keys)
-        after_q, after_k = f.split(joined, q.axes, k.axes)
+        after_q, after_k = f.split(joined_heads, q.axes, k.axes)
         return f.add(after_q, mean), f.add(after_k, mean_of_keys)
 
-    def _values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
-        """Returns the values: half of them from the token itself, half from the previous token."""
+    def _mixed_values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
+        """Returns the values: one half is computed from the token itself, the other half from the previous token."""
         half_width = Axis("half", exact_div(kv_heads.size * dim.size, 2))
-        biased = self.attention_bias
+        has_bias = self.attention_bias
         with f.function():
-            projected = f.linear("v_proj_before", x, half_width, bias=biased, counted=WithStart(of=x.rows))
+            projected = f.linear("v_proj_before", x, half_width, bias=has_bias, counted=WithStart(of=x.rows))
             first_row = f.resumed(
-                f.apply_again(f.zeros(x, state="value_state"), projected, biased), state="value_state"
+                f.apply_again(f.zeros(x, state="value_state"), projected, has_bias), state="value_state"
             )
             f.hold(made=projected, first=first_row)
             f.state("value_state", half_width, last=(projected,))
-            delayed = f.delayed(projected, first_row)
-            f.hold(late=delayed)
-            return f.cat(f.linear("v_proj", x, half_width, bias=biased), delayed, axes=(kv_heads, dim))
+            delayed_values = f.delayed(projected, first_row)
+            f.hold(late=delayed_values)
+            return f.cat(f.linear("v_proj", x, half_width, bias=has_bias), delayed_values, axes=(kv_heads, dim))
 
     def _scaled_and_rotated(self, f: Flow, x: Value) -> Value:
         return f.rope(f.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
@@ -167,7 +176,7 @@ class CompressedConvAttention(WindowedMixer):
         return f"CCA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -194,7 +203,7 @@ class CompressedConvAttention(WindowedMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -220,21 +229,23 @@ def _reference() -> type[nn.Module]:
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
-        def _convolve(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
             kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
-            joined = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
-            stored = self.conv_state.load(run)
-            padded = (
-                nn.functional.pad(joined, (past_tokens, 0)) if stored is None else torch.cat([stored[0], joined], -1)
+            joined_heads = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
+            stored_rows = self.conv_state.load(run)
+            padded_rows = (
+                nn.functional.pad(joined_heads, (past_tokens, 0))
+                if stored_rows is None
+                else torch.cat([stored_rows[0], joined_heads], -1)
             )
-            self.conv_state.keep(run, padded[..., padded.shape[-1] - past_tokens :])
-            convolved = (
-                self.conv_heads(self.conv_channels(padded)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
+            self.conv_state.keep(run, padded_rows[..., padded_rows.shape[-1] - past_tokens :])
+            convolution_output = (
+                self.conv_heads(self.conv_channels(padded_rows)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
             )
             mean_q = (q + self._repeat_heads(k, 2)) / 2
             mean_k = mean_q.unflatten(2, (kv_heads, -1)).mean(3)
-            after_q, after_k = convolved.split([q.shape[2], kv_heads], 2)
+            after_q, after_k = convolution_output.split([q.shape[2], kv_heads], 2)
             return after_q + mean_q, after_k + mean_k
 
         def _repeat_heads(self, x: Tensor, axis: int) -> Tensor:
@@ -242,13 +253,15 @@ def _reference() -> type[nn.Module]:
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, axis)
 
-        def _values(self, x: Tensor, run: Run) -> Tensor:
+        def _mixed_values(self, x: Tensor, run: Run) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
-            stored, projected = self.value_state.load(run), self.v_proj_before(x)
-            first_row = self.v_proj_before(torch.zeros_like(x[:, :1])) if stored is None else stored[0][:, None]
+            stored_rows, projected = self.value_state.load(run), self.v_proj_before(x)
+            first_row = (
+                self.v_proj_before(torch.zeros_like(x[:, :1])) if stored_rows is None else stored_rows[0][:, None]
+            )
             self.value_state.keep(run, projected[:, -1])
-            delayed = torch.cat([first_row, projected[:, :-1]], 1)
-            values: Tensor = torch.cat([self.v_proj(x), delayed], -1).unflatten(-1, (-1, self.spec.head_dim))
+            delayed_values = torch.cat([first_row, projected[:, :-1]], 1)
+            values: Tensor = torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
             return values
 
         def _scaled_and_rotated(self, x: Tensor, run: Run) -> Tensor:
@@ -257,11 +270,13 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             d, tokens = self.spec.head_dim, x.shape[1]
-            q, k = self._convolve(self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run)
+            q, k = self._convolve_queries_and_keys(
+                self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run
+            )
             q, k, v = (
                 self._scaled_and_rotated(q, run),
                 self._scaled_and_rotated(k, run) * self.key_scale.weight[:, None, None],
-                self._values(x, run).transpose(1, 2),
+                self._mixed_values(x, run).transpose(1, 2),
             )
             k, v = self.cache(run, k, v)
             mask = attention_mask(

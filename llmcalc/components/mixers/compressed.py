@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class EntryIndexer(Part):
-    """Selects the compressed entries that a token attends to, with small queries and separate entries.
+    """Small query heads that score a second set of compressed entries and select the entries that a token attends to.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query and of the indexer's entries.
@@ -96,21 +96,21 @@ class CompressedAttention(TokenMixer):
     position: Rope = Rope()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         heads, groups, width, rope = self.num_attention_heads, self.o_groups, self.head_dim, self.qk_rope_head_dim
         if heads * width % groups:
             raise ValueError(f"o_groups: {groups} does not divide {heads} heads of {width}")
-        narrowest = width if self.indexer is None else min(width, self.indexer.index_head_dim)
-        if rope % 2 or rope > narrowest:
-            field = "head_dim" if narrowest == width else "index_head_dim"
-            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {field} {narrowest}")
+        narrowest_head = width if self.indexer is None else min(width, self.indexer.index_head_dim)
+        if rope % 2 or rope > narrowest_head:
+            field = "head_dim" if narrowest_head == width else "index_head_dim"
+            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {field} {narrowest_head}")
         if self.compress_rate is None and (self.overlap or self.indexer is not None):
             raise ValueError("compress_rate: missing; overlap and indexer require one")
         self.position.check_whole("qk_rope_head_dim")
         return self
 
     def heads(self, width: Any) -> HeadSizes:
-        """One key head, whose keys are also the values."""
+        """The mixer's heads: all query heads share one key head, whose keys are also the values."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
     def trait(self) -> str:
@@ -196,7 +196,7 @@ class CompressedAttention(TokenMixer):
             return f.choose_entries(scores, f.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
     def _all_entries(self, f: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
-        """Returns all entries so far, of width `dim`."""
+        """Returns the compressed entries of all tokens so far, of width `dim`."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
@@ -227,7 +227,7 @@ class CompressedAttention(TokenMixer):
         """Joins the windows of both series; the first series is delayed by one window."""
         window_rows = Beside(((rate,), (rate,)))
         with f.function():
-            (delayed_series, current), (gate_delayed_series, current_gate) = (
+            (delayed_series, current_series), (gate_delayed_series, current_gate) = (
                 f.split(v, (rate, dim), (rate, dim)) for v in (kv, gate)
             )
             zeros = f.zeros(delayed_series, state="last_window"), f.zeros(gate_delayed_series, state="last_window")
@@ -235,14 +235,17 @@ class CompressedAttention(TokenMixer):
             f.hold(first=first_window, gate_first=first_gate)
             op = ops.LastWindow(dim.size, rate.size, rows=tokens)
             f.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
-            delayed, delayed_gate = f.delayed(delayed_series, first_window), f.delayed(gate_delayed_series, first_gate)
-            f.hold(late=delayed, gate_late=delayed_gate)
-            return f.cat(delayed, current, axes=(window_rows, dim)), f.cat(
+            delayed_window, delayed_gate = (
+                f.delayed(delayed_series, first_window),
+                f.delayed(gate_delayed_series, first_gate),
+            )
+            f.hold(late=delayed_window, gate_late=delayed_gate)
+            return f.cat(delayed_window, current_series, axes=(window_rows, dim)), f.cat(
                 delayed_gate, current_gate, axes=(window_rows, dim)
             )
 
     def _entry_projection(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
-        """Records a projection from which entries are computed."""
+        """Records a projection from which compressed entries are computed."""
         assert self.compress_rate is not None
         op = ops.EntryLinear(x.width, f.n(out), rows=x.rows, rate=self.compress_rate)
         weight = Weight(name, out, x.axes)
@@ -250,11 +253,13 @@ class CompressedAttention(TokenMixer):
 
     def describe(self, hidden_size: int) -> str:
         entries = "" if self.compress_rate is None else f", entries of {self.compress_rate} tokens"
-        selected = "" if self.indexer is None else f", {self.indexer.index_topk} of them"
-        return f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selected}"
+        selection_text = "" if self.indexer is None else f", {self.indexer.index_topk} of them"
+        return (
+            f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selection_text}"
+        )
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -276,7 +281,7 @@ class CompressedAttention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -294,7 +299,10 @@ def _reference() -> type[nn.Module]:
             )
             series = 2 * width if spec.overlap else width
             self.kv_proj, self.gate_proj = nn.Linear(hidden, series, bias=False), nn.Linear(hidden, series, bias=False)
-            self.position_bias, self.norm = vector(torch.zeros(self.rate, series)), norm_reference(spec.norm, width)
+            self.position_bias, self.norm = (
+                vector(torch.zeros(self.rate, series)),
+                norm_reference(spec.norm, width),
+            )
             self.cache: Any = state_class()()
             self.last_window: Any = state_class()() if spec.overlap else None
 
@@ -304,25 +312,29 @@ def _reference() -> type[nn.Module]:
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """
             assert self.last_window is not None
-            (delayed_series, current), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
-            stored = self.last_window.load(run)
+            (delayed_series, current_series), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
+            stored_window = self.last_window.load(run)
             first_window = (
                 (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
-                if stored is None
-                else tuple(t[:, None] for t in stored)
+                if stored_window is None
+                else tuple(t[:, None] for t in stored_window)
             )
             self.last_window.keep(run, delayed_series[:, -1], gate_delayed_series[:, -1])
-            delayed = (
+            delayed_window = (
                 torch.cat([first_window[0], delayed_series[:, :-1]], 1),
                 torch.cat([first_window[1], gate_delayed_series[:, :-1]], 1),
             )
-            return torch.cat([delayed[0], current], 2), torch.cat([delayed[1], current_gate], 2)
+            return torch.cat([delayed_window[0], current_series], 2), torch.cat([delayed_window[1], current_gate], 2)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            kv, gate, stored = self.kv_proj(x), self.gate_proj(x), self.cache.load(run)
+            kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(run)
             entries: Tensor | None = None
-            if stored is not None:
-                entries, kv, gate = stored[0], torch.cat([stored[1], kv], 1), torch.cat([stored[2], gate], 1)
+            if stored_rows is not None:
+                entries, kv, gate = (
+                    stored_rows[0],
+                    torch.cat([stored_rows[1], kv], 1),
+                    torch.cat([stored_rows[2], gate], 1),
+                )
             windows = kv.shape[1] // self.rate
             window_tokens = windows * self.rate
             pending = kv[:, window_tokens:], gate[:, window_tokens:]
@@ -362,8 +374,8 @@ def _reference() -> type[nn.Module]:
             ranked_entries = (
                 scores.masked_fill(~allowed_entries, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             )
-            selected: Tensor = ranked_entries[..., : self.topk]
-            return selected
+            selected_entries: Tensor = ranked_entries[..., : self.topk]
+            return selected_entries
 
     class Core(nn.Module):
         """Scores of each head's queries against the one key head.
@@ -405,7 +417,7 @@ def _reference() -> type[nn.Module]:
         def _rotate(self, x: Tensor, run: Run, inverse: bool = False) -> Tensor:
             return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta, inverse)
 
-        def _entries(self, x: Tensor, compressed_query: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _entries_and_mask(self, x: Tensor, compressed_query: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
             spec, end = self.spec, run.past + x.shape[1]
             assert spec.compress_rate is not None
@@ -414,12 +426,14 @@ def _reference() -> type[nn.Module]:
             allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
                 return entries, allowed_entries
-            selected = self.indexer(x, compressed_query, allowed_entries, run)
+            selected_entries = self.indexer(x, compressed_query, allowed_entries, run)
             if run.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                return entries.gather(1, selected[:, 0, :, None].expand(-1, -1, entries.shape[-1])), allowed_entries[
-                    :, : selected.shape[-1]
-                ]
-            selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1).scatter(-1, selected, True)
+                return entries.gather(
+                    1, selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
+                ), allowed_entries[:, : selected_entries.shape[-1]]
+            selected_mask = (
+                torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
+            )
             return entries, (allowed_entries & selected_mask)[:, None]
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
@@ -432,7 +446,7 @@ def _reference() -> type[nn.Module]:
             mask = attention_mask(run, end, x.shape[1], keys, x.device, causal=True, window=spec.sliding_window)
             scores, entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
-                entries, entry_mask = self._entries(x, compressed_query, run)
+                entries, entry_mask = self._entries_and_mask(x, compressed_query, run)
                 scores = torch.cat([scores, self.entry_core(q, entries)], -1)
             scores = scores * spec.head_dim**-0.5
             if entries is not None:

@@ -1,4 +1,4 @@
-"""Attention of a block of draft tokens to the target's hidden states and to one another, in both directions.
+"""Attention of a block of draft tokens to the target model's hidden states and to one another, in both directions.
 
 DFlash (Chen 2026, arXiv:2602.06036): queries are of the block; keys and values, by the same projections, of the context
 and of the block. Only those of the context are cached. Source: `Qwen3DFlashAttention` in
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ContextAttention(TwoSetsMixer):
-    """Attention to the projected states of a target, and to all tokens of this pass.
+    """Attention to the projected hidden states of a target model, and to all tokens of the current pass.
 
     num_attention_heads: the number of query heads.
     num_key_value_heads: the number of key and value heads.
@@ -59,7 +59,7 @@ class ContextAttention(TwoSetsMixer):
         return DFLASH
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """Records one softmax over the scores of both cores; each core counts the products of its keys."""
+        """Records one softmax over the scores of both attention cores; each core counts its own products."""
         context: Value = f.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
@@ -90,7 +90,7 @@ class ContextAttention(TwoSetsMixer):
         return self._describe("of a block")
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -102,7 +102,7 @@ class ContextAttention(TwoSetsMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
 
     class ContextReference(two_sets_reference()):  # type: ignore[misc]
@@ -112,15 +112,17 @@ def _reference() -> type[nn.Module]:
             super().__init__(spec, hidden)
             self.block_core = product_class()()
 
-        def _placed(self, projection: str, x: Tensor, run: Run) -> Tensor:
-            """Returns the heads of x, with RoPE but for the values."""
+        def _projected_heads(self, projection: str, x: Tensor, run: Run) -> Tensor:
+            """Returns the projected heads of x, with RoPE for queries and keys."""
             heads: Tensor = self._split_heads(projection, x)
             return heads if projection == "v" else self.spec.position.rotated(heads, run, run.past)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, context = self.spec, run.memo["target_states"]
-            q, k, v = (self._placed(projection, x, run) for projection in "qkv")
-            context_k, context_v = self.cache(run, self._placed("k", context, run), self._placed("v", context, run))
+            q, k, v = (self._projected_heads(projection, x, run) for projection in "qkv")
+            context_k, context_v = self.cache(
+                run, self._projected_heads("k", context, run), self._projected_heads("v", context, run)
+            )
             k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
             scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]
             weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)

@@ -28,13 +28,13 @@ def delta_rule_class() -> type[nn.Module]:
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
     def strictly_lower_inverse(system: Tensor) -> Tensor:
-        """Computes (1 + L)⁻¹ row by row, where L is the part of `system` below the diagonal."""
+        """Computes (1 + L)⁻¹ row by row, where L is the part of the matrix `system` below the diagonal."""
         size = system.shape[-1]
         identity = torch.eye(size, dtype=system.dtype, device=system.device).expand(system.shape)
         rows = [identity[..., 0, :]]
         for i in range(1, size):
-            solved = torch.stack(rows, -2)
-            rows.append(identity[..., i, :] - (system[..., i, :i, None] * solved).sum(-2))
+            solved_rows = torch.stack(rows, -2)
+            rows.append(identity[..., i, :] - (system[..., i, :i, None] * solved_rows).sum(-2))
         return torch.stack(rows, -2)
 
     class DeltaRule(nn.Module):
@@ -53,23 +53,23 @@ def delta_rule_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, run: Run, state: Any) -> Tensor:
             q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
             q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-            stored = state.load(run)
-            old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored is None else stored[0]
-            decodes_one = stored is not None and q.shape[2] == 1
-            out, new_state = (self._step if decodes_one else self._chunks)(q, k, v, g, beta, old_state)
+            stored_state = state.load(run)
+            old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
+            decodes_one = stored_state is not None and q.shape[2] == 1
+            out, new_state = (self._run_token if decodes_one else self._run_chunks)(q, k, v, g, beta, old_state)
             state.keep(run, new_state)
             return out
 
-        def _step(
+        def _run_token(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
         ) -> tuple[Tensor, Tensor]:
             state = state * g[:, :, 0, :, None].exp()
-            predicted = (state * k[:, :, 0, :, None]).sum(-2)
-            correction = (v[:, :, 0] - predicted) * beta
+            predicted_values = (state * k[:, :, 0, :, None]).sum(-2)
+            correction = (v[:, :, 0] - predicted_values) * beta
             state = state + k[:, :, 0, :, None] * correction[..., None, :]
             return (state * q[:, :, 0, :, None]).sum(-2)[:, :, None], state
 
-        def _chunks(
+        def _run_chunks(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
         ) -> tuple[Tensor, Tensor]:
             tokens, size = q.shape[2], self.chunk

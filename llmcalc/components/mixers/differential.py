@@ -52,7 +52,7 @@ class DifferentialAttention(GroupedQueryMixer):
     position: Rope = Rope()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         a, k = self.num_attention_heads, self.num_key_value_heads
         if a % k or k % 2:
             raise ValueError(f"num_key_value_heads: {k}; expected an even divisor of num_attention_heads {a}")
@@ -73,10 +73,10 @@ class DifferentialAttention(GroupedQueryMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, biased = Axis("head_dim", self.head_dim), self.attention_bias
-        q = f.rope(f.linear("q_proj", x, heads, dim, bias=biased), self.position)
-        k = f.rope(f.linear("k_proj", x, kv_heads, dim, bias=biased), self.position)
-        k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim, bias=biased))
+        dim, has_bias = Axis("head_dim", self.head_dim), self.attention_bias
+        q = f.rope(f.linear("q_proj", x, heads, dim, bias=has_bias), self.position)
+        k = f.rope(f.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.position)
+        k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim, bias=has_bias))
         f.mask(q, k, causal=True)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
         halves = (f.repeat(half, kv_heads, tiled=True) for half in f.split(v, half_of_values, half_of_values))
@@ -86,19 +86,19 @@ class DifferentialAttention(GroupedQueryMixer):
         f.hold(k=k)
         cores = f.attention("core_1", q, k, first_values), f.attention("core_2", q, k, second_values)
         double_dim = Beside(((dim,), (dim,)))
-        joined = f.cat(*cores, axes=(heads, double_dim))
+        joined_heads = f.cat(*cores, axes=(heads, double_dim))
         half = Axis("half_heads", exact_div(heads.size, 2)), double_dim
-        plus, minus = f.split(joined, half, half)
+        plus, minus = f.split(joined_heads, half, half)
         share = f.plus(f.sub(self._lambda_term(f, "1", dim), self._lambda_term(f, "2", dim)), self.lambda_init)
-        f.hold(both=joined, share=share)
+        f.hold(both=joined_heads, share=share)
         y = f.sub(plus, f.mul(minus, share))  # one softmax term minus λ times the other, in both halves
         y = f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (double_dim,))
         y = f.scale(y, 1 - self.lambda_init)
         f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=biased)
+        return f.linear("o_proj", y, *x.axes, bias=has_bias)
 
     def _lambda_term(self, f: Flow, term: str, dim: Axis) -> Value:
-        """Records one of the two terms exp(λq·λk) of λ."""
+        """Records one of the two terms exp(λ_q · λ_k) of λ."""
         product = f.mul(f.vector(f"lambda_q{term}", dim), f.vector(f"lambda_k{term}", dim))
         return f.act(f.sum(product), "exp")
 
@@ -108,7 +108,7 @@ class DifferentialAttention(GroupedQueryMixer):
         return f"differential {heads} × {self.head_dim}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -119,7 +119,7 @@ class DifferentialAttention(GroupedQueryMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -159,8 +159,10 @@ def _reference() -> type[nn.Module]:
             mask = attention_mask(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
             first_values, second_values = (self._repeat_heads(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
             k = self._repeat_heads(k)
-            joined = torch.cat([self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1)
-            plus, minus = joined.chunk(2, 1)
+            joined_heads = torch.cat(
+                [self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1
+            )
+            plus, minus = joined_heads.chunk(2, 1)
             share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
             out = (1 - self.spec.lambda_init) * self.norm(plus - share * minus)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))

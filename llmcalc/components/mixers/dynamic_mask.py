@@ -57,7 +57,7 @@ class DynamicMaskAttention(WindowedMixer):
     position: Rope = Rope()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         self.position.check(self.head_dim)
         return self
@@ -70,18 +70,18 @@ class DynamicMaskAttention(WindowedMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = f.norm("q_norm", f.linear("q_proj", x, heads, dim, bias=biased), self.norm, (dim,))
+        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = f.norm("q_norm", f.linear("q_proj", x, heads, dim, bias=has_bias), self.norm, (dim,))
         q = f.rope(q, self.position)
-        k = f.norm("k_norm", f.linear("k_proj", x, kv_heads, dim, bias=biased), self.norm, (dim,))
-        k, v = f.rope(k, self.position), f.linear("v_proj", x, kv_heads, dim, bias=biased)
+        k = f.norm("k_norm", f.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.norm, (dim,))
+        k, v = f.rope(k, self.position), f.linear("v_proj", x, kv_heads, dim, bias=has_bias)
         k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
         limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
         f.hold(q=q, k=k, v=v)
         f.mask(q, k, causal=True, window=window)
         with f.function():
             rows = WithPast(of=x.rows, window=window)
-            steps = f.act(f.linear("dt_proj", v, kv_heads, bias=biased, rows=rows), "softplus")
+            steps = f.act(f.linear("dt_proj", v, kv_heads, bias=has_bias, rows=rows), "softplus")
             f.hold(steps=steps)
             strength = f.act(f.mul(steps, f.vector("A", kv_heads)), "exp")
             f.hold(strength=strength)
@@ -91,7 +91,7 @@ class DynamicMaskAttention(WindowedMixer):
         f.hold(k=k, v=v, mask=mask)
         y = f.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
         f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=biased)
+        return f.linear("o_proj", y, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
@@ -102,7 +102,7 @@ class DynamicMaskAttention(WindowedMixer):
         )
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -114,7 +114,7 @@ class DynamicMaskAttention(WindowedMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -130,7 +130,7 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, spec: DynamicMaskAttention, hidden: int) -> None:
             super().__init__()
-            self.spec, heads, kv_heads, d, biased = (
+            self.spec, heads, kv_heads, d, has_bias = (
                 spec,
                 spec.num_attention_heads,
                 spec.num_key_value_heads,
@@ -138,11 +138,14 @@ def _reference() -> type[nn.Module]:
                 spec.attention_bias,
             )
             for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(name, nn.Linear(hidden, width, bias=biased))
+                self.add_module(name, nn.Linear(hidden, width, bias=has_bias))
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
             self.cache, self.core = cache_class()(spec.sliding_window), Core()
-            self.A, self.dt_proj = vector(torch.randn(kv_heads) * 0.5), nn.Linear(kv_heads * d, kv_heads, bias=biased)
-            self.o_proj = nn.Linear(heads * d, hidden, bias=biased)
+            self.A, self.dt_proj = (
+                vector(torch.randn(kv_heads) * 0.5),
+                nn.Linear(kv_heads * d, kv_heads, bias=has_bias),
+            )
+            self.o_proj = nn.Linear(heads * d, hidden, bias=has_bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
             heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
@@ -155,11 +158,13 @@ def _reference() -> type[nn.Module]:
             mask: Tensor = strength.expand(-1, -1, causal_mask.shape[0], -1).masked_fill(~causal_mask, float("-inf"))
             if mask.shape[-1] <= self.spec.keep_window_size:
                 return mask
-            rounded = mask.round(
+            rounded_mask = mask.round(
                 decimals=4
             )  # repeated tokens have equal values up to rounding: of equal keys, the first are selected
-            strongest = rounded.sort(dim=-1, descending=True, stable=True).indices[..., : self.spec.keep_window_size]
-            return torch.full_like(mask, float("-inf")).scatter(-1, strongest, mask.gather(-1, strongest))
+            strongest_keys = rounded_mask.sort(dim=-1, descending=True, stable=True).indices[
+                ..., : self.spec.keep_window_size
+            ]
+            return torch.full_like(mask, float("-inf")).scatter(-1, strongest_keys, mask.gather(-1, strongest_keys))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, group, tokens = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads, x.shape[1]

@@ -38,7 +38,7 @@ class FourierMixer(TokenMixer):
         return "Fourier"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()()
+        return _reference_class()()
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -46,7 +46,7 @@ class FourierMixer(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -54,7 +54,7 @@ def _reference() -> type[nn.Module]:
         """Fourier mixing. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            mixed: Tensor = torch.fft.fft2(x.float()).real.to(x.dtype)
-            return mixed
+            mixed_features: Tensor = torch.fft.fft2(x.float()).real.to(x.dtype)
+            return mixed_features
 
     return FourierReference

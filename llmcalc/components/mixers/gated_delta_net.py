@@ -42,7 +42,7 @@ CHUNK = 64
 
 
 class GatedDeltaNet(TokenMixer):
-    """Gated DeltaNet, under Qwen3-Next's field names.
+    """Gated DeltaNet, with the field names of Qwen3-Next's config.
 
     linear_num_key_heads: the number of query and key heads; each serves the same number of value heads.
     linear_num_value_heads: the number of value heads; each has a state and an output. `heads` returns these as heads
@@ -73,7 +73,7 @@ class GatedDeltaNet(TokenMixer):
     norm_eps: Real = Field(default=1e-6, ge=0)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
         if values % keys:
             raise ValueError(
@@ -119,7 +119,7 @@ class GatedDeltaNet(TokenMixer):
         return f"gated DeltaNet {heads} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -144,7 +144,7 @@ class GatedDeltaNet(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -179,8 +179,8 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             dk, dv = self.head_dims
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
-            convolved = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2)
-            q, k, v = convolved.split([self.key_width, self.key_width, self.value_width], -1)
+            convolution_output = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2)
+            q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (y.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for y in (q, k))
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()

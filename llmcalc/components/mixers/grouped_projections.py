@@ -1,4 +1,4 @@
-"""Attention whose projections are block-diagonal, and the network that goes with it.
+"""Attention whose projections are block-diagonal, and the feed-forward network of the same layers.
 
 SqueezeBERT (Iandola et al. 2020, arXiv:2006.11316, §3.2): each linear layer is a convolution of width 1 in groups, and
 the inputs of a group reach the outputs of that group alone. transformers: models/squeezebert.
@@ -28,7 +28,7 @@ MOST_GROUPS = 2**20
 SOURCE = "Iandola et al. 2020, §3.2"
 
 
-def _groups() -> Any:
+def _groups_field() -> Any:
     return Field(default=1, ge=1, le=MOST_GROUPS, strict=True)
 
 
@@ -45,10 +45,10 @@ class GroupedProjectionAttention(TokenMixer):
 
     type: Literal["grouped_projections"] = "grouped_projections"
     num_attention_heads: Heads
-    q_groups: int = _groups()
-    k_groups: int = _groups()
-    v_groups: int = _groups()
-    o_groups: int = _groups()
+    q_groups: int = _groups_field()
+    k_groups: int = _groups_field()
+    v_groups: int = _groups_field()
+    o_groups: int = _groups_field()
 
     def heads(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, exact_div(width, self.num_attention_heads))
@@ -85,7 +85,7 @@ class GroupedProjectionAttention(TokenMixer):
         return f"MHA {self.num_attention_heads} in {self.q_groups} groups"
 
     def reference(self, context: Context) -> nn.Module:
-        return _attention()(self, context.hidden_size)
+        return _attention_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -109,8 +109,8 @@ class GroupedFeedForward(SingleWidthNetwork):
     type: Literal["grouped_mlp"] = "grouped_mlp"
     intermediate_size: Width
     hidden_act: Activation
-    up_groups: int = _groups()
-    down_groups: int = _groups()
+    up_groups: int = _groups_field()
+    down_groups: int = _groups_field()
 
     def activation(self) -> str:
         return self.hidden_act
@@ -127,7 +127,7 @@ class GroupedFeedForward(SingleWidthNetwork):
         return f"{self.hidden_act} {self.intermediate_size} in {self.up_groups} groups"
 
     def reference(self, context: Context) -> nn.Module:
-        return _network()(self, context.hidden_size)
+        return _network_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -137,20 +137,20 @@ class GroupedFeedForward(SingleWidthNetwork):
         ]
 
 
-def _grouped(width: int, out: int, groups: int) -> nn.Module:
+def _grouped_convolution(width: int, out: int, groups: int) -> nn.Module:
     from torch import nn
 
     return nn.Conv1d(width, out, 1, groups=groups)
 
 
-def _applied(projection: nn.Module, x: Tensor) -> Tensor:
-    """Applies a convolution of width 1. x: [batch, tokens, width] → [batch, tokens, out]."""
+def _apply_convolution(projection: nn.Module, x: Tensor) -> Tensor:
+    """Applies a convolution of kernel width 1. x: [batch, tokens, width] → [batch, tokens, out]."""
     out: Tensor = projection(x.transpose(1, 2)).transpose(1, 2)
     return out
 
 
 @cache
-def _attention() -> type[nn.Module]:
+def _attention_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -168,26 +168,26 @@ def _attention() -> type[nn.Module]:
         def __init__(self, spec: GroupedProjectionAttention, hidden: int) -> None:
             super().__init__()
             self.heads = spec.num_attention_heads
-            self.q_proj = _grouped(hidden, hidden, spec.q_groups)
-            self.k_proj = _grouped(hidden, hidden, spec.k_groups)
-            self.v_proj = _grouped(hidden, hidden, spec.v_groups)
-            self.o_proj = _grouped(hidden, hidden, spec.o_groups)
+            self.q_proj = _grouped_convolution(hidden, hidden, spec.q_groups)
+            self.k_proj = _grouped_convolution(hidden, hidden, spec.k_groups)
+            self.v_proj = _grouped_convolution(hidden, hidden, spec.v_groups)
+            self.o_proj = _grouped_convolution(hidden, hidden, spec.o_groups)
             self.core = Core()
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q, k, v = (
-                _applied(projection, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                _apply_convolution(projection, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in (self.q_proj, self.k_proj, self.v_proj)
             )
             tokens = x.shape[1]
             mask = attention_mask(run, run.past + tokens, tokens, tokens, x.device, causal=False)
-            return _applied(self.o_proj, self.core(q, k, v, mask).transpose(1, 2).flatten(2))
+            return _apply_convolution(self.o_proj, self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
     return GroupedProjectionReference
 
 
 @cache
-def _network() -> type[nn.Module]:
+def _network_class() -> type[nn.Module]:
     from torch import nn
 
     class GroupedFeedForwardReference(nn.Module):
@@ -196,10 +196,10 @@ def _network() -> type[nn.Module]:
         def __init__(self, spec: GroupedFeedForward, hidden: int) -> None:
             super().__init__()
             self.act = spec.hidden_act
-            self.up_proj = _grouped(hidden, spec.intermediate_size, spec.up_groups)
-            self.down_proj = _grouped(spec.intermediate_size, hidden, spec.down_groups)
+            self.up_proj = _grouped_convolution(hidden, spec.intermediate_size, spec.up_groups)
+            self.down_proj = _grouped_convolution(spec.intermediate_size, hidden, spec.down_groups)
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
-            return _applied(self.down_proj, activate(self.act, _applied(self.up_proj, x)))
+            return _apply_convolution(self.down_proj, activate(self.act, _apply_convolution(self.up_proj, x)))
 
     return GroupedFeedForwardReference

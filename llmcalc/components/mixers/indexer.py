@@ -69,11 +69,11 @@ class Indexer(Part):
 
     def reference(self, context: Context, query: int, rope: int, theta: float) -> nn.Module:
         """Builds the indexer. query: the width of the compressed query. rope: its rotated dimensions."""
-        return _reference()(self, context.hidden_size, query, rope, theta)
+        return _reference_class()(self, context.hidden_size, query, rope, theta)
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -112,7 +112,7 @@ def _reference() -> type[nn.Module]:
             (k,) = self.cache(run, k)
             scores = self.core(self._rotated(q, run).transpose(1, 2), k, weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
-            selected: Tensor = ranked_tokens[..., : spec.index_topk]
-            return selected
+            selected_tokens: Tensor = ranked_tokens[..., : spec.index_topk]
+            return selected_tokens
 
     return IndexerReference

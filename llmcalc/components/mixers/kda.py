@@ -46,7 +46,7 @@ else:
 
 
 class KimiDeltaAttention(TokenMixer):
-    """Kimi Delta Attention, under Kimi Linear's field names.
+    """Kimi Delta Attention, with the field names of Kimi Linear's config.
 
     linear_num_heads: the number of heads, each with a state of linear_head_dim × linear_head_dim.
     linear_head_dim: the size of a query, key or value head.
@@ -74,7 +74,7 @@ class KimiDeltaAttention(TokenMixer):
     norm_eps: Real = Field(default=1e-5, ge=0)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.chunk_size == 1:
             raise ValueError("chunk_size: chunks of 1 have no system to solve, as is counted; expected at least 2")
         return self
@@ -132,7 +132,7 @@ class KimiDeltaAttention(TokenMixer):
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -144,7 +144,7 @@ class KimiDeltaAttention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
     from torch.nn import functional as F

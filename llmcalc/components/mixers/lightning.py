@@ -62,11 +62,11 @@ class LightningAttention(TokenMixer):
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
         q, k, v = (f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj"))
-        activated = f.act(q, self.hidden_act), f.act(k, self.hidden_act), f.act(v, self.hidden_act)
+        activated_qkv = f.act(q, self.hidden_act), f.act(k, self.hidden_act), f.act(v, self.hidden_act)
         sizes = q.axes[0].size, dim.size, x.rows
         y = f.alternatives(
-            chunked=lambda: f.core("core", LightningCore(*sizes, self.block_size), *activated, axes=all_heads),
-            by_token=lambda: f.core("core", DecayScan(*sizes), *activated, axes=all_heads),
+            chunked=lambda: f.core("core", LightningCore(*sizes, self.block_size), *activated_qkv, axes=all_heads),
+            by_token=lambda: f.core("core", DecayScan(*sizes), *activated_qkv, axes=all_heads),
         )
         f.state("recurrent_state", heads, dim, dim)
         y = f.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
@@ -76,7 +76,7 @@ class LightningAttention(TokenMixer):
         return f"lightning attention {self.num_attention_heads} × {self.head_dim}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -87,7 +87,7 @@ class LightningAttention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -148,9 +148,9 @@ def _reference() -> type[nn.Module]:
             return heads
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            stored = self.recurrent_state.load(run)
+            stored_state = self.recurrent_state.load(run)
             q, k, v = (self._split_heads(y) for y in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
-            out, state = self.core(q, k, v, None if stored is None else stored[0])
+            out, state = self.core(q, k, v, None if stored_state is None else stored_state[0])
             self.recurrent_state.keep(run, state)
             normed = self.norm(out.transpose(1, 2).flatten(2))
             result: Tensor = self.o_proj(self.g_proj(x).sigmoid() * normed)

@@ -1,4 +1,4 @@
-"""Local attention of an encoder: to nearby tokens in both directions, in blocks, and optionally to block sums.
+"""Local attention of an encoder: to nearby tokens in both directions, and optionally to sums of token blocks.
 
 LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1). `local`: a token attends to tokens at most local_radius away. Each
 block of local_radius + 1 tokens attends to itself and its two neighbours; the last block is padded. `transient-global`:
@@ -63,7 +63,7 @@ class LocalAttention(TokenMixer):
     global_norm: Norm | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.global_norm is not None and self.global_block_size is None:
             raise ValueError("global_norm: there are no sums to norm without a global_block_size")
         return self
@@ -96,10 +96,10 @@ class LocalAttention(TokenMixer):
         if self.global_block_size is not None:
             block = self.global_block_size
             summing, sums = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
-            summed = f.core("sums", summing, x, axes=x.axes, rows=sums)
-            f.hold(summed=summed)
-            summed = summed if self.global_norm is None else f.part("global_norm", self.global_norm, summed)
-            kv_input = f.cat(x, summed, axes=x.axes, rows=WithSums(of=x.rows, block=block))
+            block_sums = f.core("sums", summing, x, axes=x.axes, rows=sums)
+            f.hold(summed=block_sums)
+            block_sums = block_sums if self.global_norm is None else f.part("global_norm", self.global_norm, block_sums)
+            kv_input = f.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=block))
             f.hold(read=kv_input)
         size = self.local_radius + 1
         q = f.in_blocks(f.linear("q_proj", x, heads, dim), size, x.rows)
@@ -120,7 +120,7 @@ class LocalAttention(TokenMixer):
         return f"local MHA {self.num_attention_heads} × {self.head_dim}, {self.local_radius} each way{sums}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -136,7 +136,7 @@ class LocalAttention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -152,7 +152,7 @@ def _reference() -> type[nn.Module]:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class Sums(nn.Module):
-        """Sums tokens by block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""
+        """Sums the tokens of each block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""
 
         def forward(self, x: Tensor, sum_index: Tensor, sums: Tensor) -> Tensor:
             out: Tensor = (sums[:, None] == sum_index[None]).to(x.dtype) @ x
@@ -172,11 +172,11 @@ def _reference() -> type[nn.Module]:
                 self.global_norm = spec.global_norm.reference(context)
             self.core, self.o_proj = Core(), nn.Linear(width, context.hidden_size, bias=False)
 
-        def _blocks(self, x: Tensor) -> Tensor:
+        def _split_into_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
             size = self.spec.local_radius + 1
-            missing = x.new_zeros(x.shape[0], -x.shape[1] % size, *x.shape[2:])
-            blocks: Tensor = torch.cat([x, missing], 1).unflatten(1, (-1, size))
+            padding = x.new_zeros(x.shape[0], -x.shape[1] % size, *x.shape[2:])
+            blocks: Tensor = torch.cat([x, padding], 1).unflatten(1, (-1, size))
             return blocks
 
         def _with_neighbours(self, x: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def _reference() -> type[nn.Module]:
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
-            local_vectors = self._split_heads(self._with_neighbours(self._blocks(x[:, :tokens])))
+            local_vectors = self._split_heads(self._with_neighbours(self._split_into_blocks(x[:, :tokens])))
             if self.spec.global_block_size is None:
                 return local_vectors
             sum_vectors = self._split_heads(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
@@ -211,7 +211,7 @@ def _reference() -> type[nn.Module]:
             )
             return mask_and_bias
 
-        def _sums(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
+        def _block_sum_indices(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
             size = self.spec.global_block_size
             assert size is not None
@@ -224,7 +224,7 @@ def _reference() -> type[nn.Module]:
         def _mask_and_bias(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of each query's keys, [blocks, 1, block, keys], and the bias on the scores."""
             radius = self.spec.local_radius
-            positions = self._blocks(run.span(0, tokens, device)[None] + 1)  # 0 marks padding
+            positions = self._split_into_blocks(run.span(0, tokens, device)[None] + 1)  # 0 marks padding
             keys = self._with_neighbours(positions)
             offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((offsets[None] - offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[
@@ -233,19 +233,23 @@ def _reference() -> type[nn.Module]:
             mask = local_mask[:, None]
             bias = None if run.bias is None else run.bias(offsets[radius + 1 : 2 * radius + 2], offsets)[None]
             if self.spec.global_block_size is not None:
-                sum_index, sums = self._sums(run, tokens, device)
+                sum_index, sums = self._block_sum_indices(run, tokens, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sums))], -1)
                 if bias is not None:
-                    sum_bias = self._blocks(run.bias.blocks(sum_index, sums).permute(1, 0, 2)[None])[0].transpose(1, 2)
+                    sum_bias = self._split_into_blocks(run.bias.blocks(sum_index, sums).permute(1, 0, 2)[None])[
+                        0
+                    ].transpose(1, 2)
                     bias = torch.cat([bias.expand(sum_bias.shape[0], -1, -1, -1), sum_bias], -1)
             return mask, bias
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             tokens, kv_input = x.shape[1], x
             if self.spec.global_block_size is not None:
-                summed = self.sums(x, *self._sums(run, tokens, x.device))
-                kv_input = torch.cat([x, self.global_norm(summed) if hasattr(self, "global_norm") else summed], 1)
-            q = self._split_heads(self._blocks(self.get_submodule("q_proj")(x)))
+                block_sums = self.sums(x, *self._block_sum_indices(run, tokens, x.device))
+                kv_input = torch.cat(
+                    [x, self.global_norm(block_sums) if hasattr(self, "global_norm") else block_sums], 1
+                )
+            q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
             mask, bias = self._shared_bias(run, tokens, x.device)
             out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]

@@ -62,7 +62,7 @@ class Mamba(TokenMixer):
     norm: Norm | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.num_heads is not None and self.intermediate_size % self.num_heads:
             raise ValueError(f"num_heads: {self.num_heads} does not divide intermediate_size {self.intermediate_size}")
         if self.num_heads is not None and self.norm is not None:
@@ -73,20 +73,24 @@ class Mamba(TokenMixer):
         return "Gu & Dao 2023, §3.4"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        inner, state, kernel = Axis("inner", self.intermediate_size), Axis("state", self.state_size), self.conv_kernel
-        projected = f.linear("in_proj", x, Beside(((inner,), (inner,))), bias=self.use_bias)
-        u, gate = f.split(projected, (inner,), (inner,))
-        biased = self.use_conv_bias
-        u = f.conv("conv1d", u, inner, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
-        f.state("conv_state", inner, Axis("kernel", kernel), kind="conv_state")
+        inner_axis, state, kernel = (
+            Axis("inner", self.intermediate_size),
+            Axis("state", self.state_size),
+            self.conv_kernel,
+        )
+        projected = f.linear("in_proj", x, Beside(((inner_axis,), (inner_axis,))), bias=self.use_bias)
+        u, gate = f.split(projected, (inner_axis,), (inner_axis,))
+        has_bias = self.use_conv_bias
+        u = f.conv("conv1d", u, inner_axis, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
+        f.state("conv_state", inner_axis, Axis("kernel", kernel), kind="conv_state")
         u = f.act(u, self.hidden_act)
-        step, b, c = self._scan_inputs(f, u, inner, state)
+        step, b, c = self._scan_inputs(f, u, inner_axis, state)
         op = SelectiveScan(u.width, self.state_size, u.rows)
-        y = f.core("scan", op, u, f.act(step, "softplus"), b, c, axes=(inner,))
-        f.state("ssm_state", inner, state, bits=STATE_BITS)
+        y = f.core("scan", op, u, f.act(step, "softplus"), b, c, axes=(inner_axis,))
+        f.state("ssm_state", inner_axis, state, bits=STATE_BITS)
         return f.linear("out_proj", f.mul(y, f.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias)
 
-    def _scan_inputs(self, f: Flow, u: Value, inner: Axis, state: Axis) -> tuple[Value, Value, Value]:
+    def _scan_inputs(self, f: Flow, u: Value, inner_axis: Axis, state: Axis) -> tuple[Value, Value, Value]:
         """Returns Δ per channel, and B and C per head. Every token passes through the projections of all heads."""
         a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
         shapes = (rank,), (state,), (state,)
@@ -98,19 +102,19 @@ class Mamba(TokenMixer):
                     f.norm("b_norm", b, self.norm),
                     f.norm("c_norm", c, self.norm),
                 )
-            return f.linear("dt_proj", step, inner, bias=True), b, c
+            return f.linear("dt_proj", step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
         head_rows = u.view(channels, rows=Routed(of=u.rows, top_k=a))
         step, b, c = f.split(f.experts("x_proj", head_rows, heads, a, Beside(shapes)), *shapes)
         step = f.experts("dt_proj", step, heads, a, channels, bias=True)
-        return step.view(inner, rows=u.rows), b.view(heads, state, rows=u.rows), c.view(heads, state, rows=u.rows)
+        return step.view(inner_axis, rows=u.rows), b.view(heads, state, rows=u.rows), c.view(heads, state, rows=u.rows)
 
     def describe(self, hidden_size: int) -> str:
         heads = "" if self.num_heads is None else f", {self.num_heads} heads"
         return f"Mamba {self.intermediate_size} × {self.state_size}{heads}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -125,7 +129,7 @@ class Mamba(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -141,8 +145,8 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             y = x.unflatten(-1, (self.weight.shape[0], -1)).transpose(1, 2) @ self.weight.transpose(-1, -2)
             y = y if self.bias is None else y + self.bias[:, None]
-            joined: Tensor = y.transpose(1, 2).flatten(2)
-            return joined
+            joined_heads: Tensor = y.transpose(1, 2).flatten(2)
+            return joined_heads
 
     class Scan(nn.Module):
         """Mamba's selective scan. x, Δ: [batch, tokens, inner] → ([batch, tokens, inner], last state).
@@ -150,14 +154,14 @@ def _reference() -> type[nn.Module]:
         B, C: [batch, tokens, inner or 1, state].
         """
 
-        def __init__(self, inner: int, state: int) -> None:
+        def __init__(self, inner_width: int, state: int) -> None:
             super().__init__()
             self.A_log = nn.Parameter(
                 torch.log(torch.arange(1, state + 1, dtype=torch.float32))
-                .repeat(inner, 1)
+                .repeat(inner_width, 1)
                 .to(torch.get_default_dtype())
             )
-            self.D = nn.Parameter(torch.ones(inner))
+            self.D = nn.Parameter(torch.ones(inner_width))
 
         def forward(
             self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
@@ -167,13 +171,17 @@ def _reference() -> type[nn.Module]:
             if old_state is not None:
                 first_state = state[:, :1] + decay[:, :1] * old_state[:, None]
                 state = torch.cat([first_state, state[:, 1:]], 1)
-            covered = 1  # doubles each round: the number of earlier steps that a state covers
-            while covered < x.shape[1]:
+            covered_steps = 1  # doubles each round: the number of earlier steps that a state covers
+            while covered_steps < x.shape[1]:
                 state = torch.cat(
-                    [state[:, :covered], state[:, covered:] + decay[:, covered:] * state[:, :-covered]], 1
+                    [
+                        state[:, :covered_steps],
+                        state[:, covered_steps:] + decay[:, covered_steps:] * state[:, :-covered_steps],
+                    ],
+                    1,
                 )
-                decay = torch.cat([decay[:, :covered], decay[:, covered:] * decay[:, :-covered]], 1)
-                covered *= 2
+                decay = torch.cat([decay[:, :covered_steps], decay[:, covered_steps:] * decay[:, :-covered_steps]], 1)
+                covered_steps *= 2
             y = _read_states(state.to(x.dtype), c)
             return y + self.D * x, state[:, -1]
 
@@ -188,25 +196,25 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: Mamba, context: Context) -> None:
             super().__init__()
             self.spec = spec
-            hidden, inner, rank, heads = (
+            hidden, inner_width, rank, heads = (
                 context.hidden_size,
                 spec.intermediate_size,
                 spec.time_step_rank,
                 spec.num_heads or 1,
             )
-            self.in_proj = nn.Linear(hidden, 2 * inner, bias=spec.use_bias)
+            self.in_proj = nn.Linear(hidden, 2 * inner_width, bias=spec.use_bias)
             conv: Any = causal_conv_class()
-            self.conv1d = conv(inner, spec.conv_kernel, spec.use_conv_bias)
+            self.conv1d = conv(inner_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = state_class()()
             self.ssm_state: Any = state_class()()
             projected_width = rank + 2 * spec.state_size
             if spec.num_heads is None:
-                self.x_proj: Any = nn.Linear(inner, projected_width, bias=False)
-                self.dt_proj: Any = nn.Linear(rank, inner)
+                self.x_proj: Any = nn.Linear(inner_width, projected_width, bias=False)
+                self.dt_proj: Any = nn.Linear(rank, inner_width)
             else:
                 self.x_proj, self.dt_proj = (
-                    HeadMap(heads, inner // heads, projected_width, False),
-                    HeadMap(heads, rank, inner // heads, True),
+                    HeadMap(heads, inner_width // heads, projected_width, False),
+                    HeadMap(heads, rank, inner_width // heads, True),
                 )
             if spec.norm is not None:
                 self.dt_norm = norm_reference(spec.norm, rank)
@@ -214,8 +222,8 @@ def _reference() -> type[nn.Module]:
                     norm_reference(spec.norm, spec.state_size),
                     norm_reference(spec.norm, spec.state_size),
                 )
-            self.scan = Scan(inner, spec.state_size)
-            self.out_proj = nn.Linear(inner, hidden, bias=spec.use_bias)
+            self.scan = Scan(inner_width, spec.state_size)
+            self.out_proj = nn.Linear(inner_width, hidden, bias=spec.use_bias)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1
@@ -226,9 +234,13 @@ def _reference() -> type[nn.Module]:
             if spec.norm is not None:
                 step, b, c = self.dt_norm(step), self.b_norm(b), self.c_norm(c)
             step = nn.functional.softplus(self.dt_proj(step.flatten(2)))
-            stored = self.ssm_state.load(run)
+            stored_state = self.ssm_state.load(run)
             y, last_state = self.scan(
-                u, step, b.repeat_interleave(u.shape[-1] // heads, 2), c, None if stored is None else stored[0]
+                u,
+                step,
+                b.repeat_interleave(u.shape[-1] // heads, 2),
+                c,
+                None if stored_state is None else stored_state[0],
             )
             self.ssm_state.keep(run, last_state)
             result: Tensor = self.out_proj(y * activate(spec.hidden_act, gate))

@@ -75,7 +75,7 @@ class Mamba2(TokenMixer):
     norm_before_gate: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.num_heads % self.n_groups:
             raise ValueError(
                 f"n_groups: {self.n_groups} does not divide num_heads {self.num_heads}; expected a divisor of "
@@ -96,30 +96,30 @@ class Mamba2(TokenMixer):
             Axis("groups", self.n_groups),
         )
         state, kernel = Axis("state", self.state_size), self.conv_kernel
-        inner: Shape = (heads, dim)
-        conv_channels = Beside((inner, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
+        inner_axes: Shape = (heads, dim)
+        conv_channels = Beside((inner_axes, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
         gate, u, step = f.split(
-            f.linear("in_proj", x, Beside((inner, (conv_channels,), (heads,))), bias=self.use_bias),
-            inner,
+            f.linear("in_proj", x, Beside((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
+            inner_axes,
             (conv_channels,),
             (heads,),
         )
-        biased = self.use_conv_bias
-        u = f.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
+        has_bias = self.use_conv_bias
+        u = f.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
         f.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
         u, b, c = f.split(f.act(u, self.hidden_act), *conv_channels.parts)
         scan_inputs = u, step, f.repeat(b, heads), f.repeat(c, heads)
         sizes = step.width, self.head_dim, self.state_size, x.rows
         y = f.alternatives(
-            chunked=lambda: f.core("scan", ChunkedScan(*sizes, self.chunk_size), *scan_inputs, axes=inner),
-            step=lambda: f.core("scan", HeadScan(*sizes), *scan_inputs, axes=inner),
+            chunked=lambda: f.core("scan", ChunkedScan(*sizes, self.chunk_size), *scan_inputs, axes=inner_axes),
+            step=lambda: f.core("scan", HeadScan(*sizes), *scan_inputs, axes=inner_axes),
         )
-        f.state("ssm_state", *inner, state, bits=STATE_BITS)
+        f.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
         return f.linear(
-            "out_proj", self._gated(f, y, f.act(gate, self.hidden_act), groups), *x.axes, bias=self.out_bias
+            "out_proj", self._gated_output(f, y, f.act(gate, self.hidden_act), groups), *x.axes, bias=self.out_bias
         )
 
-    def _gated(self, f: Flow, y: Value, gate: Value, groups: Axis) -> Value:
+    def _gated_output(self, f: Flow, y: Value, gate: Value, groups: Axis) -> Value:
         """Returns the output of the scan after gate and norm, in the order of the spec."""
         if self.norm is None:
             return f.mul(y, gate)
@@ -131,7 +131,7 @@ class Mamba2(TokenMixer):
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -150,12 +150,12 @@ class Mamba2(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
     def pairwise_decays(log: Tensor) -> Tensor:
-        """Computes pairwise decays: the fraction of step j's input that remains after step i ≥ j.
+        """Computes pairwise decays: the fraction of step j's input that remains after step i, for i ≥ j.
 
         log: the log decay of each step, [..., n] → [..., n, n].
         """
@@ -186,7 +186,7 @@ def _reference() -> type[nn.Module]:
             if old_state is not None and x.shape[1] == 1:
                 y, last_state = self._decode_step(scaled_x, log, b.float(), c.float(), old_state)
             else:
-                y, last_state = self._chunks(scaled_x, log, b.float(), c.float(), old_state)
+                y, last_state = self._run_chunks(scaled_x, log, b.float(), c.float(), old_state)
             return y.to(x.dtype) + self.D[:, None] * x, last_state
 
         def _decode_step(
@@ -196,15 +196,15 @@ def _reference() -> type[nn.Module]:
             state = old_state * log.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
             return (state @ c[:, 0, :, :, None])[..., 0][:, None], state
 
-        def _chunks(
+        def _run_chunks(
             self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            tokens, missing = x.shape[1], -x.shape[1] % self.chunk
+            tokens, padding = x.shape[1], -x.shape[1] % self.chunk
 
             def cut(t: Tensor) -> Tensor:
                 """Splits tokens into padded chunks. [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
-                padded = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, missing))
-                chunks: Tensor = padded.unflatten(1, (-1, self.chunk)).movedim(3, 1)
+                padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding))
+                chunks: Tensor = padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
                 return chunks
 
             x, log, b, c = cut(x), cut(log), cut(b), cut(c)
@@ -230,18 +230,20 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: Mamba2, context: Context) -> None:
             super().__init__()
             self.spec = spec
-            inner, group_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
-            self.in_proj = nn.Linear(context.hidden_size, 2 * inner + group_width + spec.num_heads, bias=spec.use_bias)
+            inner_width, group_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
+            self.in_proj = nn.Linear(
+                context.hidden_size, 2 * inner_width + group_width + spec.num_heads, bias=spec.use_bias
+            )
             conv: Any = causal_conv_class()
-            self.conv1d = conv(inner + group_width, spec.conv_kernel, spec.use_conv_bias)
+            self.conv1d = conv(inner_width + group_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = state_class()()
             self.ssm_state: Any = state_class()()
             self.scan = ChunkedScan(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:
-                self.norm = norm_reference(spec.norm, inner, groups=spec.n_groups)
-            self.out_proj = nn.Linear(inner, context.hidden_size, bias=spec.out_bias)
+                self.norm = norm_reference(spec.norm, inner_width, groups=spec.n_groups)
+            self.out_proj = nn.Linear(inner_width, context.hidden_size, bias=spec.out_bias)
 
-        def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        def _gated_output(self, y: Tensor, gate: Tensor) -> Tensor:
             gate_values = activate(self.spec.hidden_act, gate)
             if not hasattr(self, "norm"):
                 return y * gate_values
@@ -252,20 +254,22 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec = self.spec
-            inner, group_width = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
-            gate, convolved, step = self.in_proj(x).split([inner, inner + 2 * group_width, spec.num_heads], -1)
-            convolved = activate(
-                spec.hidden_act, self.conv1d(convolved.transpose(1, 2), run, self.conv_state)
+            inner_width, group_width = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
+            gate, convolution_output, step = self.in_proj(x).split(
+                [inner_width, inner_width + 2 * group_width, spec.num_heads], -1
+            )
+            convolution_output = activate(
+                spec.hidden_act, self.conv1d(convolution_output.transpose(1, 2), run, self.conv_state)
             ).transpose(1, 2)
-            x, b, c = convolved.split([inner, group_width, group_width], -1)
+            x, b, c = convolution_output.split([inner_width, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
             b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
-            stored = self.ssm_state.load(run)
+            stored_state = self.ssm_state.load(run)
             y, last_state = self.scan(
-                x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored is None else stored[0]
+                x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored_state is None else stored_state[0]
             )
             self.ssm_state.keep(run, last_state)
-            result: Tensor = self.out_proj(self._gated(y.flatten(2), gate))
+            result: Tensor = self.out_proj(self._gated_output(y.flatten(2), gate))
             return result
 
     return Mamba2Reference

@@ -70,22 +70,22 @@ class MergedAttention(TwoSetsMixer):
         return "Zhang et al. 2025 (T5Gemma 2)"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """Records one softmax over the scores of both cores; each core counts the products of its own keys."""
+        """Records one softmax over the scores of both attention cores; each core counts its own products."""
         memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = self._normalize(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=biased), dim)
+        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = self._normalize(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=has_bias), dim)
         q = f.rope(q, self.position)
         joint_rows = Joined(first=x.rows, second=memory.rows)
-        keys = f.linear("k_proj", x, kv_heads, dim, bias=biased, counted=joint_rows)
+        keys = f.linear("k_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
         normed = self._normalize(f, "k_norm", keys, dim)
         own_keys = f.rope(normed, self.position)
-        values = f.linear("v_proj", x, kv_heads, dim, bias=biased, counted=joint_rows)
+        values = f.linear("v_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
         own_keys, own_values = f.cache("cache", self.cache_kind, own_keys, values, limit=window)
-        memory_keys = f.apply_again(memory, keys, biased)
+        memory_keys = f.apply_again(memory, keys, has_bias)
         memory_keys = memory_keys if self.norm is None else f.normalized(memory_keys, self.norm, (dim,), like=normed)
         memory_keys, memory_values = f.cache(
-            "cross_cache", "cross_attention", memory_keys, f.apply_again(memory, values, biased)
+            "cross_cache", "cross_attention", memory_keys, f.apply_again(memory, values, has_bias)
         )
         f.hold(q=q, k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
         own_keys, own_values, memory_keys, memory_values = (
@@ -100,13 +100,13 @@ class MergedAttention(TwoSetsMixer):
         f.hold(weights=weights)
         y = f.add(f.weighted(weights, own_values), f.weighted(weights, memory_values))
         f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=biased)
+        return f.linear("o_proj", y, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return self._describe("with the encoder's keys")
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -124,7 +124,7 @@ class MergedAttention(TwoSetsMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
 
     class MergedReference(two_sets_reference()):  # type: ignore[misc]
@@ -135,14 +135,14 @@ def _reference() -> type[nn.Module]:
             self.cross_core, self.cross_cache = product_class()(), cache_class()()
 
         def _memory_keys_and_values(self, run: Run) -> tuple[Tensor, ...]:
-            cached = None if run.store is None else run.store.get(self.cross_cache)
-            if cached is not None:
-                return cached
+            cached_tensors = None if run.store is None else run.store.get(self.cross_cache)
+            if cached_tensors is not None:
+                return cached_tensors
             assert run.memory is not None, "merged attention needs the encoder's output or a filled cache"
-            computed: tuple[Tensor, ...] = self.cross_cache(
+            computed_keys_and_values: tuple[Tensor, ...] = self.cross_cache(
                 run, self._split_heads("k", run.memory), self._split_heads("v", run.memory)
             )
-            return computed
+            return computed_keys_and_values
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, tokens, end = self.spec, x.shape[1], run.past + x.shape[1]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class MLA(TokenMixer):
-    """Multi-head latent attention, under DeepSeek's field names.
+    """Multi-head latent attention, with the field names of DeepSeek's config.
 
     Each head's query and key consist of qk_nope_head_dim dimensions from the latent and qk_rope_head_dim with RoPE; the
     RoPE part of the key is shared by all heads.
@@ -99,7 +99,7 @@ class MLA(TokenMixer):
     indexer: Indexer | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.indexer is not None and (
             self.q_lora_rank is None or self.indexer.index_head_dim < self.qk_rope_head_dim
         ):
@@ -138,8 +138,8 @@ class MLA(TokenMixer):
         return self.model_copy(update={"sliding_window": None})
 
     def reach(self) -> tuple[int, ...]:
-        selected = None if self.indexer is None else self.indexer.index_topk
-        return tuple(n for n in (self.sliding_window, selected) if n is not None)
+        selected_tokens = None if self.indexer is None else self.indexer.index_topk
+        return tuple(n for n in (self.sliding_window, selected_tokens) if n is not None)
 
     def with_kv_heads(self, number: int, width: int) -> Self:
         """The mixer with a latent as wide as the keys and values of `number` heads."""
@@ -160,7 +160,7 @@ class MLA(TokenMixer):
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent = Axis("latent", self.kv_lora_rank)
         with f.function():
-            query, compressed = self._query(f, x, heads, Beside(((nope,), (rope,))), size)
+            query, compressed = self._query_and_latent(f, x, heads, Beside(((nope,), (rope,))), size)
         f.hold(q=query)
         if compressed is not None:
             f.hold(small=compressed)
@@ -184,7 +184,7 @@ class MLA(TokenMixer):
         head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
-            """Attends with each head's keys and values, expanded from all latents that are read, not only new ones."""
+            """Records attention on keys and values that are expanded per head from the latents of all tokens."""
             keys_and_values = f.linear(
                 "kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits)
             )
@@ -196,7 +196,7 @@ class MLA(TokenMixer):
             return f.attention("core", q, k, values, **options)
 
         def absorbed() -> Value:
-            """Attends on the latents; the expansion's projections are applied to query and output."""
+            """Records attention on the latents themselves; the expansion's weights are applied to query and output."""
             weight = Weight("kv_b_proj", (heads, Beside(((nope,), (size,)))), (latent,))
             q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = f.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
@@ -215,7 +215,7 @@ class MLA(TokenMixer):
         return f.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, f: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
-        """Returns the latents and the rotary part of the keys that all heads share, with those in the cache."""
+        """Returns the latents and the keys' rotary part that all heads share, of new and of cached tokens."""
         latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
         f.hold(latent=latent_and_rope)
         c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
@@ -234,48 +234,49 @@ class MLA(TokenMixer):
     def _rotated(self, f: Flow, x: Value) -> Value:
         return x if self.mla_use_nope else f.rope(x, self.position)
 
-    def _query(self, f: Flow, x: Value, heads: Axis, head: Beside, size: Axis) -> tuple[Value, Value | None]:
+    def _query_and_latent(self, f: Flow, x: Value, heads: Axis, head: Beside, size: Axis) -> tuple[Value, Value | None]:
         """Returns the query of each head, and the compressed query if there is one."""
         if self.q_lora_rank is None:
             return f.linear("q_proj", x, heads, head), None
-        raw = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
-        c = self._normalize(f, "q_a_norm", raw)
-        f.hold(raw=raw, small=c)
+        raw_latent = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
+        c = self._normalize(f, "q_a_norm", raw_latent)
+        f.hold(raw=raw_latent, small=c)
         if not self.query_gate:
             return f.linear("q_b_proj", c, heads, head), c
-        gate_input = f.cat(c, raw, axes=(Beside((c.axes, raw.axes)),))
+        gate_input = f.cat(c, raw_latent, axes=(Beside((c.axes, raw_latent.axes)),))
         gated = f.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (size,))))
         return gated, c
 
     def describe(self, hidden_size: int) -> str:
         head = self.qk_nope_head_dim + self.qk_rope_head_dim
-        selected = "" if self.indexer is None else f", to {self.indexer.index_topk} tokens"
+        selection_text = "" if self.indexer is None else f", to {self.indexer.index_topk} tokens"
         return (
-            f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}{selected}"
+            f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + "
+            f"{self.qk_rope_head_dim}{selection_text}"
         )
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
         sizes: dict[str, Any] = {"num_attention_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 4}
-        plain: dict[str, Any] = {**sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
-        ranked: dict[str, Any] = {**sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
+        plain_fields: dict[str, Any] = {**sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
+        low_rank_fields: dict[str, Any] = {**sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
         return [
-            cls(**plain),
-            cls(**ranked, attention_bias=True),
-            cls(**plain, mla_use_nope=True, output_gate=OutputGate(per="head")),
-            cls(**ranked, indexer=Indexer(index_n_heads=3, index_head_dim=10, index_topk=5)),
-            cls(**plain, sinks=True, output_gate=OutputGate(per="element")),
-            cls(**ranked, query_gate=True),
-            cls(**ranked, o_bias=True, norm=None),
-            cls(**plain, q_lora_rank=20, key_norm=True, sliding_window=5, output_gate=OutputGate(per="head")),
+            cls(**plain_fields),
+            cls(**low_rank_fields, attention_bias=True),
+            cls(**plain_fields, mla_use_nope=True, output_gate=OutputGate(per="head")),
+            cls(**low_rank_fields, indexer=Indexer(index_n_heads=3, index_head_dim=10, index_topk=5)),
+            cls(**plain_fields, sinks=True, output_gate=OutputGate(per="element")),
+            cls(**low_rank_fields, query_gate=True),
+            cls(**low_rank_fields, o_bias=True, norm=None),
+            cls(**plain_fields, q_lora_rank=20, key_norm=True, sliding_window=5, output_gate=OutputGate(per="head")),
         ]
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -335,13 +336,15 @@ def _reference() -> type[nn.Module]:
                 else rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
             )
 
-        def _queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        def _queries_and_gate(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
             """Returns the queries, [batch, tokens, heads, …], their gate if there is one, and the indexer's input."""
             spec, head_shape = self.spec, (self.spec.num_attention_heads, -1)
-            raw = x if spec.q_lora_rank is None else self.q_a_proj(x)
-            compressed_query = self.q_a_norm(raw) if hasattr(self, "q_a_norm") else raw
+            raw_latent = x if spec.q_lora_rank is None else self.q_a_proj(x)
+            compressed_query = self.q_a_norm(raw_latent) if hasattr(self, "q_a_norm") else raw_latent
             if spec.query_gate:
-                query_and_gate = self.q_gate_proj(torch.cat([compressed_query, raw], -1)).unflatten(-1, head_shape)
+                query_and_gate = self.q_gate_proj(torch.cat([compressed_query, raw_latent], -1)).unflatten(
+                    -1, head_shape
+                )
                 q, gate = query_and_gate.split([query_and_gate.shape[-1] - spec.v_head_dim, spec.v_head_dim], -1)
                 return q, gate, compressed_query
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(compressed_query)
@@ -350,7 +353,7 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             nope, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
-            q, gate, compressed_query = self._queries(x)
+            q, gate, compressed_query = self._queries_and_gate(x)
             q_nope, q_rope = q.transpose(1, 2).split([nope, rope], -1)
             q_rope = self._rotate(q_rope, run)
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, rope], -1)

@@ -41,7 +41,7 @@ else:
 
 
 class MLSTM(TokenMixer):
-    """The matrix memory of xLSTM, under xLSTM-7B's field names.
+    """The matrix memory of xLSTM, with the field names of xLSTM-7B's config.
 
     num_heads: the number of heads, each with a memory of [qk_head_dim, v_head_dim].
     qk_head_dim: the size of a query or key head.
@@ -74,26 +74,26 @@ class MLSTM(TokenMixer):
         return "Beck et al. 2024, §2.3"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        heads, biased = Axis("heads", self.num_heads), self.use_bias
+        heads, has_bias = Axis("heads", self.num_heads), self.use_bias
         key_dim, value_dim = Axis("qk_head_dim", self.qk_head_dim), Axis("v_head_dim", self.v_head_dim)
         values: Shape = (heads, value_dim)
-        q, k = f.linear("q", x, heads, key_dim, bias=biased), f.linear("k", x, heads, key_dim, bias=biased)
-        v = f.linear("v", x, *values, bias=biased)
+        q, k = f.linear("q", x, heads, key_dim, bias=has_bias), f.linear("k", x, heads, key_dim, bias=has_bias)
+        v = f.linear("v", x, *values, bias=has_bias)
         entry, forget = (f.act(f.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate"))
         memory = MatrixMemory(entry.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
         y = f.core("core", memory, q, k, v, entry, forget, axes=values)
         state_shape = Beside(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
         f.state("recurrent_state", heads, state_shape)
-        norm = Norm(type="layernorm", bias=biased, eps=self.norm_eps)
+        norm = Norm(type="layernorm", bias=has_bias, eps=self.norm_eps)
         y = f.norm("norm", y, norm, groups=heads)
-        gate = f.act(f.linear("ogate", x, *values, bias=biased), "sigmoid")
-        return f.linear("out_proj", f.mul(gate, y), *x.axes, bias=biased)
+        gate = f.act(f.linear("ogate", x, *values, bias=has_bias), "sigmoid")
+        return f.linear("out_proj", f.mul(gate, y), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"mLSTM {self.num_heads} × {self.qk_head_dim}/{self.v_head_dim}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -105,7 +105,7 @@ class MLSTM(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -126,7 +126,7 @@ def _reference() -> type[nn.Module]:
             log_f, q = F.logsigmoid(f), q * q.shape[-1] ** -0.5
             out, start, tokens = [], 0, q.shape[2]
             while start < tokens:
-                step, size = (self._chunk, self.chunk) if tokens - start >= self.chunk else (self._token, 1)
+                step, size = (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
                 chunk = slice(start, start + size)
                 h, state = step(
                     q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
@@ -135,16 +135,16 @@ def _reference() -> type[nn.Module]:
                 start += size
             return torch.cat(out, 2), state
 
-        def _chunk(
+        def _run_chunk(
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            memory, norm, largest = state
+            memory, norm, largest_exponent = state
             log_decay = log_f.cumsum(-1)
             mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
             pair_exponent = (log_decay[..., :, None] - log_decay[..., None, :] + i[..., None, :]).masked_fill(
                 ~mask, float("-inf")
             )
-            state_exponent = log_decay + largest
+            state_exponent = log_decay + largest_exponent
             peak = torch.maximum(state_exponent, pair_exponent.max(-1).values)
             scores = q @ k.transpose(-1, -2) * (pair_exponent - peak[..., None]).exp()
             scaled_q = q * (state_exponent - peak).exp()[..., None]
@@ -152,23 +152,23 @@ def _reference() -> type[nn.Module]:
             denominator = (scaled_q @ norm[..., None])[..., 0] + scores.sum(-1)
             h = numerator / (torch.maximum(denominator.abs(), (-peak).exp()) + 1e-6)[..., None]
             input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + i, log_decay[..., -1:]
-            new_largest = torch.maximum(chunk_decay + largest, input_exponent.max(-1, keepdim=True).values)
-            writing, state_scale = (
+            new_largest = torch.maximum(chunk_decay + largest_exponent, input_exponent.max(-1, keepdim=True).values)
+            write_strength, state_scale = (
                 k * (input_exponent - new_largest).exp()[..., None],
-                (chunk_decay + largest - new_largest).exp(),
+                (chunk_decay + largest_exponent - new_largest).exp(),
             )
             return h, (
-                state_scale[..., None] * memory + writing.transpose(-1, -2) @ v,
-                state_scale * norm + writing.sum(-2),
+                state_scale[..., None] * memory + write_strength.transpose(-1, -2) @ v,
+                state_scale * norm + write_strength.sum(-2),
                 new_largest,
             )
 
-        def _token(
+        def _run_token(
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            memory, norm, largest = state
-            new_largest = torch.maximum(log_f + largest, i)
-            state_scale, input_scale = (log_f + largest - new_largest).exp(), (i - new_largest).exp()
+            memory, norm, largest_exponent = state
+            new_largest = torch.maximum(log_f + largest_exponent, i)
+            state_scale, input_scale = (log_f + largest_exponent - new_largest).exp(), (i - new_largest).exp()
             memory = state_scale[..., None] * memory + input_scale[..., None] * (k.transpose(-1, -2) @ v)
             norm = state_scale * norm + input_scale * k[:, :, 0]
             denominator = (q @ norm[..., None])[..., 0]
@@ -182,14 +182,14 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, spec: MLSTM, hidden: int) -> None:
             super().__init__()
-            self.spec, heads, biased = spec, spec.num_heads, spec.use_bias
+            self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
             keys, values = heads * spec.qk_head_dim, heads * spec.v_head_dim
             for name, width in (("q", keys), ("k", keys), ("v", values), ("ogate", values)):
-                self.add_module(name, nn.Linear(hidden, width, bias=biased))
+                self.add_module(name, nn.Linear(hidden, width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden, heads), nn.Linear(hidden, heads)
             self.core, self.recurrent_state = Core(spec.chunk_size), state_class()()
-            self.norm = norm_reference(Norm(type="layernorm", bias=biased, eps=spec.norm_eps), values, groups=heads)
-            self.out_proj = nn.Linear(values, hidden, bias=biased)
+            self.norm = norm_reference(Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), values, groups=heads)
+            self.out_proj = nn.Linear(values, hidden, bias=has_bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
             heads: Tensor = self.get_submodule(name)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
@@ -201,15 +201,15 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q, k, v = (self._split_heads(name, x) for name in "qkv")
-            stored = self.recurrent_state.load(run)
-            if stored is None:
-                stored = (
+            stored_state = self.recurrent_state.load(run)
+            if stored_state is None:
+                stored_state = (
                     q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]),
                     q.new_zeros(*q.shape[:2], q.shape[-1]),
                     q.new_zeros(*q.shape[:2], 1),
                 )
             h, state = self.core(
-                q, k, v, self._gate("igate", x), self._gate("fgate", x), tuple(t.float() for t in stored)
+                q, k, v, self._gate("igate", x), self._gate("fgate", x), tuple(t.float() for t in stored_state)
             )
             self.recurrent_state.keep(run, *(t.to(x.dtype) for t in state))
             normed = self.norm(h.transpose(1, 2).flatten(2).to(x.dtype))

@@ -50,7 +50,7 @@ class MixtureOfAttention(TokenMixer):
     position: Rope = Rope()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
                 f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
@@ -66,7 +66,7 @@ class MixtureOfAttention(TokenMixer):
         return self.position
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """The mixer, unchanged: query heads equal key and value heads in an expert, so queries would change too."""
+        """The mixer, unchanged: an expert has one query head per key and value head, so queries would change too."""
         return self
 
     def with_heads(self, sizes: HeadSizes) -> Self:
@@ -110,7 +110,7 @@ class MixtureOfAttention(TokenMixer):
         return f"MoA {self.num_experts_per_tok} of {self.num_experts} × {self.num_key_value_heads} × {self.head_dim}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -121,7 +121,7 @@ class MixtureOfAttention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -150,7 +150,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
-            weights, top_experts = self._route(x)
+            weights, top_experts = self._route_tokens(x)
             dispatch = dispatch_class()(top_experts, run.grouped_experts)
             rows = dispatch.rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
@@ -169,7 +169,7 @@ def _reference() -> type[nn.Module]:
             result: Tensor = out + self.o_bias.weight
             return result
 
-        def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
             scores, top_experts = self.router(x).float().topk(self.spec.num_experts_per_tok, -1)
             return scores.softmax(-1), top_experts

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OutputGate(Part):
-    """The gate on attention's output. Its projection is named `gate_proj` in the attention module.
+    """The gate on the output of attention. Its projection is named `gate_proj` in the attention module.
 
     per: one gate value per `element` of the heads' output, or one per `head`.
     bias: whether the projection has a bias, false by default. `head` adds one number per head (Beam).
@@ -55,7 +55,7 @@ def _biased_by_head() -> type[nn.Module]:
     from torch import nn
 
     class GateBiasedByHead(nn.Linear):
-        """A projection without a bias, and a number per head that is added to all of the head's outputs."""
+        """A projection without an element-wise bias; a single bias per head is added to all outputs of the head."""
 
         def __init__(self, hidden: int, width: int, heads: int) -> None:
             super().__init__(hidden, width, bias=False)

@@ -1,4 +1,4 @@
-"""The projection of attention's queries in two factors, with a norm between them (Step 3)."""
+"""The projection of attention's queries in two low-rank factors, with a norm between the factors (Step 3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class QueryFactors(Part):
-    """Queries of a low rank: a projection to it, a norm, and then the projection to the heads.
+    """Low-rank queries: a projection to `rank` features, a norm, and then a projection to the heads.
 
     rank: the rank.
     norm: the norm between the two projections, an RMSNorm by default.
@@ -28,9 +28,9 @@ class QueryFactors(Part):
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Records the first projection and the norm."""
-        low = f.part("q_a_norm", self.norm, f.linear("q_a_proj", x, Axis("query_rank", self.rank)))
-        f.hold(low=low)
-        return low
+        low_rank_query = f.part("q_a_norm", self.norm, f.linear("q_a_proj", x, Axis("query_rank", self.rank)))
+        f.hold(low=low_rank_query)
+        return low_rank_query
 
     def reference(self, context: Context) -> tuple[nn.Module, nn.Module]:
         """Builds the first projection and the norm."""

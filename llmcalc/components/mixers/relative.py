@@ -1,4 +1,4 @@
-"""XLNet's attention: Transformer-XL's in both directions, with segments.
+"""XLNet's attention: the relative-position attention of Transformer-XL in both directions, with segments.
 
 Yang et al. 2019 (arXiv:1906.08237), §2.4 and §2.5.
 
@@ -77,7 +77,7 @@ class RelativeAttention(TokenMixer):
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -85,7 +85,7 @@ class RelativeAttention(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

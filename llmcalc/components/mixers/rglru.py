@@ -28,7 +28,7 @@ else:
 
 
 class RGLRU(TokenMixer):
-    """Griffin's recurrent block, under RecurrentGemma's field names.
+    """Griffin's recurrent block, with the field names of RecurrentGemma's config.
 
     lru_width: the number of channels of the recurrence.
     num_attention_heads: the number of blocks of the gates' projections, a divisor of lru_width. The blocks are not
@@ -49,7 +49,7 @@ class RGLRU(TokenMixer):
     hidden_act: Activation = "gelu_tanh"
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.lru_width % self.num_attention_heads:
             raise ValueError(
                 f"num_attention_heads: {self.num_attention_heads} does not divide lru_width {self.lru_width}; "
@@ -78,7 +78,7 @@ class RGLRU(TokenMixer):
         return f"RG-LRU {self.lru_width}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -89,7 +89,7 @@ class RGLRU(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -104,8 +104,8 @@ def _reference() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.zeros(blocks, block_width))
 
         def forward(self, x: Tensor) -> Tensor:
-            parts = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)
-            out = torch.baddbmm(self.bias[:, None], parts, self.weight.transpose(1, 2))
+            input_blocks = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)
+            out = torch.baddbmm(self.bias[:, None], input_blocks, self.weight.transpose(1, 2))
             output: Tensor = out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
             return output
 
@@ -147,9 +147,11 @@ def _reference() -> type[nn.Module]:
             )  # the first token has no earlier state to decay
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             scaled_input = (u * self.input_gate(u).sigmoid()).float() * input_scale
-            stored = self.recurrent_state.load(run)
+            stored_state = self.recurrent_state.load(run)
             states = linear_scan(
-                log_a.exp(), scaled_input, torch.zeros_like(scaled_input[:, 0]) if stored is None else stored[0]
+                log_a.exp(),
+                scaled_input,
+                torch.zeros_like(scaled_input[:, 0]) if stored_state is None else stored_state[0],
             )
             self.recurrent_state.keep(run, states[:, -1])
             out: Tensor = self.linear_out(states.to(x.dtype) * gate)

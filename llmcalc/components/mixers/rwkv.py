@@ -29,7 +29,7 @@ SOURCE = "Peng et al. 2023, §3"
 
 
 def _token_shift(f: Flow, x: Value, previous_token: Value, name: str) -> Value:
-    """RWKV's token shift: interpolates between the token and the previous one, with a learned weight per channel."""
+    """Records RWKV's token shift: mixes the token with the previous token, with a learned weight per channel."""
     share = f.vector(f"time_mix_{name}", *x.axes)
     return f.add(f.mul(x, share), f.mul(previous_token, f.complement(share)))
 
@@ -53,12 +53,13 @@ class RwkvTimeMix(TokenMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         channels = Axis("channels", self.attention_hidden_size)
-        shifted = f.shift(x, state="shift_state")
+        previous_tokens = f.shift(x, state="shift_state")
         f.state("shift_state", *x.axes, kind="shift_state")
         key, value, receptance = (
-            f.linear(name, _token_shift(f, x, shifted, name), channels) for name in ("key", "value", "receptance")
+            f.linear(name, _token_shift(f, x, previous_tokens, name), channels)
+            for name in ("key", "value", "receptance")
         )
-        f.hold(previous=shifted, k=key, v=value, r=receptance)
+        f.hold(previous=previous_tokens, k=key, v=value, r=receptance)
         gate = f.act(receptance, "sigmoid")
         bonus, decay = f.vector("time_first", channels), f.vector("time_decay", channels)
         average = f.scan("wkv", key, value, bonus, decay, axes=(channels,))
@@ -69,7 +70,7 @@ class RwkvTimeMix(TokenMixer):
         return f"RWKV-4 {self.attention_hidden_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["time"](self, context.hidden_size)
+        return _reference_classes()["time"](self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -93,20 +94,20 @@ class RwkvChannelMix(SingleWidthNetwork):
         return SOURCE
 
     def flow(self, f: Flow, x: Value) -> Value:
-        shifted = f.shift(x, state="shift_state")
+        previous_tokens = f.shift(x, state="shift_state")
         f.state("shift_state", *x.axes, kind="shift_state")
-        f.hold(previous=shifted)
-        squared = f.linear("key", _token_shift(f, x, shifted, "key"), Axis("ffn", self.intermediate_size))
-        squared = f.act(f.act(squared, "relu"), "square")
-        gate = f.act(f.linear("receptance", _token_shift(f, x, shifted, "receptance"), *x.axes), "sigmoid")
-        f.hold(inner=squared, open_by=gate)
-        return f.mul(gate, f.linear("value", squared, *x.axes))
+        f.hold(previous=previous_tokens)
+        squared_key = f.linear("key", _token_shift(f, x, previous_tokens, "key"), Axis("ffn", self.intermediate_size))
+        squared_key = f.act(f.act(squared_key, "relu"), "square")
+        gate = f.act(f.linear("receptance", _token_shift(f, x, previous_tokens, "receptance"), *x.axes), "sigmoid")
+        f.hold(inner=squared_key, open_by=gate)
+        return f.mul(gate, f.linear("value", squared_key, *x.axes))
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.intermediate_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["channel"](self, context.hidden_size)
+        return _reference_classes()["channel"](self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -114,14 +115,14 @@ class RwkvChannelMix(SingleWidthNetwork):
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
     def shifted(x: Tensor, run: Run, state: Any) -> Tensor:
         """Returns the previous token of each token; zeros for the first."""
-        stored = state.load(run)
-        first_row = torch.zeros_like(x[:, :1]) if stored is None else stored[0]
+        stored_token = state.load(run)
+        first_row = torch.zeros_like(x[:, :1]) if stored_token is None else stored_token[0]
         state.keep(run, x[:, -1:])
         return torch.cat([first_row, x[:, :-1]], 1)
 
@@ -147,27 +148,29 @@ def _references() -> dict[str, type[nn.Module]]:
             self.shift_state, self.recurrent_state = state_class()(), state_class()()
             self.output = nn.Linear(width, hidden, bias=False)
 
-        def _average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
+        def _weighted_average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k), decayed per token; the largest exponent is subtracted."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
-            stored = self.recurrent_state.load(run)
+            stored_state = self.recurrent_state.load(run)
             zero = torch.zeros_like(k[:, 0])
-            numerator, denominator, largest = (zero, zero, zero - 1e30) if stored is None else stored
+            numerator, denominator, largest_exponent = (
+                (zero, zero, zero - 1e30) if stored_state is None else stored_state
+            )
             out = []
             for key, value in zip(k.unbind(1), v.unbind(1), strict=True):
-                peak = torch.maximum(largest, key + bonus)
-                state_weight, token_weight = (largest - peak).exp(), (key + bonus - peak).exp()
+                peak = torch.maximum(largest_exponent, key + bonus)
+                state_weight, token_weight = (largest_exponent - peak).exp(), (key + bonus - peak).exp()
                 out.append(
                     (state_weight * numerator + token_weight * value) / (state_weight * denominator + token_weight)
                 )
-                peak = torch.maximum(largest + decay, key)
-                state_weight, token_weight = (largest + decay - peak).exp(), (key - peak).exp()
-                numerator, denominator, largest = (
+                peak = torch.maximum(largest_exponent + decay, key)
+                state_weight, token_weight = (largest_exponent + decay - peak).exp(), (key - peak).exp()
+                numerator, denominator, largest_exponent = (
                     state_weight * numerator + token_weight * value,
                     state_weight * denominator + token_weight,
                     peak,
                 )
-            self.recurrent_state.keep(run, numerator, denominator, largest)
+            self.recurrent_state.keep(run, numerator, denominator, largest_exponent)
             return torch.stack(out, 1)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
@@ -176,7 +179,7 @@ def _references() -> dict[str, type[nn.Module]]:
                 self.get_submodule(name)(token_shift(x, previous_tokens, getattr(self, f"time_mix_{name}").weight))
                 for name in ("key", "value", "receptance")
             )
-            out: Tensor = self.output(r.sigmoid() * self._average(k.float(), v.float(), run).to(x.dtype))
+            out: Tensor = self.output(r.sigmoid() * self._weighted_average(k.float(), v.float(), run).to(x.dtype))
             return out
 
     class ChannelMixReference(nn.Module):
@@ -195,9 +198,9 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             previous_tokens = shifted(x, run, self.shift_state)
-            squared = self.key(token_shift(x, previous_tokens, self.time_mix_key.weight)).relu().square()
+            squared_key = self.key(token_shift(x, previous_tokens, self.time_mix_key.weight)).relu().square()
             gate = self.receptance(token_shift(x, previous_tokens, self.time_mix_receptance.weight)).sigmoid()
-            out: Tensor = gate * self.value(squared)
+            out: Tensor = gate * self.value(squared_key)
             return out
 
     return {"time": TimeMixReference, "channel": ChannelMixReference}

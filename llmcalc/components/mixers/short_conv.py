@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ShortConv(TokenMixer):
-    """A gated short convolution, under LFM2's field names.
+    """A gated short convolution, with the field names of LFM2's config.
 
     conv_L_cache: the kernel size of the convolution, 3 by default; as many tokens are cached.
     conv_bias: whether the convolution and both projections have a bias, false by default.
@@ -43,7 +43,7 @@ class ShortConv(TokenMixer):
     grid: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.grid and self.conv_L_cache % 2 == 0:
             raise ValueError(
                 f"conv_L_cache: {self.conv_L_cache} is even, so the square has no centre; expected an odd "
@@ -65,12 +65,12 @@ class ShortConv(TokenMixer):
         return "Liquid AI 2025, §2"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        kernel, biased, axes = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
-        b, c, u = f.split(f.linear("in_proj", x, Beside(axes), bias=biased), *axes)
+        kernel, has_bias, axes = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
+        b, c, u = f.split(f.linear("in_proj", x, Beside(axes), bias=has_bias), *axes)
         f.hold(b=b)
         u = f.mul(b, u)
         if self.grid:
-            y = f.conv("conv", u, *x.axes, kernel=kernel * kernel, groups=x.width, bias=biased)
+            y = f.conv("conv", u, *x.axes, kernel=kernel * kernel, groups=x.width, bias=has_bias)
         else:
             y = f.conv(
                 "conv",
@@ -78,19 +78,19 @@ class ShortConv(TokenMixer):
                 *x.axes,
                 kernel=kernel,
                 groups=x.width,
-                bias=biased,
+                bias=has_bias,
                 padding=kernel - 1,
                 state="conv_state",
             )
             f.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
         f.hold(mixed=y)
-        return f.linear("out_proj", f.mul(c, y), *x.axes, bias=biased)
+        return f.linear("out_proj", f.mul(c, y), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -98,7 +98,7 @@ class ShortConv(TokenMixer):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ShortConvReference(nn.Module):
@@ -119,12 +119,12 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             b, c, u = self.in_proj(x).transpose(1, 2).chunk(3, 1)
-            convolved = (
+            convolution_output = (
                 self.conv((b * u).unflatten(2, (-1, run.columns))).flatten(2)
                 if self.grid
                 else self.conv(b * u, run, self.conv_state)
             )
-            out: Tensor = self.out_proj((c * convolved).transpose(1, 2))
+            out: Tensor = self.out_proj((c * convolution_output).transpose(1, 2))
             return out
 
     return ShortConvReference

@@ -1,4 +1,4 @@
-"""What attention over two sets of keys shares: one set of projections, for its own tokens and for further rows."""
+"""The shared base of attention over two sets of keys, of own tokens and of further rows, by the same projections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TwoSetsMixer(WindowedMixer):
-    """Grouped-query attention whose keys and values are of its own tokens and of further rows, by the same projections.
+    """Grouped-query attention to its own tokens and to further rows, whose keys and values use the same projections.
 
     A subclass also declares attention_bias and norm, the norm on each query and key head.
     """
@@ -30,7 +30,7 @@ class TwoSetsMixer(WindowedMixer):
         norm: Norm | None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         self.position.check(self.head_dim)
         return self
@@ -39,7 +39,7 @@ class TwoSetsMixer(WindowedMixer):
         return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
 
     def _describe(self, keys: str) -> str:
-        """Describes heads and window. keys: the tokens attended to, in words."""
+        """Describes the heads and the window. keys: the tokens attended to, in words."""
         a, k = self.num_attention_heads, self.num_key_value_heads
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
         return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {keys}{window}"
@@ -62,7 +62,7 @@ def two_sets_reference() -> Any:
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
-            """Returns [batch, heads, tokens, head_dim] of x [batch, tokens, hidden]; queries and keys are normed."""
+            """Returns queries, keys or values of x [batch, tokens, hidden] as [batch, heads, tokens, head_dim]."""
             projected = self.get_submodule(f"{projection}_proj")(x)
             heads: Tensor = projected.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             normed = projection != "v" and self.spec.norm is not None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ValueConvolution(Part):
-    """The convolution. All features of a head share its filter.
+    """A depthwise convolution of the values. All features of a head share its filter.
 
     conv_kernel_size: the kernel size in tokens; odd, so that input and output have the same length.
     """
@@ -31,7 +31,7 @@ class ValueConvolution(Part):
 
     @field_validator("conv_kernel_size")
     @classmethod
-    def _odd(cls, size: int) -> int:
+    def _check_odd(cls, size: int) -> int:
         if size % 2 == 0:
             raise ValueError(f"{size} is even; expected an odd number")
         return size
@@ -45,15 +45,15 @@ class ValueConvolution(Part):
         return f.conv("conv", values, heads, size, kernel=self.conv_kernel_size, groups=groups, shared=size.size)
 
     def reference(self, context: Context, heads: int) -> nn.Module:
-        return _reference()(self, heads)
+        return _reference_class()(self, heads)
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ValueConvolutionReference(nn.Module):
-        """The convolution. values: [batch, heads, tokens, size] → same shape."""
+        """The depthwise convolution of the values. values: [batch, heads, tokens, size] → same shape."""
 
         def __init__(self, spec: ValueConvolution, heads: int) -> None:
             super().__init__()

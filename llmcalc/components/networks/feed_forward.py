@@ -50,7 +50,7 @@ PLAIN_NAMES = {
 
 
 class FeedForward(SingleWidthNetwork):
-    """A feed-forward network: hidden → intermediate → hidden.
+    """A feed-forward network with projections from hidden to intermediate and back to hidden size.
 
     A gated one multiplies the output of the up projection by the activated output of the gate projection.
     intermediate_size: the intermediate width (d_ff).
@@ -75,7 +75,7 @@ class FeedForward(SingleWidthNetwork):
     sub_norm: Norm | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.gate_bias and not self.gated:
             raise ValueError("gate_bias: there is no gate to have one; expected false, or gated = true")
         return self
@@ -112,7 +112,7 @@ class FeedForward(SingleWidthNetwork):
         return f"{self.style} {self.intermediate_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -141,12 +141,12 @@ def activate(name: str, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
     if name == "identity":
         return x
-    activated: Tensor = getattr(F, name)(x)
-    return activated
+    activation_output: Tensor = getattr(F, name)(x)
+    return activation_output
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

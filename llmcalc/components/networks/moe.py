@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class IdentityExperts(Part):
-    """Additional experts that return their input unchanged (LongCat-Flash).
+    """Experts without weights that return their input unchanged (LongCat-Flash).
 
     zero_expert_num: the number of identity experts. How many of a token's experts are identity experts depends on the
         data. Every token is counted as if all of its num_experts_per_tok were real experts, which is the upper bound.
@@ -56,7 +56,7 @@ class IdentityExperts(Part):
     zero_expert_num: ZeroExperts
 
     def flow(self, f: Flow, x: Value, y: Value) -> Value:
-        """Records the identity experts. x: the input of all experts. y: the output of the real experts."""
+        """Records the identity experts. x: the input of all experts. y: the output of the experts with weights."""
         maps = tuple(s.op for s in f.here.steps() if isinstance(s.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, maps)
         return f.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
@@ -89,7 +89,7 @@ class Latent(Part):
         return y if self.norm is None else f.part("latent_norm", self.norm, y)
 
     def normed_output(self, f: Flow, y: Value) -> Value:
-        """Records the norm of the experts' outputs, if there is one. y: a row per token and expert."""
+        """Records the norm of the experts' outputs, if there is one. y: one vector per token and expert."""
         return y if self.expert_norm is None else f.part("expert_norm", self.expert_norm, y)
 
     def project_back(self, f: Flow, y: Value, out: Shape) -> Value:
@@ -123,7 +123,7 @@ class VisionExperts(Part):
     router: AnyRouter = LinearRouter()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         _check_expert(self.expert)
         return self
 
@@ -193,7 +193,7 @@ class MoE(Network):
     router_z_loss_coef: Real | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
                 f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
@@ -211,8 +211,8 @@ class MoE(Network):
         return self.expert.style
 
     def active_width(self) -> int:
-        shared = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
-        return self.num_experts_per_tok * self.expert.intermediate_size + shared
+        shared_width = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
+        return self.num_experts_per_tok * self.expert.intermediate_size + shared_width
 
     def widened(self, change: Callable[[int], Number]) -> Self:
         if self.latent is not None:
@@ -268,27 +268,27 @@ class MoE(Network):
         return f.mul(f.act(gate, "sigmoid"), y, y.axes)
 
     def describe(self, hidden_size: int) -> str:
-        shared = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
+        shared_text = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
         identities = (
             f" + {self.identity_experts.zero_expert_num} identities" if self.identity_experts is not None else ""
         )
         return (
             f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities} × "
-            f"{self.expert.describe(hidden_size)}{shared}"
+            f"{self.expert.describe(hidden_size)}{shared_text}"
         )
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
         swiglu = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
-        ungated = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
-        shared = FeedForward(intermediate_size=28, hidden_act="silu", gated=True)
+        ungated_network = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
+        shared_network = FeedForward(intermediate_size=28, hidden_act="silu", gated=True)
         skipping = RouterMLP(router_hidden_size=7, adds_below=True, skip=True, score_correction="buffer")
         corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
-        learned = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
-        vision = VisionExperts(expert=ungated, router=LinearRouter(score_correction="parameter"))
+        learned_router = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
+        vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
         four_of = {"num_experts": 4, "num_experts_per_tok": 2}
 
         def small_mixture(**fields: Any) -> Any:
@@ -296,18 +296,22 @@ class MoE(Network):
 
         return [
             small_mixture(num_experts=6),
-            small_mixture(num_experts_per_tok=1, expert=ungated, router=LinearRouter(bias=True)),
+            small_mixture(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
             small_mixture(output_bias=True),
-            small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared, shared_expert_gate=True),
-            small_mixture(num_experts=8, shared_expert=shared, router=corrected_router),
-            small_mixture(expert=ungated, shared_expert=shared, latent=Latent(moe_latent_size=8, bias=True)),
-            small_mixture(router=learned),
-            small_mixture(shared_expert=shared, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")),
+            small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
+            small_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
+            small_mixture(
+                expert=ungated_network, shared_expert=shared_network, latent=Latent(moe_latent_size=8, bias=True)
+            ),
+            small_mixture(router=learned_router),
+            small_mixture(
+                shared_expert=shared_network, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")
+            ),
             small_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
             small_mixture(num_experts_per_tok=1, router=skipping),
             small_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
             small_mixture(
-                shared_expert=shared, vision_experts=vision, router=LinearRouter(score_correction="parameter")
+                shared_expert=shared_network, vision_experts=vision, router=LinearRouter(score_correction="parameter")
             ),
             small_mixture(
                 num_experts=3,
@@ -317,9 +321,9 @@ class MoE(Network):
             small_mixture(
                 num_experts_per_tok=3,
                 identity_experts=IdentityExperts(zero_expert_num=1),
-                expert=ungated,
+                expert=ungated_network,
                 latent=Latent(moe_latent_size=8),
-                shared_expert=shared,
+                shared_expert=shared_network,
             ),
             small_mixture(
                 latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
@@ -340,7 +344,7 @@ def _check_expert(expert: FeedForward) -> None:
 def _expert_networks(
     f: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
 ) -> Value:
-    """Records the networks of all experts at once. identities: whether some rows belong to no real expert."""
+    """Records the networks of all experts at once. identities: whether some rows are sent to identity experts."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def mapped(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:
@@ -361,7 +365,7 @@ def _expert_networks(
 @cache
 def dispatch_class() -> type[Any]:
     class Dispatch:
-        """The rows that tokens send to their experts, one per token and expert.
+        """The vectors that tokens send to their experts, one row per token and expert.
 
         chosen: the experts of each token, [batch, tokens, top_k].
         grouped: whether rows are sorted by expert. Otherwise they stay in the order of the tokens.
@@ -390,8 +394,8 @@ def dispatch_class() -> type[Any]:
         def combined(self, x: Tensor, weights: Tensor) -> Tensor:
             """Sums the experts' outputs of each token, weighted. [rows, width] → [batch, tokens, width]."""
             if not self.grouped:
-                summed: Tensor = (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
-                return summed
+                weighted_sum: Tensor = (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
+                return weighted_sum
             x = x * weights.to(x.dtype).flatten().index_select(0, self.order)[:, None]
             tokens = weights.shape[:2]
             out: Tensor = x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
@@ -403,7 +407,7 @@ def dispatch_class() -> type[Any]:
 @cache
 def capped_class() -> type[Any]:
     class Capped:
-        """The rows of experts with a fixed capacity: for each expert, the tokens with the highest weights.
+        """The vectors of experts with a fixed capacity: for each expert, the tokens with the highest weights.
 
         An expert that fewer tokens chose takes others too, with weight 0. weights, chosen: the weights and indices of
         each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
@@ -445,7 +449,7 @@ def expert_map_class() -> type[nn.Module]:
     from torch import nn
 
     class ExpertMap(nn.Module):
-        """Applies each row's expert. x: [rows, n_in], expert: [rows] → [rows, n_out].
+        """Applies to each row the linear layer of its expert. x: [rows, n_in], expert: [rows] → [rows, n_out].
 
         ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
         Where all experts have as many rows, x is [experts, rows, n_in], and so is the output.
@@ -487,7 +491,9 @@ def _routed_class() -> type[nn.Module]:
     ExpertMap = expert_map_class()
 
     class ExpertsReference(nn.Module):
-        """The experts. x: [rows, width], expert: [rows] → [rows, width]. grouped: whether rows are sorted by expert.
+        """The routed experts. x: [rows, width], expert: [rows] → [rows, width].
+
+        grouped: whether rows are sorted by expert.
 
         Where all experts have as many rows, x and the output are [experts, rows, width], and `expert` is None.
         """
@@ -564,7 +570,7 @@ def _vision_class() -> type[nn.Module]:
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

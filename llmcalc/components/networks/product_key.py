@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ProductKeyMoE(Network):
-    """Experts of one unit each, selected by product keys, beside a feed-forward network that every token uses.
+    """Experts of a single hidden unit, selected by product keys, beside a feed-forward network that every token uses.
 
     num_experts: the number of experts; each has one input vector and one output vector.
     num_keys: the number of rows, and of columns, of the grid of experts. Experts beyond num_keys² are never selected.
@@ -50,7 +50,7 @@ class ProductKeyMoE(Network):
     shared_expert: FeedForward
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.num_keys**2 > self.num_experts:
             raise ValueError(
                 f"num_keys: {self.num_keys} rows and columns are more than num_experts {self.num_experts}; "
@@ -96,20 +96,20 @@ class ProductKeyMoE(Network):
         )
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context)
+        return _reference_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
         swiglu = FeedForward(intermediate_size=28, hidden_act="silu", gated=True, down_bias=True)
-        ungated = FeedForward(intermediate_size=20, hidden_act="relu")
+        ungated_network = FeedForward(intermediate_size=20, hidden_act="relu")
         return [
             cls(num_experts=16, num_keys=4, num_experts_per_tok=3, hidden_act="silu", shared_expert=swiglu),
-            cls(num_experts=11, num_keys=3, num_experts_per_tok=1, hidden_act="gelu", shared_expert=ungated),
+            cls(num_experts=11, num_keys=3, num_experts_per_tok=1, hidden_act="gelu", shared_expert=ungated_network),
         ]
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""Routers, which select the experts of each token and their weights.
+"""Routers, which select the experts of each token and compute the experts' weights.
 
 `linear`: a linear layer to one score per expert (Shazeer 2017, arXiv:1701.06538), with optional score correction
 (DeepSeek-V3, arXiv:2412.19437, §2.1.2), norm before it and weight per expert (Gemma 4).
@@ -46,7 +46,7 @@ class Router(Part):
     scoring_func: Scoring = "softmax"
 
     def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        """Records the routing; returns the weights and the indices of each token's experts.
+        """Records the routing. Returns the weights and the indices of each token's experts.
 
         classes: the number of experts to select from, identity experts included.
         """
@@ -60,8 +60,8 @@ class Router(Part):
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
-def _correction(f: Flow, storage: Correction | None, classes: Axis) -> Value | None:
-    """Records the score correction, if there is one."""
+def _record_correction(f: Flow, storage: Correction | None, classes: Axis) -> Value | None:
+    """Records the score correction and returns it; None without a correction."""
     if storage is None:
         return None
     if storage == "buffer":
@@ -94,15 +94,15 @@ class LinearRouter(Router):
         x = x if self.norm is None else f.part("router_norm", self.norm, x, kind="router")
         logits = f.linear("router", x, axis, bias=self.bias, kind="router")
         scale = f.vector("expert_scale", experts, kind="router") if self.expert_scale else None
-        correction = _correction(f, self.score_correction, axis)
+        correction = _record_correction(f, self.score_correction, axis)
         return f.route(logits, top_k, self.scoring_func, correction, scale)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        return _references()["linear"](self, context, experts, top_k, classes)
+        return _reference_classes()["linear"](self, context, experts, top_k, classes)
 
 
 class RouterMLP(Router):
-    """An MLP: hidden_size → router_hidden_size, two more layers of that width, then one logit per expert.
+    """A multi-layer router: hidden_size → router_hidden_size, two more layers of that width, then one logit per expert.
 
     router_hidden_size: the width of the features.
     hidden_act: the activation after each of the two layers, `gelu` by default.
@@ -132,11 +132,11 @@ class RouterMLP(Router):
             y = f.act(f.linear("fc1", y, features, bias=True), self.hidden_act)
             y = f.act(f.linear("fc2", y, features, bias=True), self.hidden_act)
             logits = f.linear("out_proj", y, axis)
-        correction = _correction(f, self.score_correction, axis)
+        correction = _record_correction(f, self.score_correction, axis)
         return f.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        return _references()["mlp"](self, context, experts, top_k, classes)
+        return _reference_classes()["mlp"](self, context, experts, top_k, classes)
 
 
 class TokenTableRouter(Router):
@@ -158,7 +158,7 @@ class TokenTableRouter(Router):
         return f.route(logits, top_k, self.scoring_func, table=table)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        return _references()["token_table"](self, context, experts, top_k, classes)
+        return _reference_classes()["token_table"](self, context, experts, top_k, classes)
 
 
 ROUTERS = PartChoice(
@@ -177,7 +177,7 @@ else:
 
 
 @cache
-def _references() -> dict[str, type[Any]]:
+def _reference_classes() -> dict[str, type[Any]]:
     import torch
     from torch import nn
 
@@ -276,8 +276,8 @@ def _references() -> dict[str, type[Any]]:
             top_experts = self.top_experts(scores)
             weights = self.weights(scores, top_experts)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
-                skipped = top_experts == self.none_of_them
-                weights, top_experts = weights.masked_fill(skipped, 0.0), top_experts.masked_fill(skipped, 0)
+                skips_expert = top_experts == self.none_of_them
+                weights, top_experts = weights.masked_fill(skips_expert, 0.0), top_experts.masked_fill(skips_expert, 0)
             return weights, top_experts
 
     class TableRouting(Routing):

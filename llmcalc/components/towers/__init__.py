@@ -49,8 +49,8 @@ TowerName: TypeAlias = Annotated[str, Field(pattern=NAMES, max_length=60)]
 """The name of an encoder or a projector in its class: `vision_tower`, `multi_modal_projector`."""
 
 
-def below(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
-    """Yields each tower with the names of the towers whose output it may read.
+def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
+    """Yields each tower with the names of the earlier towers whose output it may read.
 
     A projector reads the encoder before it, or the projector just before it. Other towers read none.
     """
@@ -65,29 +65,29 @@ def below(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:
-    """Raises `ValueError` if a projector's input width fits no encoder or projector before it.
+    """Raises `ValueError` if a projector's input width is not the width of an encoder or projector before it.
 
     It may be the output width of the encoder before it, or of the projector just before it.
     """
-    for name, tower, readable in below(towers):
+    for name, tower, readable in towers_before(towers):
         input_widths = {source: towers[source].output_width for source in readable}
         if tower.type == "projector" and input_widths and tower.input_size not in input_widths.values():
-            expected = " or ".join(f"{size}, which {source} gives" for source, size in input_widths.items())
-            raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected}")
+            expected_widths = " or ".join(f"{size}, which {source} gives" for source, size in input_widths.items())
+            raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected_widths}")
 
 
 def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
-    """Records every tower with its input. Returns tower name → output."""
+    """Records every tower with its input. Returns the output of each tower, by its name."""
     outputs: dict[str, Value] = {}
-    for name, tower, readable in below(towers):
+    for name, tower, readable in towers_before(towers):
         own_input = tower.input_value()
-        source = _source(own_input, [outputs[read_name] for read_name in readable])
+        source = _tower_input(own_input, [outputs[read_name] for read_name in readable])
         outputs[name] = f.part(name, tower, own_input if source is None else source.view(*own_input.axes))
     return outputs
 
 
-def _source(own_input: Value, outputs: list[Value]) -> Value | None:
-    """Returns the first output with the input's width; the encoder's output if none is known to match."""
+def _tower_input(own_input: Value, outputs: list[Value]) -> Value | None:
+    """Returns the first output with the input's width, or the encoder's output if no output is known to match."""
     matching = (value for value in outputs if same(value.width, own_input.width))
     return next(matching, outputs[0] if outputs else None)
 

@@ -43,7 +43,7 @@ class AudioTower(TowerPart):
     audio: AudioInput | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.stack.stem is None:
             raise ValueError("stack.stem: missing; an audio encoder requires one")
         self.stack.check_place(Standing("stack", self.hidden_size, "encoder"))
@@ -69,14 +69,14 @@ class AudioTower(TowerPart):
         return f"encoder {self.stack.num_hidden_layers} × {self.hidden_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self)
+        return _reference_class()(self)
 
     @classmethod
     def examples(cls) -> list[Self]:
         layernorm = Norm(type="layernorm")
         mixer = Attention(num_attention_heads=2, q_bias=True, v_bias=True, o_bias=True)
-        ungated = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
-        block = Block(attention=mixer, feed_forward=ungated, norm=layernorm, norm_placement="pre")
+        ungated_network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
+        block = Block(attention=mixer, feed_forward=ungated_network, norm=layernorm, norm_placement="pre")
         stem = ConvStem(num_mel_bins=5, max_source_positions=9)
         stack = Stack(
             num_hidden_layers=2,
@@ -89,7 +89,7 @@ class AudioTower(TowerPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class AudioTowerReference(nn.Module):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ConformerAttention(Part):
-    """Attention within a window, or over all positions without context_left.
+    """Conformer attention within a window, or over all positions without context_left.
 
     num_attention_heads: the number of heads.
     bias: whether the four projections have a bias, false by default.
@@ -88,7 +88,7 @@ class ConformerConvolution(Part):
     norm: Norm | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.multiplier > 1 and not self.separable:
             raise ValueError(
                 f"multiplier: {self.multiplier} requires a projection back to hidden_size; expected separable = true"
@@ -140,7 +140,7 @@ class Conformer(TowerPart):
     audio: AudioInput | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         heads = self.attention.num_attention_heads
         if self.hidden_size % heads:
             raise ValueError(
@@ -168,20 +168,20 @@ class Conformer(TowerPart):
         if self.relative_buckets is not None:
             bias, _ = f.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
         indices = range(n) if isinstance(n, int) else None
-        x = f.layers(x, lambda v: self._layer(f, v, bias), n, indices, kind="layer")
+        x = f.layers(x, lambda v: self._record_layer(f, v, bias), n, indices, kind="layer")
         if self.clamps:
             f.buffer("clamps", Axis("layers", n), Axis("bounds", self.clamps))
         if self.output_size is not None:
             x = f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
         return x
 
-    def _layer(self, f: Flow, x: Value, bias: Value | None) -> Value:
+    def _record_layer(self, f: Flow, x: Value, bias: Value | None) -> Value:
         """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
         x = self._half_network(f, "mlp_1", x)
         y = f.part("self_attn_pre_norm", self.norm, x)
         with f.scope("self_attn", kind="attention"):
             y = self.attention.flow(f, y, bias)
-        x = f.add(x, self._after(f, "self_attn", y))
+        x = f.add(x, self._normalize_output(f, "self_attn", y))
         y = f.part("convolution_pre_norm", self.norm, x)
         with f.scope("convolution", kind="convolution"):
             y = self.convolution.flow(f, y)
@@ -189,49 +189,54 @@ class Conformer(TowerPart):
         return f.part("norm", self.norm, x)
 
     def _half_network(self, f: Flow, name: str, x: Value) -> Value:
-        """Adds to x half of the output of the feed-forward network with that name."""
+        """Records the sum of x and half of the output of the feed-forward network with that name."""
         y = f.part(name, self.feed_forward, f.part(f"{name}_pre_norm", self.norm, x))
-        return f.add(x, f.scale(self._after(f, name, y), 0.5))
+        return f.add(x, f.scale(self._normalize_output(f, name, y), 0.5))
 
-    def _after(self, f: Flow, name: str, y: Value) -> Value:
+    def _normalize_output(self, f: Flow, name: str, y: Value) -> Value:
         return f.part(f"{name}_post_norm", self.norm, y) if self.norm_placement == "sandwich" else y
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self)
+        return _reference_class()(self)
 
     @classmethod
     def examples(cls) -> list[Self]:
         from .subsampling import SpectrumConv
 
         rms, layernorm, scale = Norm(type="rmsnorm"), Norm(type="layernorm"), Norm(type="layernorm", bias=False)
-        two = Subsampling(
+        two_convolutions = Subsampling(
             num_mel_bins=12, convolutions=(SpectrumConv(channels=6), SpectrumConv(channels=4)), norm=scale
         )
-        deep = SpectrumConv(channels=4, separable=True, bias=True)
+        separable_convolution = SpectrumConv(channels=4, separable=True, bias=True)
         nemo = Subsampling(
-            num_mel_bins=9, convolutions=(SpectrumConv(channels=4, bias=True), deep, deep), bias=True, standardize=True
+            num_mel_bins=9,
+            convolutions=(SpectrumConv(channels=4, bias=True), separable_convolution, separable_convolution),
+            bias=True,
+            standardize=True,
         )
-        ungated = FeedForward(intermediate_size=40, hidden_act="silu")
+        ungated_network = FeedForward(intermediate_size=40, hidden_act="silu")
         gated = FeedForward(
             intermediate_size=14, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True
         )
-        windowed = ConformerAttention(num_attention_heads=2, relative_keys=True, context_left=4, context_right=1)
-        free = ConformerAttention(num_attention_heads=3, bias=True)
-        light = ConformerConvolution(kernel_size=3, norm=rms)
+        windowed_attention = ConformerAttention(
+            num_attention_heads=2, relative_keys=True, context_left=4, context_right=1
+        )
+        unlimited_attention = ConformerAttention(num_attention_heads=3, bias=True)
+        light_convolution = ConformerConvolution(kernel_size=3, norm=rms)
         with_bias = ConformerConvolution(
             kernel_size=3, gate_act="silu", gate_bias=True, bias=True, multiplier=2, separable=True
         )
         return [
             cls(
                 hidden_size=10,
-                subsampling=two,
+                subsampling=two_convolutions,
                 num_hidden_layers=2,
-                attention=windowed,
-                convolution=light,
-                feed_forward=ungated,
+                attention=windowed_attention,
+                convolution=light_convolution,
+                feed_forward=ungated_network,
                 norm=rms,
                 norm_placement="sandwich",
                 output_size=14,
@@ -241,7 +246,7 @@ class Conformer(TowerPart):
                 hidden_size=12,
                 subsampling=nemo,
                 num_hidden_layers=3,
-                attention=free,
+                attention=unlimited_attention,
                 convolution=with_bias,
                 feed_forward=gated,
                 norm=layernorm,
@@ -251,7 +256,7 @@ class Conformer(TowerPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -272,7 +277,7 @@ def _reference() -> type[nn.Module]:
                 self.r_proj = nn.Linear(width, width, bias=False)
                 self.q_scale = vector(torch.zeros(width // attention.num_attention_heads))
 
-        def _distances(self, frames: int, width: int, reference_tensor: Tensor) -> Tensor:
+        def _distance_sinusoids(self, frames: int, width: int, reference_tensor: Tensor) -> Tensor:
             """Computes the sinusoid of each query's distance to each key, [frames, frames, hidden]."""
             positions = torch.arange(frames, device=reference_tensor.device)
             scales = torch.exp(
@@ -289,7 +294,7 @@ def _reference() -> type[nn.Module]:
             frames, width = x.shape[1:]
             if hasattr(self, "r_proj"):
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)
-                distance_keys = self.r_proj(self._distances(frames, width, x)).unflatten(-1, (self.heads, -1))
+                distance_keys = self.r_proj(self._distance_sinusoids(frames, width, x)).unflatten(-1, (self.heads, -1))
                 scores = q @ k.transpose(-1, -2) + torch.einsum("bhqd,qkhd->bhqk", q, distance_keys)
             else:
                 scores = q @ k.transpose(-1, -2)
@@ -299,8 +304,8 @@ def _reference() -> type[nn.Module]:
                 positions = torch.arange(frames, device=x.device)
                 distance = positions[:, None] - positions[None, :]
                 scores = scores.masked_fill((distance >= self.left) | (distance < -self.right), float("-inf"))
-            attended = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-            out: Tensor = self.get_submodule("o_proj")(attended.transpose(1, 2).flatten(2))
+            attention_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
+            out: Tensor = self.get_submodule("o_proj")(attention_output.transpose(1, 2).flatten(2))
             return out
 
     class Convolution(nn.Module):
@@ -343,15 +348,17 @@ def _reference() -> type[nn.Module]:
                     self.add_module(f"{name}_post_norm", spec.norm.reference(context))
             self.norm = spec.norm.reference(context)
 
-        def _after(self, name: str, y: Tensor) -> Tensor:
+        def _normalize_output(self, name: str, y: Tensor) -> Tensor:
             out: Tensor = getattr(self, f"{name}_post_norm")(y) if hasattr(self, f"{name}_post_norm") else y
             return out
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-            x = x + 0.5 * self._after("mlp_1", self.mlp_1(self.get_submodule("mlp_1_pre_norm")(x), Run()))
-            x = x + self._after("self_attn", self.self_attn(self.get_submodule("self_attn_pre_norm")(x), bias))
+            x = x + 0.5 * self._normalize_output("mlp_1", self.mlp_1(self.get_submodule("mlp_1_pre_norm")(x), Run()))
+            x = x + self._normalize_output(
+                "self_attn", self.self_attn(self.get_submodule("self_attn_pre_norm")(x), bias)
+            )
             x = x + self.convolution(self.get_submodule("convolution_pre_norm")(x))
-            x = x + 0.5 * self._after("mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), Run()))
+            x = x + 0.5 * self._normalize_output("mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), Run()))
             out: Tensor = self.norm(x)
             return out
 
@@ -378,7 +385,7 @@ def _reference() -> type[nn.Module]:
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
-        def _bias(self, frames: int, reference_tensor: Tensor) -> Tensor | None:
+        def _distance_bias(self, frames: int, reference_tensor: Tensor) -> Tensor | None:
             """Computes the bias per distance, [heads, frames, frames]: half of the table is for earlier keys."""
             if self.buckets is None:
                 return None
@@ -389,7 +396,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)
-            bias = self._bias(x.shape[1], x)
+            bias = self._distance_bias(x.shape[1], x)
             for layer in self.layers:
                 x = layer(x, bias)
             return self.output_proj(x) if hasattr(self, "output_proj") else x

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PatchEmbedder(TowerPart):
-    """Patches → a norm on the pixel values → vectors of hidden_size → a norm, positions, a norm.
+    """A patch embedder: a norm on pixel values, a projection to hidden_size, a norm, positions, a norm.
 
     hidden_size: the width.
     patches: the patches of an image.
@@ -57,7 +57,7 @@ class PatchEmbedder(TowerPart):
         return f"patches of {self.patches.patch_size} × {self.patches.patch_size} → {self.hidden_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self)
+        return _reference_class()(self)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -79,7 +79,7 @@ class PatchEmbedder(TowerPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

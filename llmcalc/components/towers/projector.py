@@ -74,7 +74,7 @@ class Resampler(Part):
     positions: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         self.attention.check_place(Standing("resampler.attention", self.hidden_size, "encoder"))
         self.attention.check_crossing()
         return self
@@ -94,7 +94,7 @@ class Resampler(Part):
 
 
 class Projector(TowerPart):
-    """A projector: patches of input_size → input of the text model.
+    """A projector from patches of input_size to vectors of the text model's input width.
 
     input_size: the width of the input.
     maps: the linear layers.
@@ -132,7 +132,7 @@ class Projector(TowerPart):
     raw: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         for linear in self.maps:
             if linear.gated and linear.size % 2:
                 raise ValueError(
@@ -206,15 +206,24 @@ class Projector(TowerPart):
         return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self)
+        return _reference_class()(self)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms, layernorm, unweighted = Norm(type="rmsnorm"), Norm(type="layernorm"), Norm(type="rmsnorm", weight=False)
-        biased = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
+        rms, layernorm, unweighted_norm = (
+            Norm(type="rmsnorm"),
+            Norm(type="layernorm"),
+            Norm(type="rmsnorm", weight=False),
+        )
+        biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
         reads = (
-            (10, Resampler(queries=3, hidden_size=12, attention=biased, norm=layernorm)),
-            (12, Resampler(queries=5, hidden_size=12, attention=biased, norm=rms, projected=False, positions=True)),
+            (10, Resampler(queries=3, hidden_size=12, attention=biased_attention, norm=layernorm)),
+            (
+                12,
+                Resampler(
+                    queries=5, hidden_size=12, attention=biased_attention, norm=rms, projected=False, positions=True
+                ),
+            ),
         )
         return [
             cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rms),
@@ -233,7 +242,7 @@ class Projector(TowerPart):
                 norm_of="merged",
             ),
             cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
-            cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=unweighted, vocab_size=7),
+            cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=unweighted_norm, vocab_size=7),
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
             cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
             *(
@@ -248,7 +257,7 @@ def _activate(f: Flow, x: Value, name: Activation) -> Value:
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -261,7 +270,7 @@ def _reference() -> type[nn.Module]:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
 
     class ResamplerReference(nn.Module):
-        """Learned queries. x: [images, patches, input_size] → [images, queries, hidden_size]."""
+        """Learned queries that attend to patches. x: [images, patches, input_size] → [images, queries, hidden_size]."""
 
         def __init__(self, spec: Resampler, width: int) -> None:
             super().__init__()
@@ -303,8 +312,8 @@ def _reference() -> type[nn.Module]:
             if spec.input_marks:
                 self.input_marks = Marks(spec.input_marks, width)
             if spec.norm is not None:
-                read = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else width
-                self.norm = spec.norm.reference(Context(read))
+                normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else width
+                self.norm = spec.norm.reference(Context(normed_width))
             for i, linear in enumerate(spec.maps, 1):
                 self.add_module(f"map_{i}", nn.Linear(width, linear.size, bias=linear.bias))
                 width = linear.size // 2 if linear.gated else linear.size
@@ -338,8 +347,8 @@ def _reference() -> type[nn.Module]:
             squares = x.unflatten(1, (-1, merge, columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
             x = squares.mean(2) if mean else squares.flatten(2)
             if frames > 1:
-                merged = x.unflatten(0, (-1, frames)).transpose(1, 2)
-                x = merged.mean(2) if mean else merged.flatten(2)
+                frames_of_images = x.unflatten(0, (-1, frames)).transpose(1, 2)
+                x = frames_of_images.mean(2) if mean else frames_of_images.flatten(2)
             x = self.norm(x) if hasattr(self, "norm") and norm_after_merge else x
             return self._apply_maps(self.input_marks(x) if hasattr(self, "input_marks") else x)
 

@@ -40,7 +40,7 @@ class SpectrumConv(Part):
 
 
 class Subsampling(Component):
-    """Frames of num_mel_bins values → fewer frames of the encoder's width.
+    """Convolutions from frames of num_mel_bins values to fewer frames of the encoder's width.
 
     num_mel_bins: the number of mel bins per frame.
     convolutions: the convolutions, in order.
@@ -58,7 +58,7 @@ class Subsampling(Component):
     standardize: Flag = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         pitches = self.num_mel_bins
         for conv in self.convolutions:
             pitches = (pitches + 2 - conv.kernel[1]) // conv.stride[1] + 1
@@ -102,11 +102,11 @@ class Subsampling(Component):
         return f.linear("proj", y.view(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self, context.hidden_size)
+        return _reference_class()(self, context.hidden_size)
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

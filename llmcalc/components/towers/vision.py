@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Patches(Part):
-    """Patches of an image, each projected to one vector.
+    """The patches of an image; each patch is projected to one vector.
 
     patch_size: the side of a patch in pixels.
     num_channels: the number of color channels, 3 by default.
@@ -65,7 +65,7 @@ class PatchPositions(Part):
     axes: Literal[1, 2] = 1
 
     def flow(self, f: Flow, x: Value) -> tuple[Value, ...]:
-        """Returns the positions to add to each patch: one look-up, or one for its column and one for its row."""
+        """Returns the positions to add to each patch: one table's, or the sum of its column's and its row's."""
         rows = Axis("positions", self.axes * self.rows)
         position, table = f.table("position_embedding", rows, *x.axes, of=x.rows)
         return (position,) if self.axes == 1 else (position, f.look_up(table, x.rows))
@@ -86,8 +86,8 @@ class AttentionPooling(Part):
     def flow(self, f: Flow, x: Value) -> Value:
         """Records the pooling head and returns one vector per image. x: the patches."""
         probe = f.vector("probe", *x.axes).view(*x.axes, rows=IMAGES)
-        pooled = f.part("attention", self.attention, probe, memory=x)
-        return f.add(pooled, f.part("mlp", self.feed_forward, f.part("norm", self.norm, pooled)))
+        pooled_vector = f.part("attention", self.attention, probe, memory=x)
+        return f.add(pooled_vector, f.part("mlp", self.feed_forward, f.part("norm", self.norm, pooled_vector)))
 
 
 class VisionTower(TowerPart):
@@ -116,9 +116,9 @@ class VisionTower(TowerPart):
     image: ImageInput | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        standing = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
-        self.stack.check_place(standing)
+    def _check_fields(self) -> Self:
+        place = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
+        self.stack.check_place(place)
         if self.pooling is not None:
             self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
         if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:
@@ -166,36 +166,38 @@ class VisionTower(TowerPart):
         return f"ViT {self.stack.num_hidden_layers} × {self.hidden_size}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference()(self)
+        return _reference_class()(self)
 
     @classmethod
     def examples(cls) -> list[Self]:
         from ..inputs.smart_resize import SmartResize
 
         layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
-        biased = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
-        ungated = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", up_bias=True, down_bias=True)
+        biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
+        ungated_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", up_bias=True, down_bias=True)
         gated = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        siglip = Block(attention=biased, feed_forward=ungated, norm=layernorm, norm_placement="pre")
+        siglip = Block(attention=biased_attention, feed_forward=ungated_network, norm=layernorm, norm_placement="pre")
         turning = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
         pixtral = Block(attention=turning, feed_forward=gated, norm=rms, norm_placement="sandwich")
-        head = AttentionPooling(attention=biased, feed_forward=ungated, norm=layernorm)
+        head = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
         square, film = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
-        scaled = siglip.model_copy(update={"residual_scale": "output"})
+        scaled_block = siglip.model_copy(update={"residual_scale": "output"})
         conv = Block(attention=ShortConv(grid=True), feed_forward=gated, norm=rms, norm_placement="pre")
-        mixed = Stack(
+        mixed_stack = Stack(
             num_hidden_layers=3,
             block=conv,
-            variants={"full": conv.model_copy(update={"attention": biased})},
+            variants={"full": conv.model_copy(update={"attention": biased_attention})},
             pattern=("block", "full"),
         )
         squares = pixtral.model_copy(update={"attention": turning.model_copy(update={"grid_window": 3})})
-        windowed = Stack(num_hidden_layers=3, block=squares, variants={"full": pixtral}, pattern=("block", "full"))
+        windowed_stack = Stack(
+            num_hidden_layers=3, block=squares, variants={"full": pixtral}, pattern=("block", "full")
+        )
         stacks = [
             Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm),
             Stack(num_hidden_layers=3, block=pixtral, embedding_norm=rms),
-            mixed,
-            Stack(num_hidden_layers=2, block=scaled),
+            mixed_stack,
+            Stack(num_hidden_layers=2, block=scaled_block),
         ]
         return [
             cls(hidden_size=12, patches=square, stack=stacks[0], positions=PatchPositions(rows=16), pooling=head),
@@ -204,7 +206,12 @@ class VisionTower(TowerPart):
             ),
             cls(hidden_size=10, patches=film, stack=stacks[1]),
             cls(hidden_size=12, patches=square, stack=stacks[2]),
-            cls(hidden_size=10, patches=film, stack=windowed, image=SmartResize(merge=1, min_pixels=1, max_pixels=99)),
+            cls(
+                hidden_size=10,
+                patches=film,
+                stack=windowed_stack,
+                image=SmartResize(merge=1, min_pixels=1, max_pixels=99),
+            ),
             cls(
                 hidden_size=12, patches=square, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True
             ),
@@ -220,7 +227,7 @@ class VisionTower(TowerPart):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -241,8 +248,8 @@ def _reference() -> type[nn.Module]:
             self.norm, self.mlp = spec.norm.reference(context), spec.feed_forward.reference(context)
 
         def forward(self, x: Tensor) -> Tensor:
-            pooled = self.attention(self.probe.weight.expand(len(x), 1, -1), Run(memory=x))
-            out: Tensor = pooled + self.mlp(self.norm(pooled), Run())
+            pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), Run(memory=x))
+            out: Tensor = pooled_vector + self.mlp(self.norm(pooled_vector), Run())
             return out
 
     class VisionTowerReference(nn.Module):

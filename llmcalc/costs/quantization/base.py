@@ -74,14 +74,14 @@ NOTHING = Parts()
 
 
 def plain(elements: Number, dtype: str) -> Parts:
-    """Returns the bytes of elements in a plain number format."""
+    """Returns the bytes of elements in an unquantized number format."""
     bits = DTYPE_BITS[dtype]
     return Parts(unconverted=elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSite:
-    """A tensor of a layer, with its path and number of copies.
+    """A weight tensor of a layer, with its path and its number of copies.
 
     path: path of its module, as in the reference model.
     kind: the component that it belongs to.
@@ -109,12 +109,12 @@ class WeightSite:
 
 
 def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[WeightSite]:
-    """Yields every trainable tensor, layer by layer, in the order of the tree; a tied one once."""
+    """Yields every trainable tensor, layer by layer, in the order of the tree; a tied tensor once."""
     yield from _sites_below(tree.place(), WeightSite("", "", ParamTensor((), "vector"), 1, None, tree), include)
 
 
 def _sites_below(place: Place, site: WeightSite, include: frozenset[str]) -> Iterator[WeightSite]:
-    """Yields the tensors below a node. here: the site of the node itself, whose tensor is ignored."""
+    """Yields the tensors below a node. site: the node's own site, whose tensor is ignored."""
     for child_place in place.children():
         child = child_place.node
         if child.optional and child.optional not in include:
@@ -151,11 +151,11 @@ class Scheme:
 
     @property
     def reads_names(self) -> bool:
-        """Whether it treats a tensor by the name of its module."""
+        """Whether the scheme treats a tensor according to its module's name."""
         return False
 
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
-        """Yields each tensor with the bytes that one copy of it takes.
+        """Yields each tensor with the bytes of one copy of it.
 
         dtype: number format of unconverted tensors.
         Raises `InputError` for a tensor that the format cannot store.
@@ -163,7 +163,7 @@ class Scheme:
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def notes(self) -> list[str]:
-        """Notes for the user: the converted tensors and their format."""
+        """Notes for the user on the converted tensors and their format."""
         return [f"{self.label}: {self.source}", *self.remarks]
 
     def unconverted_dtype(self, dtype: str) -> str:
@@ -192,7 +192,7 @@ def quantized_size(
     include: frozenset[str] = frozenset(),
     names: ModuleNames | None = None,
 ) -> QuantizedSize:
-    """Computes the bytes of all parameters, a tied weight once. Vision and audio encoders are not converted.
+    """Computes the bytes of all parameters; a tied weight counts once. Vision and audio encoders are not converted.
 
     dtype: full name of the number format of unconverted tensors; default bfloat16.
     include: optional parts to include (`mtp`, `towers`).
@@ -201,10 +201,10 @@ def quantized_size(
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     by_component: dict[str, Parts] = {}
-    deepest = max(stack.num_hidden_layers for _, stack in spec.stacks())
-    if isinstance(deepest, int) and deepest > MOST_LAYERS:
+    most_layers = max(stack.num_hidden_layers for _, stack in spec.stacks())
+    if isinstance(most_layers, int) and most_layers > MOST_LAYERS:
         raise InputError(
-            f"num_hidden_layers: {deepest} layers are too many for --quantize; expected at most {MOST_LAYERS}"
+            f"num_hidden_layers: {most_layers} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
     tree = spec.tree()
     weight_sites = list(sites(tree, include))

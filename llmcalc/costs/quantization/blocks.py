@@ -1,4 +1,4 @@
-"""ggml's block formats (ggml-common.h): elements per block, and the bytes of its codes, scales and minima."""
+"""The block formats of ggml (ggml-common.h): elements per block, and the bytes of codes, scales and minima."""
 
 from __future__ import annotations
 

@@ -44,10 +44,12 @@ def compressed_tensors(c: Fields) -> Scheme:
         table = groups_table.table(name)
         if table is None:
             raise groups_table.wrong(name, None, "how a group of modules is quantised")
-        group, label = _group(table, overall)
+        group, label = _group_of_table(table, overall)
         groups.append(group)
         labels.append(label)
-    excluded = ModuleList(c.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore")
+    excluded_modules = ModuleList(
+        c.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
+    )
     remarks = (
         ["scales in the model's own number format"]
         if any(isinstance(g.format, PackedInt | WholeInt) for g in groups)
@@ -64,11 +66,11 @@ def compressed_tensors(c: Fields) -> Scheme:
         tuple(groups),
         head=True,
         everywhere=True,
-        excluded=excluded,
+        excluded=excluded_modules,
     )
 
 
-def _group(c: Fields, overall: Any) -> tuple[Group, str]:
+def _group_of_table(c: Fields, overall: Any) -> tuple[Group, str]:
     c.must("output_activations", None)
     targets = c.texts("targets")
     weights, inputs = c.table("weights"), c.table("input_activations")
@@ -79,12 +81,12 @@ def _group(c: Fields, overall: Any) -> tuple[Group, str]:
     if not targets:
         raise c.wrong("targets", targets, "module names or Linear")
     modules = None if "Linear" in targets else ModuleList(targets, "compressed-tensors", "targets")
-    stored, label = _format(weights, layout, _static(inputs))
-    return Group(stored, modules), label
+    storage_format, label = _storage_format(weights, layout, _static_scales(inputs))
+    return Group(storage_format, modules), label
 
 
-def _static(inputs: Fields | None) -> Static:
-    """The stored scales of activations: none if they are dynamic, one if only the scales of groups are dynamic."""
+def _static_scales(inputs: Fields | None) -> Static:
+    """Returns the stored scales of activations: none if they are dynamic, one if only group scales are dynamic."""
     if inputs is None:
         return Static()
     inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
@@ -117,7 +119,7 @@ class _Weights(NamedTuple):
     symmetric: bool
 
 
-def _weights(w: Fields, layout: Any) -> _Weights:
+def _read_weights(w: Fields, layout: Any) -> _Weights:
     """Reads and checks the fields of `weights` that all formats share."""
     w.ignore(*ARGUMENTS)
     w.must("dynamic", False, None)
@@ -136,26 +138,26 @@ def _weights(w: Fields, layout: Any) -> _Weights:
     return _Weights(w, layout, kind, bits, group, blocks, strategy, symmetric)
 
 
-def _format(table: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
+def _storage_format(table: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
     """Returns the storage format of a group of modules, and its label."""
-    weights = _weights(table, layout)
+    weights = _read_weights(table, layout)
     if weights.kind == "float":
-        return _fp4(weights, static) if weights.bits == 4 else _fp8(weights, static)
+        return _fp4_format(weights, static) if weights.bits == 4 else _fp8_format(weights, static)
     return _packed_int(weights) if weights.layout == "pack-quantized" else _whole_int(weights, static)
 
 
-def _fp4(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+def _fp4_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     weights.fields.one_of("symmetric", weights.symmetric, True)
     match weights.strategy, weights.layout:
         case "tensor_group", "nvfp4-pack-quantized":
             return FP4(weights.group or 16, 1, static.scales), "nvfp4"
         case "group", "mxfp4-pack-quantized":
             return FP4(weights.group or 32, 0), "mxfp4-linear"
-    expected = "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats"
-    raise weights.fields.wrong("format", weights.layout, expected)
+    expected_formats = "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats"
+    raise weights.fields.wrong("format", weights.layout, expected_formats)
 
 
-def _fp8(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+def _fp8_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     w, strategy, microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
     w.one_of("num_bits", weights.bits, 8)
     w.one_of("symmetric", weights.symmetric, True)
@@ -177,9 +179,9 @@ def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
     w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
     w.one_of("strategy", strategy, "tensor", "channel", "group")
     group = weights.group if strategy == "group" else None
-    indexed = w.get("actorder") in ("group", True)
-    packed = PackedInt(bits, group, weights.symmetric, indexed, whole=strategy == "tensor")
-    return packed, f"w{bits}a16" + ("" if group is None else f"-g{group}")
+    has_indices = w.get("actorder") in ("group", True)
+    packed_format = PackedInt(bits, group, weights.symmetric, has_indices, whole=strategy == "tensor")
+    return packed_format, f"w{bits}a16" + ("" if group is None else f"-g{group}")
 
 
 def _whole_int(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:

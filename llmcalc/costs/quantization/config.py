@@ -70,7 +70,7 @@ def _excluded_modules(c: Fields, *names: str) -> ModuleList:
 
 
 def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
-    """Returns the scheme as `transformers` applies it: every `nn.Linear` except those in the config's list.
+    """Returns the scheme that `transformers` applies: every `nn.Linear` except the modules in the config's list.
 
     names: config fields that may hold the list. The output head is unconverted if there is no list or the list names
     it.
@@ -79,7 +79,7 @@ def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
     return replace(scheme, head=has_exclusions, everywhere=True, excluded=_excluded_modules(c, *names))
 
 
-def _fp8(c: Fields) -> Scheme:
+def _read_fp8(c: Fields) -> Scheme:
     """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor.
 
     Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4).
@@ -93,11 +93,11 @@ def _fp8(c: Fields) -> Scheme:
     c.must("modules_to_convert", None)
     c.must("weight_per_tensor", False, None, *(() if block else (True,)))
     listed_layers = c.table("quantized_layers")
-    listed: tuple[Group, ...] = ()
+    unconverted_groups: tuple[Group, ...] = ()
     if listed_layers is not None:
         c.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
-        listed, _ = listed_groups(listed_layers)
-    in_bytes = scale == "ue8m0" and (experts == "fp4" or bool(listed))
+        unconverted_groups, _ = listed_groups(listed_layers)
+    in_bytes = scale == "ue8m0" and (experts == "fp4" or bool(unconverted_groups))
     scale_bytes = 1 if in_bytes else 4
     linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if experts == "fp4" else None
@@ -110,20 +110,20 @@ def _fp8(c: Fields) -> Scheme:
     source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
     return _every_linear(
         c,
-        LinearScheme(label, source, remarks, (*listed, Group(linear_format, experts=expert_format))),
+        LinearScheme(label, source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
         "modules_to_not_convert",
         "ignored_layers",
     )
 
 
-def _fbgemm(c: Fields) -> Scheme:
+def _read_fbgemm(c: Fields) -> Scheme:
     c.ignore("activation_scale_ub")
     return _every_linear(
         c, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)), "modules_to_not_convert"
     )
 
 
-def _awq(c: Fields) -> Scheme:
+def _read_awq(c: Fields) -> Scheme:
     c.ignore(
         "backend",
         "do_fuse",
@@ -162,7 +162,7 @@ def _awq(c: Fields) -> Scheme:
     )
 
 
-def _gptq(c: Fields) -> Scheme:
+def _read_gptq(c: Fields) -> Scheme:
     c.ignore(
         "damp_percent",
         "desc_act",
@@ -213,8 +213,8 @@ def _gptq(c: Fields) -> Scheme:
         if any(not isinstance(name, str) for name in names):
             raise c.wrong("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(names, field="modules_in_block_to_quantize")
-    groups, excluded = (
-        (*_dynamic(c, bits, group), Group(GPTQ(bits, group), module_list)),
+    groups, excluded_modules = (
+        (*_read_dynamic(c, bits, group), Group(GPTQ(bits, group), module_list)),
         _excluded_modules(c, "modules_to_not_convert"),
     )
     return LinearScheme(
@@ -223,12 +223,12 @@ def _gptq(c: Fields) -> Scheme:
         (named.ZERO_BIASES,),
         groups,
         head=head,
-        excluded=excluded,
+        excluded=excluded_modules,
     )
 
 
-def _dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
-    """Reads GPTQModel's `dynamic`: regular expression → fields that replace the config's, or after `-:` no conversion.
+def _read_dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
+    """Reads GPTQModel's `dynamic`: regular expression → fields that replace the config's; `-:` means not converted.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
     """
@@ -254,14 +254,14 @@ def _dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
         yield Group(GPTQ(some, columns), modules)
 
 
-def _bitsandbytes(c: Fields) -> Scheme:
+def _read_bitsandbytes(c: Fields) -> Scheme:
     c.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
     four, eight = (c.get(name, c.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
     c.ignore("_load_in_4bit", "_load_in_8bit")
     c.must("llm_int8_has_fp16_weight", False, absent=False)
-    kind, double = c.get("bnb_4bit_quant_type", "fp4"), c.get("bnb_4bit_use_double_quant", False)
+    kind, is_double = c.get("bnb_4bit_quant_type", "fp4"), c.get("bnb_4bit_use_double_quant", False)
     if four is eight or any(type(flag) not in (bool, type(None)) for flag in (four, eight)):
         raise c.wrong("load_in_4bit", four, "that or load_in_8bit to be true")
     if eight:
@@ -269,18 +269,18 @@ def _bitsandbytes(c: Fields) -> Scheme:
             c, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
         )
     c.one_of("bnb_4bit_quant_type", kind, "nf4", "fp4")
-    c.one_of("bnb_4bit_use_double_quant", double, False, True)
+    c.one_of("bnb_4bit_use_double_quant", is_double, False, True)
     return _every_linear(
-        c, named.bnb4(f"{kind}-double" if double else str(kind), bool(double)), "llm_int8_skip_modules"
+        c, named.bnb4(f"{kind}-double" if is_double else str(kind), bool(is_double)), "llm_int8_skip_modules"
     )
 
 
-def _mxfp4(c: Fields) -> Scheme:
+def _read_mxfp4(c: Fields) -> Scheme:
     c.ignore("dequantize")
     return replace(named.mxfp4("mxfp4"), excluded=_excluded_modules(c, "modules_to_not_convert"))
 
 
-def _bitnet(c: Fields) -> Scheme | None:
+def _read_bitnet(c: Fields) -> Scheme | None:
     """Reads a BitNet config; None for online quantization, whose checkpoint stores plain weights."""
     c.ignore("rms_norm_eps", "quantization_mode")
     mode, linear = c.get("quantization_mode", "offline"), c.get("linear_class", "bitlinear")
@@ -293,7 +293,7 @@ def _bitnet(c: Fields) -> Scheme | None:
     return None if mode == "online" and linear == "autobitlinear" else scheme
 
 
-def _eetq(c: Fields) -> Scheme:
+def _read_eetq(c: Fields) -> Scheme:
     c.must("weights", "int8", absent="int8")
     return _every_linear(
         c, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)), "modules_to_not_convert"
@@ -305,16 +305,16 @@ def _group_suffix(group: int | None) -> str:
 
 
 METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fbgemm,
-    "awq": _awq,
-    "gptq": _gptq,
-    "bitsandbytes": _bitsandbytes,
+    "fp8": _read_fp8,
+    "fbgemm_fp8": _read_fbgemm,
+    "awq": _read_awq,
+    "gptq": _read_gptq,
+    "bitsandbytes": _read_bitsandbytes,
     "compressed-tensors": compressed_tensors,
-    "mxfp4": _mxfp4,
+    "mxfp4": _read_mxfp4,
     "modelopt": modelopt,
-    "bitnet": _bitnet,
-    "eetq": _eetq,
+    "bitnet": _read_bitnet,
+    "eetq": _read_eetq,
     "mlx": mlx,
     "auto-round": libraries.auto_round,
     "hqq": libraries.hqq,

@@ -42,16 +42,16 @@ class Fields:
             text = shown(value)
         return InputError(f"{self.where}: {name}: {text if len(text) <= 60 else text[:57] + '…'}; expected {expected}")
 
-    def one_of(self, name: str, value: Any, *allowed: Any) -> None:
-        if not any(value == choice and type(value) is type(choice) for choice in allowed):
-            raise self.wrong(name, value, "one of " + ", ".join(map(repr, allowed)))
+    def one_of(self, name: str, value: Any, *allowed_values: Any) -> None:
+        if not any(value == choice and type(value) is type(choice) for choice in allowed_values):
+            raise self.wrong(name, value, "one of " + ", ".join(map(repr, allowed_values)))
 
-    def must(self, name: str, *allowed: Any, absent: Any = None) -> None:
+    def must(self, name: str, *allowed_values: Any, absent: Any = None) -> None:
         """Checks that a field has a supported value. Raises `InputError` if not."""
-        self.one_of(name, self.get(name, absent), *allowed)
+        self.one_of(name, self.get(name, absent), *allowed_values)
 
     def texts(self, *names: str) -> list[str]:
-        """Returns the list of strings in the first of the fields that is present; empty if none is."""
+        """Returns the list of strings in the first field that is present; empty if none is."""
         for name in names:
             value = self.get(name)
             if value is None:
@@ -64,7 +64,7 @@ class Fields:
         return []
 
     def union(self, *names: str) -> list[str]:
-        """Returns the strings of all of the fields that are lists, without repetitions."""
+        """Returns the strings of all fields that are lists, without repetitions."""
         return list(dict.fromkeys(text for name in names for text in self.texts(name)))
 
     def group(self, name: str, absent: int | None = None) -> int | None:
@@ -89,7 +89,7 @@ class Fields:
         return value[0], value[1]
 
     def table(self, name: str) -> Fields | None:
-        """Returns a table inside this one; None if it is missing."""
+        """Returns a nested table; None if it is missing."""
         value = self.get(name)
         if value is None:
             return None
@@ -99,7 +99,7 @@ class Fields:
 
     def all_read(self) -> None:
         """Raises `InputError` for a field that was neither read nor ignored."""
-        unknown = sorted(str(name) for name in self.data if name not in self.read_names)
-        if unknown:
+        unknown_fields = sorted(str(name) for name in self.data if name not in self.read_names)
+        if unknown_fields:
             known_fields = ", ".join(sorted(self.read_names - COMMON))
-            raise InputError(f"{self.where}: {unknown[0][:60]}: not known; expected one of {known_fields}")
+            raise InputError(f"{self.where}: {unknown_fields[0][:60]}: not known; expected one of {known_fields}")

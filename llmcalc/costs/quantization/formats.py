@@ -36,19 +36,19 @@ class LinearFormat:
     """The storage format of a linear layer."""
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        """Bytes of the layer's tensors. plain_bytes: bytes per element of the model's own number format."""
+        """Bytes of the layer's tensors, by part. plain_bytes: bytes per element of the model's own number format."""
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        """Returns why a matrix of this shape cannot be stored; empty if it can."""
+        """Returns why the format cannot store a matrix of this shape; empty if it can."""
         return ""
 
     def describe(self) -> str:
         raise TypeError(f"{type(self).__name__} describes nothing")
 
 
-def _divides(dimension: str, size: Number, divisor: int, field: str = "") -> str:
-    """What is wrong with a size that is no multiple; empty if it is one. field: the config's name of the divisor."""
+def _indivisible_reason(dimension: str, size: Number, divisor: int, field: str = "") -> str:
+    """Returns what is wrong with a size that is no multiple of a divisor; empty if it is. field: the divisor's name."""
     if not isinstance(size, int) or size % divisor == 0:
         return ""
     return f"{size:,} {dimension} are not a multiple of {f'{field} ' if field else ''}{divisor}"
@@ -64,7 +64,7 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class FP8(LinearFormat):
-    """FP8: one byte per weight.
+    """The FP8 format: one byte per weight.
 
     over: the weights that share a scale: a block (rows, columns), a `row` or the `tensor`.
     scale_bytes: bytes per scale; None for the model's number format.
@@ -98,7 +98,7 @@ class FP8(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class FP4(LinearFormat):
-    """FP4: half a byte per weight.
+    """The FP4 format: half a byte per weight.
 
     block: weights of a row that share a scale.
     tensor_scales: number of fp32 scales of the whole tensor.
@@ -120,7 +120,7 @@ class FP4(LinearFormat):
         )
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.block, "group_size")
+        return _indivisible_reason("columns", n_in, self.block, "group_size")
 
     def describe(self) -> str:
         return f"4 bits, one scale of {8 * self.scale_bytes} bits per block of {self.block}" + (
@@ -130,7 +130,7 @@ class FP4(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class AWQ(LinearFormat):
-    """AWQ. group: columns that share a scale and a zero point; None for a whole row."""
+    """The AWQ format. group: columns that share a scale and a zero point; None for a whole row."""
 
     group: int | None
     bits: int = 4
@@ -141,15 +141,17 @@ class AWQ(LinearFormat):
         return Parts(weights=n_in * words * INT32, scales=groups * n_out * 2, zeros=groups * words * INT32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.group or 1, "group_size") or _divides("rows", n_out, 32 // self.bits)
+        return _indivisible_reason("columns", n_in, self.group or 1, "group_size") or _indivisible_reason(
+            "rows", n_out, 32 // self.bits
+        )
 
     def describe(self) -> str:
-        return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group(self.group)}"
+        return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}"
 
 
 @dataclass(frozen=True, slots=True)
 class GPTQ(LinearFormat):
-    """GPTQ. Zero points are also stored for symmetric weights.
+    """The GPTQ format. Zero points are stored for symmetric weights, too.
 
     group: as in `AWQ`. indexed: whether the group of each column is stored, true by default.
     """
@@ -166,16 +168,18 @@ class GPTQ(LinearFormat):
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         codes_per_word = 32 if self.bits == 3 else 32 // self.bits
-        return _divides("columns", n_in, codes_per_word) or _divides("rows", n_out, codes_per_word)
+        return _indivisible_reason("columns", n_in, codes_per_word) or _indivisible_reason(
+            "rows", n_out, codes_per_word
+        )
 
     def describe(self) -> str:
         index = ", one int32 index per column" if self.indexed else ""
-        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group(self.group)}{index}"
+        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class AWQInt4(LinearFormat):
-    """AWQ of ModelOpt: two rows of 4-bit codes per byte, fp32 scales and no zero points.
+    """The AWQ format of ModelOpt: two rows of 4-bit codes per byte, fp32 scales and no zero points.
 
     group: columns that share a scale. static: number of further fp32 scales, of the tensor and of its input.
     """
@@ -188,7 +192,7 @@ class AWQInt4(LinearFormat):
         return Parts(weights=floor_div(n_out, 2) * n_in, scales=scales, other=self.static * FP32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("rows", n_out, 2) or _divides("columns", n_in, self.group, "group_size")
+        return _indivisible_reason("rows", n_out, 2) or _indivisible_reason("columns", n_in, self.group, "group_size")
 
     def describe(self) -> str:
         return f"int4, one fp32 scale per group of {self.group} columns"
@@ -199,7 +203,7 @@ BNB_BLOCK, BNB_NESTED = 64, 256
 
 @dataclass(frozen=True, slots=True)
 class Bnb4(LinearFormat):
-    """nf4 or fp4 of bitsandbytes. double: whether the scales are quantised too (double quantisation)."""
+    """The nf4 or fp4 format of bitsandbytes. double: whether the scales are also quantized (double quantization)."""
 
     double: bool = False
 
@@ -218,7 +222,7 @@ class Bnb4(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class Bnb8(LinearFormat):
-    """LLM.int8() of bitsandbytes."""
+    """The LLM.int8() format of bitsandbytes."""
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         return Parts(weights=n_out * n_in, scales=n_out * FP32, other=1)
@@ -229,7 +233,7 @@ class Bnb8(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class PackedInt(LinearFormat):
-    """`pack-quantized` of compressed-tensors.
+    """The `pack-quantized` format of compressed-tensors: several codes per int32.
 
     group: columns that share a scale; None for a whole row.
     indexed: whether a group index per column is stored.
@@ -251,7 +255,7 @@ class PackedInt(LinearFormat):
 
     def describe(self) -> str:
         zero = "" if self.symmetric else " and one zero point"
-        scale_extent = "tensor" if self.whole else _group(self.group)
+        scale_extent = "tensor" if self.whole else _group_text(self.group)
         return (
             f"packed int{self.bits}, one scale (in the model's format){zero} per {scale_extent}, the shape as two int64"
         )
@@ -259,7 +263,7 @@ class PackedInt(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class WholeInt(LinearFormat):
-    """`int-quantized` of compressed-tensors and EETQ: one byte per weight.
+    """The `int-quantized` format of compressed-tensors, and EETQ's: one byte per weight.
 
     over: the weights that share a scale: a number of columns, a `row` or the `tensor`.
     scale_bytes: bytes per scale; None for the model's number format.
@@ -284,12 +288,13 @@ class WholeInt(LinearFormat):
 
     def describe(self) -> str:
         scale_format = "in the model's format" if self.scale_bytes is None else f"of {8 * self.scale_bytes} bits"
-        return f"int8, one scale ({scale_format}) per {_group(self.over) if isinstance(self.over, int) else self.over}"
+        scaled_text = _group_text(self.over) if isinstance(self.over, int) else self.over
+        return f"int8, one scale ({scale_format}) per {scaled_text}"
 
 
 @dataclass(frozen=True, slots=True)
 class HQQ(LinearFormat):
-    """HQQ: codes in bytes, ten codes of 3 bits in an int32; a scale and a zero point per group, in the model's format.
+    """The HQQ format: codes in bytes, or ten 3-bit codes per int32; a scale and a zero point per group.
 
     group: weights that share a scale.
     """
@@ -303,7 +308,7 @@ class HQQ(LinearFormat):
         return Parts(codes, groups * plain_bytes, groups * plain_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("weights", n_out * n_in, self.group, "group_size")
+        return _indivisible_reason("weights", n_out * n_in, self.group, "group_size")
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one zero point (in the model's format) per group of {self.group} weights"
@@ -326,7 +331,7 @@ class Grouped(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class Metal(LinearFormat):
-    """Affine codes of `transformers`' MetalLinear: uint32 words, and an fp32 scale and shift per group of columns."""
+    """The affine format of `transformers`' MetalLinear: uint32 codes, an fp32 scale and shift per group of columns."""
 
     bits: int
     group: int
@@ -336,7 +341,9 @@ class Metal(LinearFormat):
         return Parts(n_out * floor_div(n_in * self.bits, 32) * INT32, scales, scales)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.group, "group_size") or _divides("columns", n_in, 32 // self.bits)
+        return _indivisible_reason("columns", n_in, self.group, "group_size") or _indivisible_reason(
+            "columns", n_in, 32 // self.bits
+        )
 
     def describe(self) -> str:
         return f"int{self.bits}, one fp32 scale and one fp32 shift per group of {self.group} columns"
@@ -344,7 +351,7 @@ class Metal(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class Higgs(LinearFormat):
-    """HIGGS (Malinovskii 2024, arXiv:2411.17525): codes of a grid, scales of groups, and two tables per layer."""
+    """The HIGGS format (Malinovskii 2024, arXiv:2411.17525): grid codes, group scales, and two tables per layer."""
 
     bits: int
     group: int
@@ -356,7 +363,7 @@ class Higgs(LinearFormat):
         return Parts(floor_div(n_out * self.bits, 16) * n_in * 2, scales, other=tables)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.group, "group_size")
+        return _indivisible_reason("columns", n_in, self.group, "group_size")
 
     def describe(self) -> str:
         return f"HIGGS of {self.bits} bits, one scale (in the model's format) per group of {self.group} columns"
@@ -364,7 +371,7 @@ class Higgs(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class StaticRange(LinearFormat):
-    """Gemma's packed codes of 2, 4 or 8 bits: whole bytes per row, an fp32 scale per row, and two of activations."""
+    """Gemma's packed codes of 2, 4 or 8 bits: whole bytes per row, an fp32 scale per row, two activation scales."""
 
     bits: int
 
@@ -377,7 +384,7 @@ class StaticRange(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class AQLM(LinearFormat):
-    """AQLM (Egiazarian 2024, arXiv:2401.06118): codes of groups of weights, code books and a scale per group of rows.
+    """The AQLM format (Egiazarian 2024, arXiv:2401.06118): codes of weight groups, code books, scales of row groups.
 
     columns, rows: the weights of a group. books: number of code books. bits: bits of a code.
     """
@@ -394,7 +401,7 @@ class AQLM(LinearFormat):
         )
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.columns) or _divides("rows", n_out, self.rows)
+        return _indivisible_reason("columns", n_in, self.columns) or _indivisible_reason("rows", n_out, self.rows)
 
     def describe(self) -> str:
         return (
@@ -405,7 +412,7 @@ class AQLM(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class Averaged(LinearFormat):
-    """ExLlama: a number of bits per weight. vectors: whether each row and each column has an fp16 scale (EXL3)."""
+    """ExLlama's average number of bits per weight. vectors: whether each row and column has an fp16 scale (EXL3)."""
 
     bits: Fraction
     vectors: bool
@@ -420,17 +427,17 @@ class Averaged(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class Ternary(LinearFormat):
-    """BitNet's ternary weights −1, 0 and 1: four rows per byte, one scale in the model's number format."""
+    """BitNet's ternary weights −1, 0 and 1: four rows per byte, and one scale in the model's number format."""
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         return Parts(weights=floor_div(n_out, 4) * n_in, scales=plain_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("rows", n_out, 4)
+        return _indivisible_reason("rows", n_out, 4)
 
     def describe(self) -> str:
         return "ternary, four weights per byte, one scale (in the model's format) per tensor"
 
 
-def _group(group: int | None) -> str:
+def _group_text(group: int | None) -> str:
     return "row" if group is None else f"group of {group} columns"

@@ -1,4 +1,4 @@
-"""llama.cpp's mixes: the ggml type of each tensor of a `.gguf` file, and its bytes.
+"""The quantization mixes of llama.cpp: the ggml type of each tensor of a `.gguf` file, and its bytes.
 
 Rules: llama.cpp, src/llama-quant.cpp (tensor_allows_quantization, llama_tensor_get_type_impl, use_more_bits,
 tensor_type_fallback) as of 2026-09. Blocks: ggml-common.h. Tensors that are not quantised have the type that the
@@ -66,18 +66,18 @@ class GGUFMix(Scheme):
     fused: bool = False
 
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
-        model = self._rules(spec, weight_sites)
+        model = self._rules_of_model(spec, weight_sites)
         for site in weight_sites:
             yield site, model.parts(site)
 
     def types(self, spec: ModelSpec) -> dict[str, int]:
-        """The number of tensors of each type, as llama.cpp lists them when it loads a file.
+        """Returns the number of tensors of each ggml type, as llama.cpp lists them when it loads a file.
 
         Its F32 count has only the parameters.
         """
         counts: dict[str, int] = {}
         weight_sites = list(sites(spec.tree()))
-        model = self._rules(spec, weight_sites)
+        model = self._rules_of_model(spec, weight_sites)
         for site in weight_sites:
             if model.category(site) == "attn_qkv" and site.name != "q_proj" and site.tensor.role == "matrix":
                 continue  # fused with q_proj
@@ -85,8 +85,8 @@ class GGUFMix(Scheme):
                 counts[kind] = counts.get(kind, 0) + 1
         return counts
 
-    def _rules(self, spec: ModelSpec, weight_sites: list[WeightSite]) -> _ModelRules:
-        """Returns the rules for a model; raises `InputError` for a model that they do not support."""
+    def _rules_of_model(self, spec: ModelSpec, weight_sites: list[WeightSite]) -> _ModelRules:
+        """Returns the rules for a model. Raises `InputError` for a model that they do not support."""
         if spec.kind == "encoder-decoder":
             raise InputError(
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
@@ -127,7 +127,7 @@ class GGUFMix(Scheme):
 
 
 class _ModelRules:
-    """The facts of a model that the rules use: depth, experts, query groups, and the order of its tensors."""
+    """The properties of a model that llama.cpp's rules use: depth, experts, query groups, order of tensors."""
 
     def __init__(self, mix: GGUFMix, spec: ModelSpec, weight_sites: list[WeightSite]) -> None:
         self.mix, self.layers = mix, spec.main.num_hidden_layers
@@ -137,38 +137,38 @@ class _ModelRules:
         self.values = _order_of(
             _parent_path(site) for site in ordered_sites if self.category(site) in ("attn_v", "attn_qkv")
         )
-        self.downs = _order_of(site.path for site in ordered_sites if _category(site) == "ffn_down")
+        self.downs = _order_of(site.path for site in ordered_sites if _category_of(site) == "ffn_down")
         self.experts = next(
             (site.tensor.shape[0] for site in weight_sites if site.kind == "experts" and len(site.tensor.shape) == 3), 0
         )
-        self.tied = not any(_category(site) == "output" for site in weight_sites)
+        self.tied = not any(_category_of(site) == "output" for site in weight_sites)
         self.gqa = _query_groups(weight_sites)
 
     def category(self, site: WeightSite) -> str:
-        """The category of a tensor in llama.cpp's rules; empty for a tensor that stays F32."""
-        category = _category(site)
+        """Returns the category of a tensor in llama.cpp's rules; empty for a tensor that stays F32."""
+        category = _category_of(site)
         if site.name in ("q_proj", "k_proj", "v_proj") and category:
             siblings = {child.name for child in site.parent.children}
-            fused = site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= siblings
-            return "attn_qkv" if fused or _gated_delta(site) else category
+            is_fused = site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= siblings
+            return "attn_qkv" if is_fused or _gated_delta(site) else category
         return category
 
     def parts(self, site: WeightSite) -> Parts:
-        """Bytes of one tensor, or of the two tensors that the file has for it."""
+        """Returns the bytes of one tensor of the model, which may be two tensors in the file."""
         total = Parts()
         for kind, (rows, columns) in zip(self.types(site), _file_shapes(site), strict=True):
             total += _type_bytes(rows * columns, kind)
         return total
 
     def types(self, site: WeightSite) -> list[str]:
-        """The type of each tensor that the file has for one tensor."""
+        """Returns the ggml type of each tensor in the file that stores one tensor of the model."""
         category = self.category(site)
         if category in ("", "kept"):
             return ["F16" if category else "F32"] * len(_file_shapes(site))
-        preferred_type = self._type(category, site)
-        return [self._fitting(preferred_type, columns, site) for _, columns in _file_shapes(site)]
+        preferred_type = self._type_of_tensor(category, site)
+        return [self._type_or_fallback(preferred_type, columns, site) for _, columns in _file_shapes(site)]
 
-    def _type(self, category: str, site: WeightSite) -> str:
+    def _type_of_tensor(self, category: str, site: WeightSite) -> str:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
         mix, default = self.mix.mix, MIXES[self.mix.mix]
         if category == "output" or (category == "token_embd" and self.tied):
@@ -178,19 +178,19 @@ class _ModelRules:
         if mix == "MXFP4_MOE":
             return "MXFP4" if len(site.tensor.shape) == 3 or site.name == "kv_b_proj" else "Q8_0"
         if category in ("attn_v", "attn_qkv"):
-            return self._values(mix, default, self.values[_parent_path(site)])
+            return self._type_of_values(mix, default, self.values[_parent_path(site)])
         if category == "attn_k":
             return "Q8_0" if self.experts == 8 else default
         if category == "ffn_down":
-            return self._down(mix, default, site)
+            return self._type_of_down_proj(mix, default, site)
         if category == "attn_output":
             if self.experts == 8:
                 return "Q5_K" if mix in MORE_FOR_EIGHT_EXPERTS else default
             return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, default)
         return default
 
-    def _values(self, mix: str, default: str, i: int) -> str:
-        """The type of `attn_v` or `attn_qkv`. i: number of earlier layers with such a tensor."""
+    def _type_of_values(self, mix: str, default: str, i: int) -> str:
+        """Returns the ggml type of `attn_v` or `attn_qkv`. i: the number of earlier layers with such a tensor."""
         kind, n = default, len(self.values)
         if mix == "Q2_K":
             kind = "Q4_K" if self.gqa >= 4 else "Q3_K"
@@ -204,7 +204,7 @@ class _ModelRules:
             kind = "Q5_K"
         return "Q8_0" if self.experts == 8 else kind
 
-    def _down(self, mix: str, default: str, site: WeightSite) -> str:
+    def _type_of_down_proj(self, mix: str, default: str, site: WeightSite) -> str:
         n = self.layers
         i = site.layer if self.experts > 1 and site.layer is not None else self.downs[site.path]
         if mix == "Q2_K":
@@ -222,8 +222,8 @@ class _ModelRules:
             return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix]
         return default
 
-    def _fitting(self, kind: str, columns: int, site: WeightSite) -> str:
-        """The type, or its fallback if `columns` is not a multiple of the type's block (tensor_type_fallback).
+    def _type_or_fallback(self, kind: str, columns: int, site: WeightSite) -> str:
+        """Returns the ggml type, or its fallback if `columns` is not a multiple of the block (tensor_type_fallback).
 
         Raises `InputError` if llama-quantize has no fallback. Q8_0 files come from the converter, whose fallback is
         F16.
@@ -242,12 +242,12 @@ class _ModelRules:
 
 
 def _order_of(names: Iterable[str]) -> dict[str, int]:
-    """Distinct name → the number of distinct names before it."""
+    """Returns distinct name → the number of distinct names before it."""
     return {name: i for i, name in enumerate(dict.fromkeys(names))}
 
 
 def _parent_path(site: WeightSite) -> str:
-    """The path of the parent module of a linear layer."""
+    """Returns the path of a linear layer's parent module."""
     return site.path.rpartition(".")[0]
 
 
@@ -259,8 +259,8 @@ def _more_bits(i: int, n: int) -> bool:
 CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
 
 
-def _category(site: WeightSite) -> str:
-    """The category of a tensor in llama.cpp's rules.
+def _category_of(site: WeightSite) -> str:
+    """Returns the category of a tensor in llama.cpp's rules.
 
     It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.
     """
@@ -293,14 +293,14 @@ def _category(site: WeightSite) -> str:
 
 
 def _gated_delta(site: WeightSite) -> bool:
-    """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are one tensor `attn_qkv` in every file."""
+    """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are always one tensor `attn_qkv` in a file."""
     return site.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
         child.name for child in site.parent.children
     }
 
 
 def _query_groups(weight_sites: list[WeightSite]) -> Number:
-    """Query heads per key/value head in the first layer (n_gqa).
+    """Returns the number of query heads per key/value head in the first layer (n_gqa).
 
     It is 0 if the first layer has no attention, and 1 if no layer has. For a model with gated DeltaNets the converter
     writes one number for all layers, for other hybrids one per layer.
@@ -322,16 +322,16 @@ def _query_groups(weight_sites: list[WeightSite]) -> Number:
 
 
 def _file_shapes(site: WeightSite) -> list[tuple[Number, Number]]:
-    """(rows, columns) of each tensor that the file has for one tensor."""
+    """Returns (rows, columns) of each tensor in the file that stores one tensor of the model."""
     shape = site.tensor.shape
     core = next((child for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
     if site.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:
-        expanded, absorbed = core.op, core.forms["absorbed"]
-        assert isinstance(expanded, AttentionCore)
-        assert isinstance(absorbed, AttentionCore)
-        latent, rope = absorbed.v_dim, absorbed.qk_dim - absorbed.v_dim
-        nope = expanded.qk_dim - rope
-        return [(expanded.heads * latent, nope), (expanded.heads * expanded.v_dim, latent)]
+        expanded_op, absorbed_op = core.op, core.forms["absorbed"]
+        assert isinstance(expanded_op, AttentionCore)
+        assert isinstance(absorbed_op, AttentionCore)
+        latent, rope = absorbed_op.v_dim, absorbed_op.qk_dim - absorbed_op.v_dim
+        nope = expanded_op.qk_dim - rope
+        return [(expanded_op.heads * latent, nope), (expanded_op.heads * expanded_op.v_dim, latent)]
     rows: Number = 1
     for axis in shape[:-1]:
         rows = rows * axis
@@ -342,7 +342,7 @@ PLAIN = {"F32": "float32", "F16": "float16"}
 
 
 def _type_bytes(elements: int, kind: str) -> Parts:
-    """Bytes of a number of elements, which is a multiple of the type's block."""
+    """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if kind in PLAIN:
         return plain(elements, PLAIN[kind])
     block, codes, scales, minima = BLOCKS[kind]

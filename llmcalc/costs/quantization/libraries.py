@@ -1,4 +1,4 @@
-"""Configs of libraries with one format each: auto-round, HQQ, Quark, torchao, quanto, AQLM, EXL2 and EXL3.
+"""Configs of libraries with a single format: auto-round, HQQ, Quark, torchao, quanto, AQLM, EXL2 and EXL3.
 
 Also three of `transformers` itself: Metal, HIGGS, and Gemma's static ranges (integrations/metal_quantization.py,
 higgs.py, gemma_quant.py).
@@ -45,7 +45,7 @@ TORCHAO = "torchao stores Python objects: what they hold beside codes and scales
 
 
 def auto_round(c: Fields) -> Scheme:
-    """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has other layers."""
+    """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has further layers."""
     c.ignore(
         "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version", "backend",
         "batch_size", "block_name_to_quantize", "dataset", "enable_minmax_tuning", "enable_norm_bias_tuning",
@@ -66,14 +66,14 @@ def auto_round(c: Fields) -> Scheme:
         return AWQ(group, bits) if "awq" in packing else GPTQ(bits, group, indexed="gptqmodel" in packing)
 
     groups: list[Group] = []
-    extra = c.table("extra_config")
-    for name in extra.data if extra is not None else ():
-        fields = extra.table(name) if extra is not None else None
+    extra_config = c.table("extra_config")
+    for name in extra_config.data if extra_config is not None else ():
+        fields = extra_config.table(name) if extra_config is not None else None
         if fields is None:
             raise c.wrong("extra_config", name, "a table of fields for each module")
-        other = stored(fields, "bits", fields.get("bits", bits), fields.group("group_size", group))
+        other_format = stored(fields, "bits", fields.get("bits", bits), fields.group("group_size", group))
         entry = f"re:{name}" if set(name) & PATTERN else name
-        groups.append(Group(other, ModuleList([entry], "compressed-tensors", "extra_config")))
+        groups.append(Group(other_format, ModuleList([entry], "compressed-tensors", "extra_config")))
     default_format = stored(c, "bits", bits, group)
     label = f"auto-round-int{bits}" + ("" if group is None else f"-g{group}")
     return LinearScheme(
@@ -86,7 +86,7 @@ def auto_round(c: Fields) -> Scheme:
 
 
 def hqq(c: Fields) -> Scheme:
-    """Reads an HQQ config: one format for all layers except the skipped ones."""
+    """Reads an HQQ config: one format for all layers except skipped layers."""
     table = c.table("quant_config")
     weights = c if table is None else table.table("weight_quant_params") or table
     if table is not None:
@@ -100,10 +100,10 @@ def hqq(c: Fields) -> Scheme:
         raise weights.wrong("group_size", group, "a positive whole number")
     if weights is not c:
         weights.all_read()
-    skipped = ModuleList(c.texts("skip_modules") or ["lm_head"], field="skip_modules")
+    skipped_modules = ModuleList(c.texts("skip_modules") or ["lm_head"], field="skip_modules")
     return LinearScheme(
         f"hqq-int{bits}-g{group}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group)),), head=True, everywhere=True,
-        excluded=skipped,
+        excluded=skipped_modules,
     )  # fmt: skip
 
 
@@ -119,12 +119,12 @@ def quark(c: Fields) -> Scheme:
         fields = layers.table(name) if layers is not None else None
         if fields is None:
             raise c.wrong("layer_quant_config", name, "how a group of modules is quantised")
-        stored, label = _quark_format(fields)
-        groups.append(Group(stored, ModuleList([name], "modelopt", "layer_quant_config")))
+        storage_format, label = _quark_format(fields)
+        groups.append(Group(storage_format, ModuleList([name], "modelopt", "layer_quant_config")))
         labels.append(label)
     if overall is not None and overall.data:
-        stored, label = _quark_format(overall)
-        groups.append(Group(stored))
+        storage_format, label = _quark_format(overall)
+        groups.append(Group(storage_format))
         labels.append(label)
     if not groups:
         raise c.wrong("global_quant_config", None, "how weights are quantised")
@@ -172,10 +172,10 @@ def torchao(c: Fields) -> Scheme:
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
     }
     if word not in formats:
-        stated = c.get("quant_type")
-        raise c.wrong("quant_type", stated, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
-    label, stored = formats[word]
-    scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(stored),), everywhere=True)
+        stated_type = c.get("quant_type")
+        raise c.wrong("quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
+    label, storage_format = formats[word]
+    scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(storage_format),), everywhere=True)
     return replace(scheme, excluded=ModuleList(c.union("modules_to_not_convert")))
 
 
@@ -197,10 +197,16 @@ def aqlm(c: Fields) -> Scheme:
     books, bits = c.group("num_codebooks", 1) or 1, c.get("nbits_per_codebook", 16)
     c.one_of("nbits_per_codebook", bits, *range(1, 17))
     names = [name.removesuffix(".weight") for name in c.texts("linear_weights_not_to_quantize")]
-    skipped = ModuleList(names, field="linear_weights_not_to_quantize")
-    stored = AQLM(columns, rows, books, bits)
+    skipped_modules = ModuleList(names, field="linear_weights_not_to_quantize")
+    storage_format = AQLM(columns, rows, books, bits)
     return LinearScheme(
-        f"aqlm-{books}x{bits}", "AQLM", (), (Group(stored),), head=True, everywhere=True, excluded=skipped
+        f"aqlm-{books}x{bits}",
+        "AQLM",
+        (),
+        (Group(storage_format),),
+        head=True,
+        everywhere=True,
+        excluded=skipped_modules,
     )
 
 
@@ -235,39 +241,41 @@ def gemma(c: Fields) -> Scheme:
         module_bits = fields.get("num_bits", bits)
         fields.one_of("num_bits", module_bits, 2, 4, 8)
         fields.all_read()
-        named = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
-        groups.append(Group(StaticRange(module_bits), named))
+        named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
+        groups.append(Group(StaticRange(module_bits), named_modules))
     scheme = _converted(c, f"gemma-int{bits}", StaticRange(bits))
     return replace(scheme, groups=(*groups, *scheme.groups))
 
 
-def _converted(c: Fields, label: str, stored: LinearFormat) -> LinearScheme:
-    """Returns the scheme of `transformers`: every `nn.Linear` but the listed ones, and the head if it is not listed."""
-    excluded = ModuleList(c.union("modules_to_not_convert"), field="modules_to_not_convert")
-    stated = c.get("modules_to_not_convert") is not None
-    return LinearScheme(label, "transformers", (), (Group(stored),), head=stated, everywhere=True, excluded=excluded)
+def _converted(c: Fields, label: str, storage_format: LinearFormat) -> LinearScheme:
+    """Returns the scheme of `transformers`: every `nn.Linear` and the head, except the listed modules."""
+    excluded_modules = ModuleList(c.union("modules_to_not_convert"), field="modules_to_not_convert")
+    is_stated = c.get("modules_to_not_convert") is not None
+    return LinearScheme(
+        label, "transformers", (), (Group(storage_format),), head=is_stated, everywhere=True, excluded=excluded_modules
+    )
 
 
 def exl2(c: Fields) -> Scheme:
-    return _exl(c, "exl2", vectors=False)
+    return _read_exl(c, "exl2", vectors=False)
 
 
 def exl3(c: Fields) -> Scheme:
-    return _exl(c, "exl3", vectors=True)
+    return _read_exl(c, "exl3", vectors=True)
 
 
-def _exl(c: Fields, name: str, *, vectors: bool) -> Scheme:
+def _read_exl(c: Fields, name: str, *, vectors: bool) -> Scheme:
     """Reads a config of ExLlama. vectors: whether a layer stores a scale of each row and column."""
     c.ignore("version", "calibration", "out_scales", "codebook", "tensor_storage", "original_quantization_config")
-    bits, head_bits = _average(c, "bits", None), _average(c, "head_bits", 6)
+    bits, head_bits = _average_bits(c, "bits", None), _average_bits(c, "head_bits", 6)
     formats = Averaged(bits, vectors), Averaged(head_bits, vectors)
     head = Group(formats[1], ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
-    whole = bits.denominator == 1 and head_bits.denominator == 1 and vectors
-    remarks = () if whole else (AVERAGE,)
+    is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and vectors
+    remarks = () if is_uniform else (AVERAGE,)
     return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head, Group(formats[0])), head=True)
 
 
-def _average(c: Fields, name: str, absent: float | None) -> Fraction:
+def _average_bits(c: Fields, name: str, absent: float | None) -> Fraction:
     value = c.get(name, absent)
     if type(value) not in (int, float) or not 0 < value <= 16:
         raise c.wrong(name, value, "a number of bits above 0 and at most 16")

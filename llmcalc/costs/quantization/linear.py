@@ -1,4 +1,4 @@
-"""Schemes that convert each linear layer of a model separately and leave all other tensors unconverted.
+"""Schemes that convert each linear layer of a model separately and leave the other tensors unconverted.
 
 Unconverted tensors:
 - embeddings, norms, biases, convolutions, and any other tensor that is not a weight matrix
@@ -40,7 +40,7 @@ OUTSIDE_LAYERS = ("embedding", "pooler", *HEADS)
 
 @dataclass(frozen=True)
 class Group:
-    """Linear layers that share a format.
+    """Linear layers that share a storage format.
 
     format: their storage format; None if they stay unconverted.
     named: the layers; None for all.
@@ -72,8 +72,8 @@ class LinearScheme(Scheme):
     excluded: ModuleList = field(default_factory=lambda: ModuleList(()))
     stated: str = ""
 
-    def _error(self, reason: str) -> InputError:
-        """The error for a model that the scheme cannot store."""
+    def _unsupported_error(self, reason: str) -> InputError:
+        """Returns the error for a model that the scheme cannot store."""
         if self.stated:
             return InputError(f"{self.stated}: {reason} ({WITHOUT})")
         return InputError(f"--quantize {self.label}: {reason}")
@@ -85,25 +85,27 @@ class LinearScheme(Scheme):
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
         has_converted = False
         for site in weight_sites:
-            linear_format = self._format(site)
+            linear_format = self._format_of(site)
             if linear_format is None:
                 yield site, plain(site.tensor.size, dtype)
                 continue
             has_converted = True
-            count, n_out, n_in = _matrices(site)
+            count, n_out, n_in = _matrix_shapes(site)
             reason = linear_format.refuses(n_out, n_in)
             if reason:
-                raise self._error(f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold")
+                raise self._unsupported_error(
+                    f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold"
+                )
             yield site, linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
-            raise self._error(f"converts {scope_text}, and this model has none; expected another scheme")
+            raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 
-    def _format(self, site: WeightSite) -> LinearFormat | None:
-        """The format that a tensor is converted to; None if it stays unconverted."""
+    def _format_of(self, site: WeightSite) -> LinearFormat | None:
+        """Returns the format that a tensor is converted to; None if the tensor stays unconverted."""
         experts = site.kind == "experts" and len(site.tensor.shape) == 3
-        single = (len(site.tensor.shape) == 2 or _grouped(site)) and self.scope == "linear"
-        if site.tensor.role != "matrix" or site.kind in NEVER_CONVERTED or not (experts or single):
+        is_single_matrix = (len(site.tensor.shape) == 2 or _is_grouped(site)) and self.scope == "linear"
+        if site.tensor.role != "matrix" or site.kind in NEVER_CONVERTED or not (experts or is_single_matrix):
             return None
         output = site.kind in HEADS and site.name not in ("dense", "head_proj")
         if (
@@ -121,26 +123,29 @@ class LinearScheme(Scheme):
 
     def notes(self) -> list[str]:
         scope_text = "routed experts only" if self.scope == "experts" else "linear layers"
-        texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._formats()))}"]
+        texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._used_formats()))}"]
         head = "" if self.head else ", output head"
         other_layers = ", attention" if self.scope == "experts" else ""
         texts.append(
             f"unconverted: embeddings{head}{other_layers}, norms, biases, routers"
             + (" and the modules that the config lists" if self.excluded.entries else "")
         )
-        unused = self.excluded.unused
-        if unused:
-            unused_count_text = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        unused_exclusions = self.excluded.unused
+        if unused_exclusions:
+            unused_count_text = f" and {len(unused_exclusions) - 3} more" if len(unused_exclusions) > 3 else ""
             texts.append(
-                f"the config excludes modules that are not in this model: {', '.join(unused[:3])}{unused_count_text}"
+                "the config excludes modules that are not in this model: "
+                f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
-        listed = [entry for group in self.groups if group.named is not None for entry in group.named.unused]
-        if listed:
-            more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-            texts.append(f"the config converts modules that are not in this model: {', '.join(listed[:3])}{more}")
+        unused_entries = [entry for group in self.groups if group.named is not None for entry in group.named.unused]
+        if unused_entries:
+            more_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
+            texts.append(
+                f"the config converts modules that are not in this model: {', '.join(unused_entries[:3])}{more_text}"
+            )
         return [*texts, *self.remarks]
 
-    def _formats(self) -> Iterator[str]:
+    def _used_formats(self) -> Iterator[str]:
         for group in self.groups:
             if group.format is not None:
                 yield group.format.describe()
@@ -153,15 +158,15 @@ def _is_skipped(site: WeightSite) -> bool:
     return site.name == "shared_expert_gate" or site.kind in OUTSIDE_LAYERS
 
 
-def _grouped(site: WeightSite) -> bool:
+def _is_grouped(site: WeightSite) -> bool:
     """Whether a tensor is a grouped attention projection, stored as one `nn.Linear` with the rows of all groups."""
     op = next((child.op for child in site.parent.children if child.name == site.name), None)
     return site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 
-def _matrices(site: WeightSite) -> tuple[Number, Number, Number]:
-    """(number of matrices, rows, columns) of a tensor."""
+def _matrix_shapes(site: WeightSite) -> tuple[Number, Number, Number]:
+    """Returns (number of matrices, rows, columns) of a tensor."""
     shape = site.tensor.shape
     if len(shape) == 2:
         return (1, *shape)
-    return (1, shape[0] * shape[1], shape[2]) if _grouped(site) else (shape[0], shape[1], shape[2])
+    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(site) else (shape[0], shape[1], shape[2])

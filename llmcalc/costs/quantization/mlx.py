@@ -1,4 +1,4 @@
-"""The formats of mlx-lm: the `quantization` table of its configs (mlx-community).
+"""The quantized formats of mlx-lm: the `quantization` table of its configs (mlx-community).
 
 Newer versions repeat the table as `quantization_config`. mlx: python/mlx/nn/layers/quantized.py (Linear and Embedding:
 weight uint32 [out, in·b/32]; in mode affine scales and biases [out, in/g] in the model's number format; in mxfp4, mxfp8
@@ -44,7 +44,7 @@ class MLXAffine(LinearFormat):
 
 @dataclass(frozen=True)
 class ModuleFormat:
-    """The storage format of a module. group: a module is converted if its columns are a multiple of this number."""
+    """The storage format of a module. group: only a module whose columns are a multiple of this number is converted."""
 
     format: LinearFormat
     group: int
@@ -80,21 +80,23 @@ class MLXScheme(Scheme):
             for axis in stack:
                 count = count * axis
             yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
-        unused = [entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used]
-        if unused:
+        unused_entries = [entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used]
+        if unused_entries:
             raise InputError(
-                f"quantization: {unused[0]}: names no module of this model; expected its own (--quantize none "
+                f"quantization: {unused_entries[0]}: names no module of this model; expected its own (--quantize none "
                 "counts without it)"
             )
 
     def _module_format(self, site: WeightSite) -> ModuleFormat | None:
-        """The format of a tensor; None if it stays unconverted.
+        """Returns the format of a tensor; None if the tensor stays unconverted.
 
         Raises `InputError` if the config does not tell whether a tensor is converted.
         """
         if site.tensor.role == "vector":
             return None
-        module_format = next((stored for modules, stored in self.others if site.names in modules), self.usual)
+        module_format = next(
+            (storage_format for modules, storage_format in self.others if site.names in modules), self.usual
+        )
         if module_format is self.usual and site.kind not in (*ALWAYS_CONVERTED, "router"):
             unknown_reason = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
@@ -134,8 +136,8 @@ def mlx(c: Fields) -> Scheme:
             module_table.all_read()
         modules_by_format.setdefault(module_format, []).append(name)
     listed_modules = tuple(
-        (ModuleList(entries, "compressed-tensors", "quantization"), stored)
-        for stored, entries in modules_by_format.items()
+        (ModuleList(entries, "compressed-tensors", "quantization"), storage_format)
+        for storage_format, entries in modules_by_format.items()
     )
     return MLXScheme(label, "mlx-lm", (), default_format, listed_modules)
 

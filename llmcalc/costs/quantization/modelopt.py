@@ -59,14 +59,14 @@ def modelopt(c: Fields) -> Scheme:
     c.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
     algorithm, group = c.get("quant_algo"), c.group("group_size")
     remarks = [KV] if any([c.get("kv_cache_scheme"), c.get("kv_cache_quant_algo")]) else []
-    excluded = ModuleList(
+    excluded_modules = ModuleList(
         c.union("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"), "modelopt", "ignore"
     )
-    listed = c.table("quantized_layers")
+    layers_table = c.table("quantized_layers")
     if algorithm == "MIXED_PRECISION":
-        if listed is None or not listed.data:
+        if layers_table is None or not layers_table.data:
             raise c.wrong("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
-        groups, labels = listed_groups(listed)
+        groups, labels = listed_groups(layers_table)
     else:
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise InputError(
@@ -75,43 +75,48 @@ def modelopt(c: Fields) -> Scheme:
             )
         label, make = ALGORITHMS[algorithm]
         groups, labels = (Group(make(group)),), (algorithm,)
-        if listed is not None:
-            listed.ignore(*listed.data)
+        if layers_table is not None:
+            layers_table.ignore(*layers_table.data)
     if any(name in WITH_INPUT_SCALES for name in labels):
         remarks.append(SMOOTHED)
     label = "+".join(dict.fromkeys(ALGORITHMS[name][0] for name in labels))
-    return LinearScheme(label, "ModelOpt", tuple(remarks), groups, head=True, everywhere=True, excluded=excluded)
+    return LinearScheme(
+        label, "ModelOpt", tuple(remarks), groups, head=True, everywhere=True, excluded=excluded_modules
+    )
 
 
-def listed_groups(listed: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Returns the groups of `quantized_layers`, and their algorithms. Modules that it does not list stay unconverted.
+def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """Returns the groups of `quantized_layers`, and their algorithms. Unlisted modules stay unconverted.
 
     Raises `InputError` for experts of one layer with different formats.
     """
     by_format: dict[LinearFormat | None, list[str]] = {}
     algorithms: dict[str, None] = {}
     format_by_module: dict[str, LinearFormat | None] = {}
-    for name, (algorithm, stored) in _formats(listed):
+    for name, (algorithm, storage_format) in _formats_by_module(layers_table):
         if algorithm:
             algorithms[algorithm] = None
         module = EXPERT.sub("0", name)
         if module in format_by_module:
-            if format_by_module[module] != stored:
-                raise listed.wrong(name, algorithm, "the format of the layer's other experts")
+            if format_by_module[module] != storage_format:
+                raise layers_table.wrong(name, algorithm, "the format of the layer's other experts")
             continue
-        format_by_module[module] = stored
-        by_format.setdefault(stored, []).append(module)
-    groups = (Group(stored, ModuleList(names, "modelopt", "quantized_layers")) for stored, names in by_format.items())
+        format_by_module[module] = storage_format
+        by_format.setdefault(storage_format, []).append(module)
+    groups = (
+        Group(storage_format, ModuleList(names, "modelopt", "quantized_layers"))
+        for storage_format, names in by_format.items()
+    )
     return tuple(groups), tuple(algorithms)
 
 
-def _formats(listed: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
-    """Yields (module, (algorithm, its format)); the format is None for a module that stays unconverted."""
+def _formats_by_module(layers_table: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
+    """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
     formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
-    for name in listed.data:
-        fields = listed.table(name)
+    for name in layers_table.data:
+        fields = layers_table.table(name)
         if fields is None:
-            raise listed.wrong(name, None, "a table with quant_algo")
+            raise layers_table.wrong(name, None, "a table with quant_algo")
         algorithm, group = fields.get("quant_algo"), fields.group("group_size")
         fields.ignore(*DETAILS)
         fields.all_read()

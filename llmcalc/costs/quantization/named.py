@@ -1,4 +1,4 @@
-"""The scheme names of `--quantize`, with bits and group size in the name (`gptq-int4-g128`)."""
+"""The schemes of `--quantize` by name, with bits and group size in the name (`gptq-int4-g128`)."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ ZERO_BIASES = "AutoGPTQ checkpoints also store a zero bias for every linear laye
 BLOB = "the JSON description of each weight in a checkpoint, about 100 bytes, is not counted"
 
 
-def layers(label: str, source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
-    """Returns a scheme for all linear layers inside layers, except the gate of shared experts.
+def scheme_of_layers(label: str, source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
+    """Returns a scheme for all linear layers inside transformer layers, except the gate of shared experts.
 
     Published checkpoints do not convert that gate.
     """
     return LinearScheme(label, source, remarks, (Group(linear_format),))
 
 
-def every(label: str, source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
+def scheme_of_linears(label: str, source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
     """Returns a scheme for every `nn.Linear` except output heads and routers, as in `transformers`."""
     return LinearScheme(label, source, remarks, (Group(linear_format),), everywhere=True)
 
 
-def bnb4(label: str, double: bool) -> LinearScheme:
-    return LinearScheme(label, BNB_SOURCE, (BLOB, STACKED), (Group(Bnb4(double)),), everywhere=True)
+def bnb4(label: str, is_double: bool) -> LinearScheme:
+    return LinearScheme(label, BNB_SOURCE, (BLOB, STACKED), (Group(Bnb4(is_double)),), everywhere=True)
 
 
 def mxfp4(label: str) -> LinearScheme:
@@ -57,38 +57,38 @@ def mxfp4(label: str) -> LinearScheme:
 
 
 _FIXED: dict[str, Callable[[str], Scheme]] = {
-    "fp8": lambda label: every(label, TRANSFORMERS_FP8, FP8("tensor")),
-    "fp8-channel": lambda label: every(label, FBGEMM_SOURCE, FP8("row")),
-    "fp8-dynamic": lambda label: layers(label, COMPRESSED, FP8("row", None)),
+    "fp8": lambda label: scheme_of_linears(label, TRANSFORMERS_FP8, FP8("tensor")),
+    "fp8-channel": lambda label: scheme_of_linears(label, FBGEMM_SOURCE, FP8("row")),
+    "fp8-dynamic": lambda label: scheme_of_layers(label, COMPRESSED, FP8("row", None)),
     "nf4": lambda label: bnb4(label, False),
     "nf4-double": lambda label: bnb4(label, True),
     "int8": lambda label: LinearScheme(label, BNB_SOURCE, (STACKED,), (Group(Bnb8()),), everywhere=True),
-    "w8a8": lambda label: layers(label, COMPRESSED, WholeInt()),
+    "w8a8": lambda label: scheme_of_layers(label, COMPRESSED, WholeInt()),
     "mxfp4": mxfp4,
-    "mxfp4-linear": lambda label: layers(label, MX_SOURCE, FP4(32)),
-    "nvfp4": lambda label: layers(label, NV_SOURCE, FP4(16, tensor_scales=1)),
+    "mxfp4-linear": lambda label: scheme_of_layers(label, MX_SOURCE, FP4(32)),
+    "nvfp4": lambda label: scheme_of_layers(label, NV_SOURCE, FP4(16, tensor_scales=1)),
 }
 
 _SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], Scheme]], ...] = (
     (
         "fp8-blockN",
         r"fp8-block(?P<group>\d+)",
-        lambda label, bits, group: layers(label, DEEPSEEK_SOURCE, FP8((group or 128, group or 128))),
+        lambda label, bits, group: scheme_of_layers(label, DEEPSEEK_SOURCE, FP8((group or 128, group or 128))),
     ),
     (
         "awq-int4-gN",
         r"awq-int(?P<bits>4)(?:-g(?P<group>\d+))?",
-        lambda label, bits, group: layers(label, AWQ_SOURCE, AWQ(group)),
+        lambda label, bits, group: scheme_of_layers(label, AWQ_SOURCE, AWQ(group)),
     ),
     (
         "gptq-intB-gN",
         r"gptq-int(?P<bits>[2348])(?:-g(?P<group>\d+))?",
-        lambda label, bits, group: layers(label, GPTQ_SOURCE, GPTQ(bits, group), ZERO_BIASES),
+        lambda label, bits, group: scheme_of_layers(label, GPTQ_SOURCE, GPTQ(bits, group), ZERO_BIASES),
     ),
     (
         "wBa16-gN",
         r"w(?P<bits>[48])a16(?:-g(?P<group>\d+))?",
-        lambda label, bits, group: layers(label, COMPRESSED, PackedInt(bits, group)),
+        lambda label, bits, group: scheme_of_layers(label, COMPRESSED, PackedInt(bits, group)),
     ),
 )
 """(name as printed, pattern, function that builds the scheme). A name without a group has one scale per row."""
@@ -116,11 +116,11 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
     label = name.strip().lower()
     if label in _FIXED:
         return _FIXED[label](label)
-    base_label, fused = label.removesuffix("-qkv"), label.endswith("-qkv")
+    base_label, fuses_qkv = label.removesuffix("-qkv"), label.endswith("-qkv")
     mix = base_label.removesuffix("-imatrix").upper().replace("-", "_")
     mix = mix + "_M" if mix in ("Q3_K", "Q4_K", "Q5_K") else mix
     if mix in MIXES:
-        return GGUFMix(label, LLAMA_CPP, (), mix, base_label.endswith("-imatrix"), fused)
+        return GGUFMix(label, LLAMA_CPP, (), mix, base_label.endswith("-imatrix"), fuses_qkv)
     for _, pattern, make in _SIZED:
         match = re.fullmatch(pattern, label)
         if match:

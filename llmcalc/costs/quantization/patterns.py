@@ -1,4 +1,4 @@
-"""Matches the module names in a config's list with the names that published models give a module.
+"""Matches the module names in a config's list with a module's published names.
 
 A module has several names (`flow/module_names`): those of its class in `transformers`, those of earlier checkpoints,
 those of fused layers. An entry matches the module if it matches any of them. The rules of matching:
@@ -48,7 +48,7 @@ ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
 
 
 class ModuleList:
-    """The modules that a list names; it also remembers which entries matched.
+    """The modules that a config's list names; it records which entries have matched a module.
 
     Raises `InputError` for an entry that is an invalid or a slow regular expression, and for an entry that names a
     single expert: all experts of a layer are counted alike.
@@ -73,7 +73,7 @@ class ModuleList:
         self._plain, self._tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for entry in self.entries:
             for text in _without_fusion(entry):
-                test = self._test(text, field)
+                test = self._pattern_test(text, field)
                 if test is None:
                     self._plain.setdefault(text, entry)
                 else:
@@ -81,8 +81,8 @@ class ModuleList:
         self._lengths = sorted({len(entry) for entry in self._plain})
         self._field, self._spent = field, 0.0
 
-    def _test(self, entry: str, field: str) -> Callable[[str], bool] | None:
-        """Returns the test for an entry that is a pattern; None for a plain name."""
+    def _pattern_test(self, entry: str, field: str) -> Callable[[str], bool] | None:
+        """Returns the test for an entry that is a pattern; None for an entry that is a plain name."""
         if self.rule == "modelopt":
             return (lambda name: fnmatchcase(name, entry)) if set(entry) & set("*?[") else None
         text, boundary = entry, ""
@@ -108,12 +108,12 @@ class ModuleList:
         return lambda name: pattern.match(name) is not None
 
     def __contains__(self, names: Iterable[str]) -> bool:
-        """Whether an entry matches one of the names of a module."""
-        return bool(self.entries) and any(self._names(name) for name in names)
+        """Whether an entry matches one of a module's names."""
+        return bool(self.entries) and any(self._matching_names(name) for name in names)
 
-    def _names(self, name: str) -> bool:
+    def _matching_names(self, name: str) -> bool:
         matching_entries = (
-            {self._plain[text] for text in self._texts(name) if text in self._plain} if self._plain else set()
+            {self._plain[text] for text in self._matching_texts(name) if text in self._plain} if self._plain else set()
         )
         if matching_entries:
             self.used |= matching_entries
@@ -132,11 +132,11 @@ class ModuleList:
             self.used.add(entry)
         return entry is not None
 
-    def _texts(self, name: str) -> Iterator[str]:
-        """Yields the plain entries that would match a name."""
+    def _matching_texts(self, name: str) -> Iterator[str]:
+        """Yields the plain-name entries that would match a name."""
         yield name
         if self.rule != "compressed-tensors":
-            yield from _prefixes(name)
+            yield from _path_prefixes(name)
         if self.rule == "awq":
             yield from _component_runs(name)
         if self.rule in ("transformers", "awq"):
@@ -149,16 +149,16 @@ class ModuleList:
 
 
 def _without_fusion(entry: str) -> Iterator[str]:
-    """Yields an entry, and for a fused layer the entries of its parts."""
+    """Yields an entry, and the entries of its parts if it names a fused layer."""
     yield entry
-    for fused, part_names in FUSED.items():
-        name = re.compile(rf"(?<![a-zA-Z0-9_]){fused}(?![a-zA-Z0-9_])")
+    for fused_name, part_names in FUSED.items():
+        name = re.compile(rf"(?<![a-zA-Z0-9_]){fused_name}(?![a-zA-Z0-9_])")
         if name.search(entry):
-            yield from (name.sub(single, entry) for single in part_names)
+            yield from (name.sub(single_name, entry) for single_name in part_names)
 
 
 def _match_ways(pattern: str) -> int:
-    """An upper bound on the number of ways in which a pattern may match, as a power of two."""
+    """Returns an upper bound on the number of ways in which a pattern may match, as a power of two."""
     remaining_pattern, word_count = WORDS.subn("", pattern)
     optional = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (
@@ -170,12 +170,12 @@ def _match_ways(pattern: str) -> int:
 
 
 def _component_runs(name: str) -> Iterable[str]:
-    """Every sequence of consecutive components of a path."""
+    """Returns every sequence of consecutive components of a path."""
     steps = name.split(".")
     return (".".join(steps[i:j]) for i in range(len(steps)) for j in range(i + 1, len(steps) + 1))
 
 
-def _prefixes(name: str) -> Iterable[str]:
+def _path_prefixes(name: str) -> Iterable[str]:
     dot_position = name.find(".")
     while dot_position >= 0:
         yield name[:dot_position]

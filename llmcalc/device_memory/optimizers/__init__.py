@@ -1,4 +1,4 @@
-"""Optimizers: one file each, with its states in closed form and the replay of its step.
+"""Optimizers, one file each: the bytes of the states in closed form, and the replay of a step.
 
 An optimizer may be changed or added without reading the others: its record is all that the rest of llmcalc asks.
 """

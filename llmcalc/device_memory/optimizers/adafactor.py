@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of row and column means, or of the whole second moment, and of the step counts."""
+    """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
     sizes = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
         **{name: bytes_of(sum_over(tensors, size), dtype) for name, size in sizes.items()},
@@ -28,12 +28,12 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 
 def _row_count(tensor: ParamTensor) -> Number:
-    """Returns the number of row means: the size without the last axis; 0 for a vector."""
+    """Returns the number of row means: the number of elements over the last axis's length; 0 for a vector."""
     return ParamTensor(tensor.shape[:-1], tensor.role).size if len(tensor.shape) > 1 else 0
 
 
 def _column_count(tensor: ParamTensor) -> Number:
-    """Returns the number of column means: the size without the second to last axis; 0 for a vector."""
+    """Returns the number of column means: the number of elements over the second to last length; 0 for a vector."""
     return ParamTensor((*tensor.shape[:-2], tensor.shape[-1]), tensor.role).size if len(tensor.shape) > 1 else 0
 
 
@@ -43,8 +43,8 @@ def _unfactored_size(tensor: ParamTensor) -> Number:
 
 def step(run: OptimizerStep) -> None:
     """Runs `Adafactor.step`. Each parameter's step count is on the host."""
-    trained = run.updated
-    for parameter in run.loop_over(trained):
+    trained_parameters = run.updated
+    for parameter in run.loop_over(trained_parameters):
         if not parameter.states:
             with run.counted_as_states():
                 if _is_factored(parameter):
@@ -53,18 +53,18 @@ def step(run: OptimizerStep) -> None:
                 else:
                     parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # variance
     if run.implementation == "foreach":
-        _multi_tensor_adafactor(run, trained)
+        _multi_tensor_adafactor(run, trained_parameters)
     else:
-        _single_tensor_adafactor(run, trained)
+        _single_tensor_adafactor(run, trained_parameters)
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether the second moment is a product of row and column means; a vector has a whole second moment."""
+    """Whether row and column means replace the second moment; a vector has a whole second moment."""
     return len(parameter.grad.shape) > 1
 
 
 def _new_reduction(run: OptimizerStep, x: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
-    """Allocates a reduction over one axis, which keeps length 1."""
+    """Allocates a reduction over one axis, whose length becomes 1."""
     shape = list(x.shape)
     shape[axis] = 1
     return run.t.new(tuple(shape), dtype or x.dtype)
@@ -80,9 +80,9 @@ def _new_estimate(run: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tenso
     return run.t.new((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
 
 
-def _single_tensor_adafactor(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """Updates parameters one by one. Local variables of one update live until the next update replaces them."""
-    for parameter in run.loop_over(trained):
+def _single_tensor_adafactor(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+    """Updates parameters one by one. An update's local variables live until the next update replaces them."""
+    for parameter in run.loop_over(trained_parameters):
         grad = parameter.grad
         _new_norm(run, parameter.tensor)
         if _is_factored(parameter):
@@ -103,9 +103,9 @@ def _single_tensor_adafactor(run: OptimizerStep, trained: Sequence[OptimizedPara
         run.write(parameter.tensor, update)
 
 
-def _multi_tensor_adafactor(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """Updates parameters group by group. The updates of a group live until the estimates of the next exist."""
-    for group in _by_dtype_and_factors(run, trained):
+def _multi_tensor_adafactor(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+    """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
+    for group in _by_dtype_and_factors(run, trained_parameters):
         for parameter in run.loop_over(group):
             _new_norm(run, parameter.tensor)
         if _is_factored(group[0]):
@@ -126,10 +126,12 @@ def _multi_tensor_adafactor(run: OptimizerStep, trained: Sequence[OptimizedParam
         run.write(group, updates)
 
 
-def _by_dtype_and_factors(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
-    """Returns the groups of `_group_tensors_by_device_dtype_and_is_multidim`."""
+def _by_dtype_and_factors(
+    run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]
+) -> list[list[OptimizedParameter]]:
+    """Returns the groups of torch's `_group_tensors_by_device_dtype_and_is_multidim`."""
     groups: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
-    for same_dtype in run.by_dtype(trained):
+    for same_dtype in run.by_dtype(trained_parameters):
         for parameter in same_dtype:
             groups.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
     return list(groups.values())
@@ -141,7 +143,7 @@ def build_torch_optimizers(
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
-    yield torch.optim.Adafactor([trained for trained, _ in parameters], foreach=implementation == "foreach")
+    yield torch.optim.Adafactor([tensor for tensor, _ in parameters], foreach=implementation == "foreach")
 
 
 OPTIMIZER = Optimizer(

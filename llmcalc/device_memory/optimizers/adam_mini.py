@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of the first moment and of the means of the second one."""
+    """Returns the bytes of the first moment and of the second moment's means."""
     return {"m": bytes_of(elements_of(tensors), dtype), "vmean": bytes_of(sum_over(tensors, _mean_count), dtype)}
 
 
 def _mean_count(tensor: ParamTensor) -> Number:
-    """Returns the number of means: the size without the second axis; the whole size of a vector."""
+    """Returns the number of means: the number of elements over the second axis's length; all elements of a vector."""
     return ParamTensor((tensor.shape[0], *tensor.shape[2:]), tensor.role).size if len(tensor.shape) > 1 else tensor.size
 
 

@@ -30,11 +30,11 @@ def step(run: OptimizerStep) -> None:
     update(run, run.updated)
 
 
-def update(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
+def update(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Runs `Adam.step` on some parameters. Step counts are on the host unless fused; exp_avg_sq is the last state."""
     from ...simulator.tensor import FLOAT32
 
-    for parameter in run.loop_over(trained):
+    for parameter in run.loop_over(trained_parameters):
         if not parameter.states:
             with run.counted_as_states():
                 if run.implementation == "fused":
@@ -42,26 +42,26 @@ def update(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
                 parameter.states.append(run.t.like(parameter.tensor, dtype=run.dtype))  # exp_avg
                 parameter.states.append(run.t.like(parameter.tensor, dtype=run.dtype))  # exp_avg_sq
     if run.implementation == "foreach":
-        _multi_tensor_adam(run, trained)
+        _multi_tensor_adam(run, trained_parameters)
     elif run.implementation == "loop":
-        _single_tensor_adam(run, trained)
+        _single_tensor_adam(run, trained_parameters)
 
 
-def _multi_tensor_adam(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """Allocates all denominators of a group at once, while those of the previous group still exist.
+def _multi_tensor_adam(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+    """Allocates all denominators of a group at once, while the previous group's denominators still exist.
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
     older = is_older(run.torch, ONE_INTERMEDIATE)
-    for group in run.by_dtype(trained):
+    for group in run.by_dtype(trained_parameters):
         exp_avg_sq_sqrt = [run.t.like(parameter.states[-1]) for parameter in run.loop_over(group)]
         denom = [run.t.like(parameter.states[-1]) for parameter in run.loop_over(group)] if older else exp_avg_sq_sqrt
         run.write(group, denom)
 
 
-def _single_tensor_adam(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """Allocates a square root and its quotient, while the denominator of the previous parameter still exists."""
-    for parameter in run.loop_over(trained):
+def _single_tensor_adam(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+    """Allocates a square root and its quotient, while the previous parameter's denominator still exists."""
+    for parameter in run.loop_over(trained_parameters):
         denom = run.t.like(run.t.like(parameter.states[-1]))
         run.write(parameter.tensor, denom)
 

@@ -33,9 +33,9 @@ def of_rank(rank: int, name: str) -> Optimizer:
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors, of both moments, and of the norm of each matrix's last scaled gradient."""
-        projected, whole = split(tensors)
+        projected, other_tensors = split(tensors)
         elements = sum_over(projected, lambda tensor: rank * longer_side(tensor))
-        moment = bytes_of(elements + elements_of(whole), dtype)
+        moment = bytes_of(elements + elements_of(other_tensors), dtype)
         return {
             "ortho_matrix": bytes_of(sum_over(projected, lambda tensor: rank * shorter_side(tensor)), dtype),
             "exp_avg": moment,
@@ -50,7 +50,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
             grad, dtype = parameter.grad, run.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:
-                    parameter.states.append(_projector(run, grad, rank, dtype))
+                    parameter.states.append(_allocate_projector(run, grad, rank, dtype))
                 grad = run.t.new(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
                 with run.counted_as_states():
@@ -73,8 +73,8 @@ def of_rank(rank: int, name: str) -> Optimizer:
     return low_rank_optimizer("apollo", rank, name, states, step, "apollo_torch", "apollo_torch/apollo.py")
 
 
-def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates what `get_orthogonal_matrix` does: an fp32 copy of the gradient, random numbers, their quotient."""
+def _allocate_projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
+    """Allocates the tensors of `get_orthogonal_matrix`: fp32 copy of the gradient, random numbers, their quotient."""
     from ...simulator.tensor import FLOAT32
 
     rows, columns = gradient.shape
@@ -92,7 +92,7 @@ def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) ->
 
 
 def _channel_factors(run: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
-    """Allocates the ratio of two norms per channel, whose divisor is not 0."""
+    """Allocates the ratio of two norms per channel."""
     channels = norm_grad.shape[0 if is_right else 1]
     numerator, divisor = (run.t.new((channels,), norm_grad.dtype) for _ in range(2))
     divisor = run.t.like(divisor)

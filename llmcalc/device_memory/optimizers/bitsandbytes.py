@@ -61,31 +61,31 @@ def bitsandbytes_optimizer(
 
 
 def is_large(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
-    """Returns 1 for a tensor with at least this number of elements, else 0."""
+    """Returns 1 for a tensor with at least this number of elements, otherwise 0."""
     return minimum(1, floor_div(tensor.size, min_elements))
 
 
 def state_bytes(moments: int, eight: bool, tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
-    quantized = is_large if eight else lambda tensor: 0
-    state = sum_over(tensors, lambda t: quantized(t) * t.size + 4 * (1 - quantized(t)) * t.size)
+    is_quantized = is_large if eight else lambda tensor: 0
+    state = sum_over(tensors, lambda t: is_quantized(t) * t.size + 4 * (1 - is_quantized(t)) * t.size)
     sizes: States = {f"state{i + 1}": state for i in range(moments)}
     if eight:
-        scales = 4 * sum_over(tensors, lambda t: quantized(t) * ceil_div(t.size, BLOCK))
+        scales = 4 * sum_over(tensors, lambda t: is_quantized(t) * ceil_div(t.size, BLOCK))
         sizes |= {f"absmax{i + 1}": scales for i in range(moments)}
-        sizes["qmaps"] = moments * 4 * MAP_ENTRIES * minimum(1, sum_over(tensors, quantized))
+        sizes["qmaps"] = moments * 4 * MAP_ENTRIES * minimum(1, sum_over(tensors, is_quantized))
     return sizes
 
 
 def paged_bytes(moments: int, eight: bool) -> Callable[[Sequence[TrainedTensor]], Number]:
-    """Returns the function that counts the states in managed memory."""
+    """Returns the function that counts the bytes of states in managed memory."""
     return lambda tensors: (
         moments * (1 if eight else 4) * sum_over(tensors, lambda t: is_large(t, LEAST_PAGED) * t.size)
     )
 
 
 def run_step(moments: int, eight: bool, run: OptimizerStep) -> None:
-    """Runs `Optimizer8bit.step`, which allocates the states just before a tensor's first update."""
+    """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
     from ...simulator.tensor import FLOAT32, UINT8
 
     t, with_maps = run.t, 3 * moments  # states of a tensor that owns the code maps: states, scales, maps

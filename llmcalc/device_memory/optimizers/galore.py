@@ -38,11 +38,11 @@ def of_rank(rank: int, name: str) -> Optimizer:
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors and of both moments."""
-        projected, whole = split(tensors)
+        projected, other_tensors = split(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
         projectors = sum_over(projected, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
         elements = sum_over(projected, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
-        moment = bytes_of(elements + elements_of(whole), dtype)
+        moment = bytes_of(elements + elements_of(other_tensors), dtype)
         return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment, "exp_avg_sq": moment}
 
     def step(run: OptimizerStep) -> None:
@@ -52,7 +52,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
             grad, dtype = parameter.grad, run.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:
-                    parameter.states.append(_projector(run, grad, rank, dtype))
+                    parameter.states.append(_allocate_projector(run, grad, rank, dtype))
                 grad = run.t.new(projected_shape(grad, min(rank, *grad.shape)), dtype)
             if len(parameter.states) < 2:
                 with run.counted_as_states():
@@ -74,8 +74,8 @@ def of_rank(rank: int, name: str) -> Optimizer:
     )
 
 
-def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates what `get_orthogonal_matrix` does, and returns the projector, or the tensor that it is a view of."""
+def _allocate_projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
+    """Allocates the tensors of `get_orthogonal_matrix`. Returns the projector, or the tensor that it is a view of."""
     from ...simulator.tensor import FLOAT32
 
     rows, columns = gradient.shape

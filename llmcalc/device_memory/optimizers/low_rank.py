@@ -1,4 +1,4 @@
-"""States of optimizers that project the gradients of the layers' matrices to a low rank, GaLore and APOLLO.
+"""States of optimizers that project the gradients of the layers' matrices to a low rank: GaLore and APOLLO.
 
 A gradient of m rows and n columns becomes max(m, n) × rank numbers: by a projector of rank × n from the right where it
 has at least as many rows as columns, else by one of m × rank from the left (`proj_type` std in galore_torch 1.0 and
@@ -55,34 +55,34 @@ def low_rank_optimizer(
 
 
 def split(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
-    """Returns the tensors whose gradients are projected, and the other ones."""
+    """Returns the tensors whose gradients are projected, and the other tensors."""
     projected = [tensor for tensor in tensors if tensor.is_layer_matrix]
     return projected, [tensor for tensor in tensors if not tensor.is_layer_matrix]
 
 
 def shorter_side(tensor: ParamTensor) -> Number:
-    """Returns the number of rows or columns of a matrix, whichever is less."""
+    """Returns the smaller of a matrix's numbers of rows and columns."""
     rows, columns = tensor.shape
     return minimum(rows, columns)
 
 
 def longer_side(tensor: ParamTensor) -> Number:
-    """Returns the number of rows or columns of a matrix, whichever is more."""
+    """Returns the larger of a matrix's numbers of rows and columns."""
     rows, columns = tensor.shape
     return rows + columns - shorter_side(tensor)
 
 
 def in_update_order(run: OptimizerStep) -> Iterator[OptimizedParameter]:
     """Yields the updated parameters as LLaMA-Factory groups them: vectors, tensors with weight decay, matrices."""
-    whole = [parameter for parameter in run.updated if not parameter.matrix]
-    vectors = [parameter for parameter in whole if len(parameter.grad.shape) < 2]
-    with_decay = [parameter for parameter in whole if len(parameter.grad.shape) >= 2]
+    other_parameters = [parameter for parameter in run.updated if not parameter.matrix]
+    vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
+    with_decay = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
     matrices = [parameter for parameter in run.updated if parameter.matrix]
     yield from run.loop_over([*vectors, *with_decay, *matrices])
 
 
 def is_projected_from_the_right(gradient: Tensor) -> bool:
-    """Whether the projector has the columns' number of columns: the matrix has at least as many rows."""
+    """Whether the projector multiplies the gradient from the right: the matrix has at least as many rows as columns."""
     rows, columns = gradient.shape
     return bool(rows >= columns)
 

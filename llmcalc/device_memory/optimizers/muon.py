@@ -31,16 +31,16 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 def step(run: OptimizerStep) -> None:
     """Runs `Muon.step` with Nesterov momentum, then the step of AdamW."""
-    _muon(run, [parameter for parameter in run.updated if parameter.matrix])
+    _update_matrices(run, [parameter for parameter in run.updated if parameter.matrix])
     adamw.update(run, [parameter for parameter in run.updated if not parameter.matrix])
 
 
-def _muon(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    for parameter in run.loop_over(trained):
+def _update_matrices(run: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
+    for parameter in run.loop_over(trained_parameters):
         if not parameter.states:
             with run.counted_as_states():
                 parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # momentum_buffer
-    for parameter in run.loop_over(trained):
+    for parameter in run.loop_over(trained_parameters):
         update = run.t.like(parameter.grad, parameter.states[0])
         update = _zeropower_via_newtonschulz(run, update)
         run.write(parameter.tensor, update)

@@ -37,8 +37,8 @@ States: TypeAlias = dict[str, Number]
 """The library's name of a state → its bytes."""
 
 
-def _mean_over_tensors(flat: bool) -> tuple[int, int] | None:
-    """Returns None: every element counts with the mean over all tensors."""
+def _mean_over_tensors(is_flat: bool) -> tuple[int, int] | None:
+    """Returns None, so that every element counts with the mean over all tensors."""
     return None
 
 
@@ -94,7 +94,7 @@ class Optimizer:
 
     @property
     def default(self) -> OptimizerImplementation:
-        """The implementation that runs where the settings choose none."""
+        """The default implementation of the optimizer's step."""
         return self.usual or self.implementations[0]
 
     def state(self, tensors: Sequence[TrainedTensor], dtype: str, momentum: bool = False) -> OptimizerState:
@@ -104,8 +104,10 @@ class Optimizer:
         """
         if self.has_momentum and not momentum:
             return OptimizerState(self.name, "", {})
-        paged = 0 if self.paged is None else self.paged(tensors)
-        return OptimizerState(self.name, self.state_format or dtype, self.states(tensors, dtype), self.note, paged)
+        paged_bytes = 0 if self.paged is None else self.paged(tensors)
+        return OptimizerState(
+            self.name, self.state_format or dtype, self.states(tensors, dtype), self.note, paged_bytes
+        )
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,10 @@ class OptimizerState:
     split: str = ""
     paged: Number = 0
 
-    def with_more(self, other: OptimizerState) -> OptimizerState:
-        """Returns the state of these tensors and other ones together."""
-        states = {name: add(size, other.states[name]) for name, size in self.states.items()}
-        return replace(self, states=states, paged=add(self.paged, other.paged))
+    def with_more(self, other_state: OptimizerState) -> OptimizerState:
+        """Returns the joint state of these tensors and of other tensors."""
+        states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
+        return replace(self, states=states, paged=add(self.paged, other_state.paged))
 
     @property
     def bytes(self) -> Number:

@@ -46,7 +46,7 @@ DEFAULT = "adamw"
 
 
 @cache
-def _record(name: str) -> Optimizer:
+def _load_record(name: str) -> Optimizer:
     with_rank = WITH_RANK.fullmatch(name)
     module = with_rank[1] if with_rank else name.replace("-", "_")
     contents = import_module(f".{module}", __package__)
@@ -56,22 +56,22 @@ def _record(name: str) -> Optimizer:
 
 def optimizers() -> Iterator[Optimizer]:
     """Returns the records of all optimizers."""
-    return map(_record, NAMES)
+    return map(_load_record, NAMES)
 
 
-def optimizer(name: str, where: str = "--optimizer") -> Optimizer:
-    """Returns the record of an optimizer by its name or an alias; `_` and `-` are equivalent.
+def optimizer(name: str, option_name: str = "--optimizer") -> Optimizer:
+    """Returns the optimizer's record by its name or an alias, in which `_` and `-` are equivalent.
 
     `galore` and `apollo` may have the rank of their projections behind `-r`.
 
     Raises `InputError` for a name that is none's.
     """
-    hyphenated = name.replace("_", "-")
-    if hyphenated in NAMES or WITH_RANK.fullmatch(hyphenated):
-        return _record(hyphenated)
-    record = next((record for record in optimizers() if hyphenated in record.aliases), None)
+    hyphenated_name = name.replace("_", "-")
+    if hyphenated_name in NAMES or WITH_RANK.fullmatch(hyphenated_name):
+        return _load_record(hyphenated_name)
+    record = next((record for record in optimizers() if hyphenated_name in record.aliases), None)
     if record is None:
-        suggestion = suggest(hyphenated, [*NAMES, *(alias for record in optimizers() for alias in record.aliases)])
+        suggestion = suggest(hyphenated_name, [*NAMES, *(alias for record in optimizers() for alias in record.aliases)])
         suggestion = suggestion and f".{suggestion}"
-        raise InputError(f"{where}: {shown(name)} is not known; expected one of {', '.join(NAMES)}{suggestion}")
+        raise InputError(f"{option_name}: {shown(name)} is not known; expected one of {', '.join(NAMES)}{suggestion}")
     return record

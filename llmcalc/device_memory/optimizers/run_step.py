@@ -16,15 +16,15 @@ from .step import OptimizedParameter, OptimizerStep
 def run_step(
     graph: Graph,
     name: str,
-    trained: Sequence[OptimizedParameter],
+    trained_parameters: Sequence[OptimizedParameter],
     implementation: OptimizerImplementation | None = None,
     momentum: bool = False,
     dtype: Dtype | None = None,
     torch: str = "",
 ) -> None:
-    """Replays one step of an optimizer; the first step allocates its states.
+    """Replays one step of an optimizer, by its name; the first step allocates its states.
 
-    name: of an optimizer, or an alias of one. trained: all parameters, in the model's order.
+    name: of an optimizer, or an alias of one. trained_parameters: all parameters, in the model's order.
     implementation: how the library runs the step; None (default) for the library's own.
     momentum, dtype, torch: as in `OptimizerStep`.
     Raises `InputError` for an unknown optimizer, or an implementation that it does not have.
@@ -35,4 +35,4 @@ def run_step(
         names = " or ".join(record.implementations)
         raise InputError(f"--optimizer-impl {chosen_implementation}: {name} does not have it; expected {names}")
     with graph.no_grad():
-        record.step(OptimizerStep(Aten(graph), trained, chosen_implementation, momentum, dtype, torch))
+        record.step(OptimizerStep(Aten(graph), trained_parameters, chosen_implementation, momentum, dtype, torch))

@@ -23,7 +23,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 
 def step(run: OptimizerStep) -> None:
-    """Runs `AdamWScheduleFree.step`: foreach allocates the denominators of all tensors, a loop one at a time."""
+    """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, a loop one at a time."""
     for parameter in run.loop_over(run.updated):
         if not parameter.states:
             with run.counted_as_states():

@@ -38,12 +38,12 @@ def build_torch_optimizers(
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
-    all_parameters, foreach, fused = (
+    all_parameters, foreach, is_fused = (
         [parameter for parameter, _ in parameters],
         implementation == "foreach",
         implementation == "fused",
     )
-    yield torch.optim.SGD(all_parameters, momentum=0.9 if momentum else 0.0, foreach=foreach, fused=fused)
+    yield torch.optim.SGD(all_parameters, momentum=0.9 if momentum else 0.0, foreach=foreach, fused=is_fused)
 
 
 OPTIMIZER = Optimizer(

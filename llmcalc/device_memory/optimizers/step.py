@@ -1,4 +1,4 @@
-"""An optimizer step without values: the parameters, and the operations that all optimizers share.
+"""An optimizer step on tensors without values: its parameters, and operations that all optimizers share.
 
 A step allocates and frees what the function of the library that it names allocates and frees, in the same order. A
 local variable stands for the local variable of that name: what it holds lives until it gets another value or the
@@ -39,7 +39,7 @@ class OptimizedParameter:
 
     @property
     def grad(self) -> Tensor:
-        """The gradient of a parameter that has one."""
+        """The gradient of a parameter. Callers ask only for parameters that have a gradient."""
         assert self.gradient is not None
         return self.gradient
 
@@ -69,7 +69,7 @@ class OptimizerStep:
         return [parameter for parameter in self.parameters if parameter.gradient is not None]
 
     def loop_over(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
-        """Yields the parameters in order, and sets the path of the current one on the meter."""
+        """Yields the parameters in order, and sets each one's path on the meter."""
         meter = self.t.graph.meter
         for parameter in parameters:
             meter.parameter_path = parameter.path
@@ -80,11 +80,11 @@ class OptimizerStep:
         """Counts new storages as optimizer states, inside a `with`."""
         return counted_as(self.t.graph.meter, "optimizer")
 
-    def write(self, target: object, *read: object) -> None:
-        """Marks an in-place operation, which reads tensors, writes into `target`, and allocates nothing."""
+    def write(self, target: object, *read_tensors: object) -> None:
+        """Marks an in-place operation that reads tensors and writes into `target`; it allocates nothing."""
 
     def by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
-        """Returns the groups of `_group_tensors_by_device_and_dtype`, the last new number format first.
+        """Returns the groups of torch's `_group_tensors_by_device_and_dtype`, the last new number format first.
 
         torch keeps them in a hash table of libstdc++ (`std::unordered_map`), which lists new keys before older ones.
         """

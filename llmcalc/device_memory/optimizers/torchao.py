@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
-    """Returns the record of AdamW with states of this number of bits per element."""
+    """Returns the record of AdamW with states of `bits` bits per element."""
     codes_per_byte, map_entries = 8 // bits, 2**bits
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
@@ -68,6 +68,6 @@ def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
 
 
 def _is_quantized(tensor: ParamTensor) -> Number:
-    """Returns 1 for a tensor with states of few bits, else 0."""
+    """Returns 1 for a tensor with quantized states, otherwise 0."""
     remainder = tensor.size - BLOCK * floor_div(tensor.size, BLOCK)
     return is_large(tensor) * (1 - minimum(1, remainder))

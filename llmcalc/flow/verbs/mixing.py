@@ -110,7 +110,7 @@ class MixingVerbs(Recorder):
 
         While decoding one token, only the selected keys are read. The selection may be from a lower layer.
         """
-        output = value_of_pairs(q.rows, fixed=True, batched=True), *map(_readable, keys)
+        output = value_of_pairs(q.rows, fixed=True, batched=True), *map(_view_of_keys, keys)
         self.record("selected", "", (q, *keys), output, causal=True)
         return output
 
@@ -124,7 +124,7 @@ class MixingVerbs(Recorder):
 
         While decoding one token, only those of the selected blocks are read.
         """
-        output = Value(mask.rows, mask.axes, fixed=True), *map(_readable, keys)
+        output = Value(mask.rows, mask.axes, fixed=True), *map(_view_of_keys, keys)
         self.record("only_selected", "", (mask, *keys), output, block=block, blocks=blocks)
         return output
 
@@ -153,7 +153,7 @@ class MixingVerbs(Recorder):
         return self.step("weighted", "", (weights, values), Value(weights.rows, (*weights.axes, values.axes[-1])))
 
 
-def _readable(keys: Value) -> Value:
+def _view_of_keys(keys: Value) -> Value:
     """Returns a view of keys or values, of which a kernel may read only some."""
     output = keys.view(*keys.axes)
     output.once = keys.once

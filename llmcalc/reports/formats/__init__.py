@@ -13,25 +13,25 @@ from ..document import Report
 Format: TypeAlias = Literal["table", "json", "csv", "markdown"]
 
 
-def _table(report: Report, out: IO[str]) -> None:
+def _write_table(report: Report, out: IO[str]) -> None:
     from .table import render
 
     render(report, out)
 
 
-def _json(report: Report, out: IO[str]) -> None:
+def _write_json(report: Report, out: IO[str]) -> None:
     from .plain import json
 
     json(report, out)
 
 
-def _csv(report: Report, out: IO[str]) -> None:
+def _write_csv(report: Report, out: IO[str]) -> None:
     from .plain import csv
 
     csv(report, out)
 
 
-def _markdown(report: Report, out: IO[str]) -> None:
+def _write_markdown(report: Report, out: IO[str]) -> None:
     from .plain import markdown
 
     markdown(report, out)
@@ -51,8 +51,8 @@ class Writer(NamedTuple):
 
 
 WRITERS: dict[Format, Writer] = {
-    "table": Writer(_table),
-    "json": Writer(_json),
-    "csv": Writer(_csv, warns_apart=True, ascii=True),
-    "markdown": Writer(_markdown),
+    "table": Writer(_write_table),
+    "json": Writer(_write_json),
+    "csv": Writer(_write_csv, warns_apart=True, ascii=True),
+    "markdown": Writer(_write_markdown),
 }

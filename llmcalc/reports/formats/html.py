@@ -12,10 +12,10 @@ CELL = "padding:1px 10px;border:none;background:none"
 
 def html(report: Report) -> str:
     """Returns the HTML of all tables of a report."""
-    return "\n".join(line for table in readable(report).tables for line in _table(table))
+    return "\n".join(line for table in readable(report).tables for line in _table_html(table))
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table_html(table: Table) -> Iterator[str]:
     yield '<div style="margin-bottom:1em">'
     if table.title:
         yield f"<div><strong>{escape(table.heading)}</strong></div>"
@@ -29,14 +29,14 @@ def _table(table: Table) -> Iterator[str]:
         )
         yield f'<thead style="border-bottom:1px solid currentColor"><tr>{heads}</tr></thead>'
         yield "<tbody>"
-        yield from (_row(table, row) for row in table.rows)
+        yield from (_row_html(table, row) for row in table.rows)
         yield "</tbody></table>"
     for note in table.notes:
         yield f'<div style="opacity:0.75;font-size:90%">{escape(note)}</div>'
     yield "</div>"
 
 
-def _row(table: Table, row: Row) -> str:
+def _row_html(table: Table, row: Row) -> str:
     cells = []
     for i, (column, value) in enumerate(zip(table.columns, row.cells, strict=True)):
         indent = f";padding-left:{10 + 16 * row.depth}px" if i == 0 and row.depth else ""

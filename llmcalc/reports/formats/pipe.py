@@ -1,4 +1,4 @@
-"""Tables for a pipe or a file, without colour.
+"""Tables for a pipe or a file, as plain text without colour.
 
 The text is the same as that of `table`, which a test checks. It is written without rich, whose import takes longer than
 counting.
@@ -47,13 +47,13 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
     for i, table in enumerate(with_fitting_bars(report.tables, width)):
         if i:
             out.write("\n")
-        for line in _lines(table, width):
+        for line in _table_lines(table, width):
             out.write(line.rstrip() + "\n")
 
 
 def with_fitting_bars(tables: Sequence[Table], width: int) -> list[Table]:
     """Returns the tables with bars of one scale, the longest that fits, or without bars if none fits."""
-    lengths = [_length(table, width) for table in tables]
+    lengths = [_bar_length(table, width) for table in tables]
     length = min((bar_length for bar_length in lengths if bar_length), default=0)
     return [
         _with_bars(table, length) if bar_length else table.without_bars()
@@ -61,12 +61,16 @@ def with_fitting_bars(tables: Sequence[Table], width: int) -> list[Table]:
     ]
 
 
-def _length(table: Table, width: int) -> int:
+def _bar_length(table: Table, width: int) -> int:
     """Returns the length of a full bar that fits beside the other columns; 0 without room or bars."""
     bar_parts = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, Bar)]
     if not bar_parts:
         return 0
-    free_width = width - len(INDENT) - sum(len(GAP) + candidate for candidate in _widths(_texts(table.without_bars())))
+    free_width = (
+        width
+        - len(INDENT)
+        - sum(len(GAP) + candidate for candidate in _column_widths(_cell_texts(table.without_bars())))
+    )
     return next((candidate for candidate in LENGTHS if round(max(bar_parts) * candidate) <= free_width), 0)
 
 
@@ -77,15 +81,15 @@ def _with_bars(table: Table, length: int) -> Table:
     return table._replace(rows=[long(row) for row in table.rows])
 
 
-def _lines(table: Table, width: int) -> Iterator[str]:
+def _table_lines(table: Table, width: int) -> Iterator[str]:
     title, subtitle = table.heading, table.aside
     if title:
         fits_on_line = len(title) + 3 + len(subtitle) <= width
-        yield from _wrapped(f"{title}   {subtitle}" if subtitle and fits_on_line else title, width)
+        yield from _wrapped_lines(f"{title}   {subtitle}" if subtitle and fits_on_line else title, width)
         if subtitle and not fits_on_line:
             yield from indented(subtitle, width)
     if table.rows:
-        yield from _grid(table)
+        yield from _grid_lines(table)
         if table.notes:
             yield ""
     for note in table.notes:
@@ -93,17 +97,17 @@ def _lines(table: Table, width: int) -> Iterator[str]:
 
 
 def line_count(table: Table, width: int) -> int:
-    """Returns the number of lines of a table without its notes; wide rows are broken in columns that wrap."""
+    """Returns the number of lines of a table without its notes; rows that are too wide take several lines."""
     table = table.without_bars()._replace(notes=())
-    heading = len(list(_lines(table._replace(rows=()), width)))
+    heading = len(list(_table_lines(table._replace(rows=()), width)))
     if not table.rows:
         return heading
-    cell_texts = _texts(table)
+    cell_texts = _cell_texts(table)
     other_width = sum(
-        w + len(GAP) for w, c in zip(_widths(cell_texts), table.columns, strict=True) if not c.wrap
+        w + len(GAP) for w, c in zip(_column_widths(cell_texts), table.columns, strict=True) if not c.wrap
     ) + len(INDENT)
-    wrapped = max(1, sum(column.wrap for column in table.columns))
-    wrapped_width = max(1, (width - other_width) // wrapped - len(GAP))
+    wrapped_columns = max(1, sum(column.wrap for column in table.columns))
+    wrapped_width = max(1, (width - other_width) // wrapped_columns - len(GAP))
     rows = sum(
         max(-(-len(t) // wrapped_width) if c.wrap else 1 for t, c in zip(cells, table.columns, strict=True)) or 1
         for cells in cell_texts
@@ -111,7 +115,7 @@ def line_count(table: Table, width: int) -> int:
     return heading + 1 + rows
 
 
-def _texts(table: Table) -> list[list[str]]:
+def _cell_texts(table: Table) -> list[list[str]]:
     """Returns the cells of the heading and of every row, as text."""
     rows = [[cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)] for row in table.rows]
     for row, cells in zip(table.rows, rows, strict=True):
@@ -119,30 +123,30 @@ def _texts(table: Table) -> list[list[str]]:
     return [[column.title for column in table.columns], *rows]
 
 
-def _widths(texts: list[list[str]]) -> list[int]:
+def _column_widths(texts: list[list[str]]) -> list[int]:
     return [max(map(len, cells)) for cells in zip(*texts, strict=True)]
 
 
-def _grid(table: Table) -> Iterator[str]:
-    cell_texts = _texts(table)
-    widths = _widths(cell_texts)
+def _grid_lines(table: Table) -> Iterator[str]:
+    cell_texts = _cell_texts(table)
+    widths = _column_widths(cell_texts)
     for i, cells in enumerate(cell_texts):
         if i == 1:
             yield INDENT + "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
-        padded = [
+        padded_cells = [
             t.rjust(w) if c.justify == "right" else t.ljust(w)
             for t, w, c in zip(cells, widths, table.columns, strict=True)
         ]
-        yield INDENT + GAP.join(padded)
+        yield INDENT + GAP.join(padded_cells)
 
 
 def indented(text: str, width: int, hang: str = "") -> Iterator[str]:
     """Yields the lines of a text above or below a table. hang: further indent of the lines after the first."""
-    for line in _wrapped(text, width - len(INDENT), hang):
+    for line in _wrapped_lines(text, width - len(INDENT), hang):
         yield INDENT + line
 
 
-def _wrapped(text: str, width: int, hang: str = "") -> Iterator[str]:
+def _wrapped_lines(text: str, width: int, hang: str = "") -> Iterator[str]:
     """Yields lines of at most `width`, broken between words; a longer word (a link) has a line of its own.
 
     hang: indent of the lines after the first.

@@ -48,7 +48,7 @@ def csv(report: Report, out: IO[str]) -> None:
     writer.writerow([_no_formula(key) for key in (keys if has_targets else [TARGET, *keys])])
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == keys:
-            for cells in _cells(table):
+            for cells in _rows_with_parents(table):
                 writer.writerow([_no_formula(cell) for cell in (cells if has_targets else [table.target, *cells])])
 
 
@@ -89,10 +89,10 @@ def records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
             key: float(value) if i in with_fractions and isinstance(value, int) else value
             for i, (key, value) in enumerate(zip(keys, cells, strict=True))
         }
-        for cells in _cells(table)
+        for cells in _rows_with_parents(table)
     ]
-    empty = [{key: None if value == "" else value for key, value in row.items()} for row in rows]
-    return empty if keys[0] == TARGET else [{TARGET: table.target, **row} for row in empty]
+    cleaned_rows = [{key: None if value == "" else value for key, value in row.items()} for row in rows]
+    return cleaned_rows if keys[0] == TARGET else [{TARGET: table.target, **row} for row in cleaned_rows]
 
 
 REST = "rest"
@@ -109,12 +109,13 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
         names[row.depth :] = [str(_raw_value(row.cells[0]))]
         if row.is_sum:
             continue
-        below = itertools.takewhile(lambda other, row=row: other.depth > row.depth, rows[index + 1 :])  # type: ignore[misc]
-        parts = [part for part in below if part.depth == row.depth + 1]
+        rows_below = itertools.takewhile(lambda other_row, row=row: other_row.depth > row.depth, rows[index + 1 :])  # type: ignore[misc]
+        part_rows = [part_row for part_row in rows_below if part_row.depth == row.depth + 1]
         name, cells = WITHIN.join(names), row.cells[1:]
-        if parts:
+        if part_rows:
             cells = [
-                _rest(cell, [part.cells[column] for part in parts]) for column, cell in enumerate(row.cells[1:], 1)
+                _without_parts(cell, [part_row.cells[column] for part_row in part_rows])
+                for column, cell in enumerate(row.cells[1:], 1)
             ]
             numbers = [cell for cell in cells if isinstance(cell, int | float)]
             if min(numbers, default=0) < -1e-9 or not any(isinstance(number, int) and number for number in numbers):
@@ -124,17 +125,17 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
     return leaves
 
 
-def _rest(cell: Any, parts: Sequence[Any]) -> Any:
-    """Returns a number minus its parts; any other cell unchanged."""
-    numbers = [_raw_value(part) for part in parts]
+def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
+    """Returns a number minus the sum of its parts; another cell's value unchanged."""
+    numbers = [_raw_value(part_cell) for part_cell in part_cells]
     value = _raw_value(cell)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return cell
     return value - sum(number for number in numbers if isinstance(number, int | float))
 
 
-def _cells(table: Table) -> Iterator[list[Any]]:
-    """Yields the rows; the first cell of a nested row begins with its parents: `layers / mlp`."""
+def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
+    """Yields the rows; a nested row's first cell begins with the names of its parents: `layers / mlp`."""
     parent_names: list[str] = []
     for row in table.rows:
         first_cell, *other_cells = (_csv_value(value) for value in row.cells)
@@ -143,7 +144,7 @@ def _cells(table: Table) -> Iterator[list[Any]]:
 
 
 def _raw_value(value: Any) -> Any:
-    """Returns the value of a cell without its text."""
+    """Returns the raw value of a cell."""
     return value.value if isinstance(value, Shown) else value
 
 
@@ -175,7 +176,7 @@ def _markdown_table(table: Table, out: IO[str]) -> None:
         cell_texts[0] = "&nbsp;" * 2 * row.depth + cell_texts[0]
         out.write("| " + " | ".join(cell_texts) + " |\n")
     for note in table.notes:
-        out.write(f"\n{_paragraph(note)}\n")
+        out.write(f"\n{_note_paragraph(note)}\n")
 
 
 APART = "&#8203;"
@@ -217,7 +218,7 @@ ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&+,;=%-]+)")
 """A web address without characters that could end a link or begin another."""
 
 
-def _paragraph(note: str) -> str:
+def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `Linked` note stay links."""
     segments = ADDRESS.split(note.lstrip()) if isinstance(note, Linked) else [note.lstrip()]
     paragraph = "".join(segment if i % 2 else escaped(segment) for i, segment in enumerate(segments))

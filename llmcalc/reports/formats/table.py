@@ -28,48 +28,48 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
     for i, table in enumerate(pipe.with_fitting_bars(report.tables, console.width)):
         if i:
             console.print()
-        _heading(console, table)
+        _print_heading(console, table)
         if table.rows:
-            _rows(console, table)
+            _print_rows(console, table)
         if table.notes and table.rows:
             console.print()
         for note in table.notes:
-            _indented(console, note, hang=pipe.INDENT)
+            _print_indented(console, note, hang=pipe.INDENT)
 
 
-def _heading(console: Console, table: Table) -> None:
+def _print_heading(console: Console, table: Table) -> None:
     """Prints the heading, with the aside on the same line if there is room."""
     from rich.text import Text
 
     if not table.title:
         return
-    fits = len(table.heading) + 3 + len(table.aside) <= console.width
+    fits_on_line = len(table.heading) + 3 + len(table.aside) <= console.width
     title = Text(table.heading, style="bold")
-    if table.aside and fits:
+    if table.aside and fits_on_line:
         title.append("   " + table.aside, style="not bold dim")
     console.print(title)
-    if table.aside and not fits:
-        _indented(console, table.aside)
+    if table.aside and not fits_on_line:
+        _print_indented(console, table.aside)
 
 
-def _indented(console: Console, text: str, hang: str = "") -> None:
+def _print_indented(console: Console, text: str, hang: str = "") -> None:
     from rich.text import Text
 
     for line in pipe.indented(text, console.width, hang):
         console.print(Text(line, style="dim"), soft_wrap=True)  # the terminal breaks longer lines: a link stays whole
 
 
-def _rows(console: Console, table: Table) -> None:
+def _print_rows(console: Console, table: Table) -> None:
     from rich.padding import Padding
 
-    grid = Padding(_grid(table), (0, 0, 0, 2), expand=False)
+    grid = Padding(_table_grid(table), (0, 0, 0, 2), expand=False)
     width, needed_width = console.width, console.measure(grid, options=console.options.update(max_width=10_000)).minimum
     console.width = max(width, needed_width)  # rich would cut numbers at the edge; the terminal breaks the line
     console.print(grid)
     console.width = width
 
 
-def _grid(table: Table) -> RichTable:
+def _table_grid(table: Table) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -81,21 +81,21 @@ def _grid(table: Table) -> RichTable:
     for row, cells in zip(table.rows, cell_texts, strict=True):
         cells[0] = "  " * row.depth + cells[0]
     for i, column in enumerate(table.columns):
-        widest = max(len(column.title), *(len(cells[i]) for cells in cell_texts))
+        column_width = max(len(column.title), *(len(cells[i]) for cells in cell_texts))
         grid.add_column(
             Text(column.title),
             justify=column.justify,
             no_wrap=not column.wrap,
-            min_width=None if column.wrap else widest,
+            min_width=None if column.wrap else column_width,
             overflow="fold",
         )
     for row, cells in zip(table.rows, cell_texts, strict=True):
-        coloured = [
+        coloured_cells = [
             Text(cell, style=column.colour(cell, value))
             for column, cell, value in zip(table.columns, cells, row.cells, strict=True)
         ]
-        for column, coloured_text in zip(table.columns, coloured, strict=True):
+        for column, coloured_text in zip(table.columns, coloured_cells, strict=True):
             for pattern, colour in column.marks.items():
                 coloured_text.highlight_regex(pattern, colour)
-        grid.add_row(*coloured, style="bold" if row.strong else None)
+        grid.add_row(*coloured_cells, style="bold" if row.strong else None)
     return grid

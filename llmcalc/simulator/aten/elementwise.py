@@ -45,7 +45,7 @@ class Elementwise(Views):
         return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
 
     def scale(self, x: Tensor, name: str = "mul") -> Tensor:
-        """Multiplies x by a number, or negates it."""
+        """Multiplies x by a number, or negates x. name: the operation's name in the graph."""
         return record(self.graph, name, (x,), self.like(x), lambda g, _: (self.like(g),))
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Elementwise(Views):
         return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
-        """Squares each element; torch takes as many bytes for another constant power."""
+        """Squares each element. torch allocates the same bytes for any other constant power."""
 
         def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
@@ -90,8 +90,8 @@ class Elementwise(Views):
         out = self.like(x)
 
         def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
-            scaled, power = self.like(g), self.like(out)
-            return (self.like(scaled, power),)
+            scaled_gradient, power = self.like(g), self.like(out)
+            return (self.like(scaled_gradient, power),)
 
         return record(self.graph, "rsqrt", (x,), out, backward, out)
 
@@ -118,7 +118,7 @@ class Elementwise(Views):
 
         def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             exceeds_minimum = self.compare(x)
-            return (self._chosen(g, exceeds_minimum),)
+            return (self._gradient_where(g, exceeds_minimum),)
 
         return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
 
@@ -168,7 +168,7 @@ class Elementwise(Views):
         """Selects elements of a where the condition holds, otherwise of b."""
 
         def backward(g: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
-            return tuple(self._chosen(g, condition) if needs_grad else None for needs_grad in needs_input_grad)
+            return tuple(self._gradient_where(g, condition) if needs_grad else None for needs_grad in needs_input_grad)
 
         return record(
             self.graph,
@@ -179,8 +179,8 @@ class Elementwise(Views):
             condition,
         )
 
-    def _chosen(self, g: Tensor, condition: Tensor) -> Tensor:
-        """Returns the gradient where the condition holds, otherwise zero from a separate tensor."""
+    def _gradient_where(self, g: Tensor, condition: Tensor) -> Tensor:
+        """Returns the gradient where the condition holds, and elsewhere zeros from a separate tensor."""
         zero = self.graph.new((), g.dtype)
         return self.like(g, condition, zero, dtype=g.dtype)
 
@@ -191,16 +191,16 @@ class Elementwise(Views):
 
     # --- reductions --------------------------------------------------------------------------------------------------
 
-    def _reduced(self, x: Tensor, axis: int, keep: bool) -> Shape:
+    def _reduce_axis(self, x: Tensor, axis: int, keep: bool) -> Shape:
         axis = axis % len(x.shape)
         return (*x.shape[:axis], *((1,) if keep else ()), *x.shape[axis + 1 :])
 
     def mean(self, x: Tensor, axis: int = -1, keep: bool = True) -> Tensor:
-        out, input_shape = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
+        out, input_shape = self.graph.new(self._reduce_axis(x, axis, keep), x.dtype), x.shape
         return record(self.graph, "mean", (x,), out, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def sum(self, x: Tensor, axis: int = -1, keep: bool = False) -> Tensor:
-        out, input_shape = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
+        out, input_shape = self.graph.new(self._reduce_axis(x, axis, keep), x.dtype), x.shape
         axis = axis % len(input_shape)
 
         def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:

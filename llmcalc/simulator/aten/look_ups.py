@@ -52,7 +52,7 @@ class LookUps(Products):
         return record(self.graph, "scatter", ins, lambda: self.graph.new(x.shape, x.dtype), backward, index)
 
     def index_select(self, x: Tensor, index: Tensor) -> Tensor:
-        """Rows of x, by indices of any number of axes."""
+        """Selects rows of x by an index tensor with any number of axes."""
         shape = x.shape
         return record(
             self.graph,
@@ -89,7 +89,7 @@ class LookUps(Products):
         return self.graph.new((bins,), float_values.dtype)
 
     def sort(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Sorts integers. Returns them with their original indices."""
+        """Sorts integers. Returns the sorted integers and their original indices."""
         return self.like(x), self.graph.new(x.shape, INT64)
 
     def index_add(self, rows: Number, source: Tensor, index: Tensor) -> Tensor:

@@ -205,6 +205,6 @@ class Products(Elementwise):
 
 
 def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
-    """Returns shape and strides of a matrix's gradient, stored in the matrix's order (`mm_mat1_backward`)."""
+    """Returns shape and strides of the gradient of x, stored in the order of x's axes (`mm_mat1_backward`)."""
     by_columns = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
     return x.shape, (1, x.shape[0]) if by_columns else None

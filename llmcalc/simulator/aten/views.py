@@ -18,7 +18,7 @@ class Views:
         self.graph = graph
 
     def new(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """Creates a tensor that depends on no other (`zeros`, `arange`)."""
+        """Creates a tensor that depends on no other tensor (`zeros`, `arange`)."""
         return self.graph.new(shape, dtype)
 
     def like(self, *xs: Tensor, dtype: Dtype | None = None) -> Tensor:
@@ -50,7 +50,7 @@ class Views:
         return copy
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns the tensor under another shape, which it has in torch from the start; records no operation."""
+        """Returns the tensor with another shape, which it has from the start in torch; records no operation."""
         if x.shape == shape:
             return x
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
@@ -80,7 +80,7 @@ class Views:
         )
 
     def permute(self, x: Tensor, order: Sequence[int]) -> Tensor:
-        """The axes in another order."""
+        """Returns a view with the axes in another order."""
         inverse_order = [order.index(axis) for axis in range(len(order))]
         shape, strides = tuple(x.shape[axis] for axis in order), tuple(x.strides[axis] for axis in order)
         return self._view(x, shape, strides, "permute", lambda g, _: (self.permute(g, inverse_order),))
@@ -93,7 +93,7 @@ class Views:
         return self._view(x, shape, strides, "unsqueeze", lambda g, _: (self.reshape(g, input_shape),))
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
-        """Repeats axes of one element without memory; the gradient is their sum."""
+        """Repeats axes of one element without allocating memory; the gradient is the sum over the repeated axes."""
         if x.shape == shape:
             return x
         input_shape, new_axes = x.shape, len(shape) - len(x.shape)
@@ -140,7 +140,7 @@ class Views:
         """Splits an axis into its indices: views with one node, which stacks their gradients."""
         axis, input_shape, dtype = axis % len(x.shape), x.shape, x.dtype
         shape, strides = (*input_shape[:axis], *input_shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
-        parts = [x.view(shape, strides) for _ in range(input_shape[axis])]
+        views = [x.view(shape, strides) for _ in range(input_shape[axis])]
 
         def stacked(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
             """Stacks the gradients of the views."""
@@ -149,13 +149,13 @@ class Views:
             del zero_gradients
             return (stacked_gradient,)
 
-        record_all(self.graph, "unbind", (x,), parts, stacked if len(parts) > 1 else lambda g, _: stacked([g], _))
-        return parts
+        record_all(self.graph, "unbind", (x,), views, stacked if len(views) > 1 else lambda g, _: stacked([g], _))
+        return views
 
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def clone(self, x: Tensor) -> Tensor:
-        """A dense copy."""
+        """Returns a dense copy."""
         return record(self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype), lambda g, _: (g,))
 
     def copy(self, x: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class Views:
         return x if x.is_contiguous else self.clone(x)
 
     def to(self, x: Tensor, dtype: Dtype) -> Tensor:
-        """Casts to another number format; returns the tensor itself if it already has it."""
+        """Casts to another number format; returns the tensor itself if it has that format already."""
         if x.dtype is dtype:
             return x
         copy = self.graph.new(x.shape, dtype, self._preserved_strides(x))
@@ -190,8 +190,8 @@ class Views:
         for x in xs[1:]:
             dtype = promoted_dtype(dtype, x.dtype)
         shapes = [x.shape for x in xs]
-        concatenated = self.graph.new((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
-        return record(self.graph, "cat", xs, concatenated, lambda g, _: [g.view(s, g.strides) for s in shapes])
+        result = self.graph.new((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
+        return record(self.graph, "cat", xs, result, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Stacks tensors along a new axis; their gradients are views of one tensor."""
@@ -203,11 +203,11 @@ class Views:
         """Pads the end of an axis with zeros, up to a size."""
         axis = axis % len(x.shape)
         input_shape = x.shape
-        padded = self.graph.new((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.dtype)
-        return record(self.graph, "pad", (x,), padded, lambda g, _: (self.graph.new(input_shape, g.dtype),))
+        padded_x = self.graph.new((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.dtype)
+        return record(self.graph, "pad", (x,), padded_x, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
-        """Writes x into a part of `base`, which may not be used afterwards (`CopySlices`)."""
+        """Writes x into a part of `base`, which no later operation may use (`CopySlices`)."""
         shape, strides, part_shape = base.shape, base.strides, x.shape
 
         def backward(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
@@ -220,20 +220,20 @@ class Views:
         result = Tensor(shape, base.dtype, base.storage, strides)
         return record(self.graph, "CopySlices", (base, x), result, backward)
 
-    def repeat_interleave(self, x: Tensor, times: Number, axis: int) -> Tensor:
+    def repeat_interleave(self, x: Tensor, repeats: Number, axis: int) -> Tensor:
         """Repeats every index of an axis."""
-        expanded = self.unsqueeze(x, axis + 1)
-        expanded = self.expand(expanded, (*expanded.shape[: axis + 1], times, *expanded.shape[axis + 2 :]))
-        return self.flatten(self.clone(expanded), axis, axis + 1)
+        expanded_x = self.unsqueeze(x, axis + 1)
+        expanded_x = self.expand(expanded_x, (*expanded_x.shape[: axis + 1], repeats, *expanded_x.shape[axis + 2 :]))
+        return self.flatten(self.clone(expanded_x), axis, axis + 1)
 
-    def repeat(self, x: Tensor, times: Number, axis: int) -> Tensor:
-        """Copies of an axis, one after another."""
+    def repeat(self, x: Tensor, repeats: Number, axis: int) -> Tensor:
+        """Returns copies of an axis, concatenated."""
         axis, input_shape = axis % len(x.shape), x.shape
-        shape = (*input_shape[:axis], times * input_shape[axis], *input_shape[axis + 1 :])
-        repeated = self.graph.new(shape, x.dtype)
-        if is_size_one(times):
-            return record(self.graph, "repeat", (x,), repeated, lambda g, _: (g,))
-        return record(self.graph, "repeat", (x,), repeated, lambda g, _: (self.graph.new(input_shape, g.dtype),))
+        shape = (*input_shape[:axis], repeats * input_shape[axis], *input_shape[axis + 1 :])
+        repeated_x = self.graph.new(shape, x.dtype)
+        if is_size_one(repeats):
+            return record(self.graph, "repeat", (x,), repeated_x, lambda g, _: (g,))
+        return record(self.graph, "repeat", (x,), repeated_x, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
 
 def result_type(*xs: Tensor) -> Dtype:

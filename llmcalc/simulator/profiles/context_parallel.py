@@ -34,7 +34,7 @@ ROWS = 2
 
 @dataclass(frozen=True)
 class Ring:
-    """The ranks that share a sequence.
+    """The ranks of a context-parallel group, each of which has a part of the sequence.
 
     ranks: how many they are. rank: which of them this one is. gathers: whether all keys and values come at once
     (`allgather`), else in a ring (`alltoall`).
@@ -52,11 +52,11 @@ def ring_of(layout: Layout, rank: int) -> Ring | None:
 
 def part_of_sequence(layout: Layout, seq: int) -> int:
     """Returns the number of tokens of a sequence on one rank. Raises `InputError` where torch fails."""
-    parts = CHUNKS * layout.cp
+    chunks = CHUNKS * layout.cp
     if layout.cp > 1 and layout.cp_comm == "a2a":
         raise InputError("--cp-comm a2a: torch exchanges keys and values in a ring or all at once; expected p2p")
-    if layout.cp > 1 and seq % parts:
-        nearest_length = max(parts, seq - seq % parts)
+    if layout.cp > 1 and seq % chunks:
+        nearest_length = max(chunks, seq - seq % chunks)
         raise InputError(
             f"--seq {seq}: each rank of --cp {layout.cp} has {CHUNKS} parts of it; expected {nearest_length}"
         )
@@ -69,7 +69,7 @@ class RingAttention(Eager):
     ring: Ring | None = None
 
     def do_repeat(self, step: Step) -> None:
-        """Repeats key heads for all of their queries, as torchtitan does (`repeat_kv`)."""
+        """Repeats key heads for all of their query heads, as torchtitan does (`repeat_kv`)."""
         if self.ring is None:
             super().do_repeat(step)
         elif step.options["tiled"]:
@@ -81,8 +81,8 @@ class RingAttention(Eager):
     def attention_AttentionCore(self, step: Step) -> None:
         if self.ring is not None:
             crossing = step.ins[1].rows != step.ins[0].rows
-            limited = step.options.get("window") is not None or step.options.get("chunk") is not None
-            if self.choices.attention not in ("flash", "sdpa") or crossing or limited or not step.options["causal"]:
+            has_window = step.options.get("window") is not None or step.options.get("chunk") is not None
+            if self.choices.attention not in ("flash", "sdpa") or crossing or has_window or not step.options["causal"]:
                 raise self.unsupported(
                     f"--cp {self.ring.ranks} takes causal attention without a window in flash kernels", step.name
                 )
@@ -124,7 +124,7 @@ class RingAttention(Eager):
 
 
 class Rotater:
-    """The exchange of keys and values in a ring. gathers: whether by an all-gather."""
+    """The exchange of keys and values between ranks. gathers: whether by an all-gather."""
 
     def __init__(self, graph: Graph, ranks: int, gathers: bool) -> None:
         self.graph: Graph = graph
@@ -146,7 +146,7 @@ class Rotater:
 
 
 class Merger:
-    """Joins the outputs of ring rounds in float32 (`_SDPAMerger`)."""
+    """Merges the outputs of ring attention's rounds in float32 (`_SDPAMerger`)."""
 
     def __init__(self, t: Aten) -> None:
         self.t = t
@@ -166,7 +166,7 @@ class Merger:
             return
         lse = half(t, self.lse) if is_partial else self.lse
         out = half(t, self.out) if is_partial else self.out
-        out = t.like(out, self._weigh(out, lse, block_out, block_lse))
+        out = t.like(out, self._merge_weights(out, lse, block_out, block_lse))
         lse = t.like(lse, t.like(t.like(lse, block_lse)))
         if is_partial:
             self.lse = partial_update(t, self.lse)
@@ -174,7 +174,7 @@ class Merger:
         else:
             self.lse, self.out = lse, out
 
-    def _weigh(self, out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
+    def _merge_weights(self, out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
         t = self.t
         weight = t.like(t.like(block_lse, lse))
         return t.like(weight, t.like(out, block_out))
@@ -188,23 +188,23 @@ class Merger:
 
 
 def half(t: Aten, x: Tensor) -> Tensor:
-    """Returns one half of a rank's rows."""
+    """Returns one half of the rows of this rank's tensor."""
     return t.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 
 def partial_update(t: Aten, original: Tensor) -> Tensor:
     """Returns a copy with one part replaced, or adds to that part in place (`_partial_update`)."""
-    parts = [half(t, original)] * CHUNKS
-    return t.cat(parts, ROWS)
+    halves = [half(t, original)] * CHUNKS
+    return t.cat(halves, ROWS)
 
 
 class Kernels:
     """Ring attention, forward and backward. spare: whether allocations equal those on a GPU."""
 
-    def __init__(self, graph: Graph, ring: Ring, spare: bool) -> None:
+    def __init__(self, graph: Graph, ring: Ring, allocates_workspace: bool) -> None:
         self.graph: Graph = graph
         self.ring: Ring = ring
-        self.spare: bool = spare
+        self.spare: bool = allocates_workspace
         self.t: Aten = Aten(graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -227,16 +227,16 @@ class Kernels:
                 q, _k, _v, is_partial = query, half(t, key), half(t, value), False
             else:
                 q, _k, _v, is_partial = half(t, query), key, value, True
-            out, logsumexp, *other_outputs = self._op(q)
+            out, logsumexp, *other_outputs = self._flash_forward(q)
             sdpa_merger.step(out, logsumexp, is_partial)
         seed, offset = other_outputs
         return *sdpa_merger.results(), seed, offset
 
-    def _op(self, q: Tensor) -> list[Tensor]:
+    def _flash_forward(self, q: Tensor) -> list[Tensor]:
         """Runs `_scaled_dot_product_flash_attention`."""
-        new = self.graph.new
-        out = new(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
-        return [out, new(q.shape[:-1], FLOAT32), new((2,), INT64), new((), INT64)]
+        allocate = self.graph.new
+        out = allocate(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
+        return [out, allocate(q.shape[:-1], FLOAT32), allocate((2,), INT64), allocate((), INT64)]
 
     def backward(
         self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor
@@ -259,7 +259,7 @@ class Kernels:
             elif i <= rank:
                 q, k, v, _lse = query, half(t, key), half(t, value), logsumexp
             else:
-                q, k, v, _lse = half(t, query), key, value, self._half(logsumexp)
+                q, k, v, _lse = half(t, query), key, value, self._second_half(logsumexp)
             _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
             if i > 0:
                 next_grad_kv = dkv_rotater.next_buffer(grad_key)
@@ -284,7 +284,7 @@ class Kernels:
             del fp32_query_gradient, logsumexp
         return gradients
 
-    def _half(self, logsumexp: Tensor) -> Tensor:
+    def _second_half(self, logsumexp: Tensor) -> Tensor:
         """Copies the second half of the logsumexp."""
         return self.t.contiguous(self.t.slice(logsumexp, logsumexp.shape[ROWS] // CHUNKS, ROWS))
 

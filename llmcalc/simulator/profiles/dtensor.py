@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 @dataclass
 class Recurrence:
-    """A module that runs as one kernel. last: its output projection. summed: whether its output has been reduced."""
+    """A module that one kernel runs. last: its output projection. summed: whether its output has been reduced."""
 
     last: Step
     summed: bool = True
@@ -135,7 +135,7 @@ class Divided(Eager):
                 raise InputError(f"--sequence-parallel: {name}: {reason}; expected no --sequence-parallel")
 
     def is_by_tokens(self, value: Value) -> bool:
-        """Whether a value is sharded by tokens."""
+        """Whether a value is sharded by tokens over the tensor-parallel ranks."""
         return self.places is not None and self.places.placement(value) == "rows"
 
     def shape(self, value: Value) -> Shape:
@@ -166,11 +166,11 @@ class Divided(Eager):
         batch, rows, *row_shape = x.shape
         shape, dtype = (batch, rows * self.tokens, *row_shape), FLOAT8 if in_float8 else x.dtype
         sent_part = self.graph.new(x.shape, dtype) if in_float8 else x
-        gathered = self.graph.new((batch * self.tokens, rows, *row_shape), dtype)
+        gathered_x = self.graph.new((batch * self.tokens, rows, *row_shape), dtype)
         del sent_part
-        self.record_message("all_gather", gathered.bytes)
+        self.record_message("all_gather", gathered_x.bytes)
         in_place = is_size_one(batch) and (self.in_products or not self.copies_gathered)
-        storage = gathered.storage if in_place else self.graph.new(shape, dtype).storage
+        storage = gathered_x.storage if in_place else self.graph.new(shape, dtype).storage
         return Tensor(shape, x.dtype, storage)
 
     @property
@@ -183,7 +183,10 @@ class Divided(Eager):
         return False
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
-        """Runs `funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is a product."""
+        """Runs `funcol.reduce_scatter_single`: the sum over ranks of this rank's tokens.
+
+        product: whether x is a product.
+        """
         batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
         results = self.graph.results
@@ -205,14 +208,14 @@ class Divided(Eager):
             return record(self.graph, "redistribute", [out], self.all_reduce(out), self._all_reduce_gradient)
         return self._sum_of_ranks(step, out, bias is not None)
 
-    def _sum_of_ranks(self, step: Step, out: Tensor, biased: bool) -> Tensor:
+    def _sum_of_ranks(self, step: Step, out: Tensor, has_bias: bool) -> Tensor:
         """Reduces a product over ranks; with sharded tokens by a reduce-scatter."""
         if self.tokens == 1:
             return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
-        if biased:
+        if has_bias:
             raise self.unsupported("--sequence-parallel: a bias beside a sum over ranks is not modelled", step.name)
-        in_float8, reduced = self.gathers_in_8_bits(step), self.reduce_scatter(out, product=True)
-        return record(self.graph, "redistribute", [out], reduced, lambda g, _: [self.all_gather(g, in_float8)])
+        in_float8, reduced_output = self.gathers_in_8_bits(step), self.reduce_scatter(out, product=True)
+        return record(self.graph, "redistribute", [out], reduced_output, lambda g, _: [self.all_gather(g, in_float8)])
 
     def do_linear(self, step: Step) -> None:
         super().do_linear(step)
@@ -227,25 +230,25 @@ class Divided(Eager):
         axis = next((axis for axis in flat_axes(value.axes) if isinstance(axis, Shard)), None)
         if axis is None or axis.degree == 1:
             return logits
-        new, (*rows, width), vocabulary_size = self.graph.new, logits.shape, axis.full_size
+        allocate, (*rows, width), vocabulary_size = self.graph.new, logits.shape, axis.full_size
         per_rank = ceil_div(vocabulary_size, axis.degree)
-        local_tensor = logits if width == per_rank else new((*rows, per_rank), logits.dtype)
-        gathered = new((rows[0] * axis.degree, *rows[1:], per_rank), logits.dtype)
-        self.record_message("all_gather", gathered.bytes)
-        result = new((*rows, per_rank * axis.degree), logits.dtype)
-        del gathered
+        local_tensor = logits if width == per_rank else allocate((*rows, per_rank), logits.dtype)
+        gathered_logits = allocate((rows[0] * axis.degree, *rows[1:], per_rank), logits.dtype)
+        self.record_message("all_gather", gathered_logits.bytes)
+        result = allocate((*rows, per_rank * axis.degree), logits.dtype)
+        del gathered_logits
         if per_rank * axis.degree != vocabulary_size:
-            result = new((*rows, vocabulary_size), logits.dtype)
+            result = allocate((*rows, vocabulary_size), logits.dtype)
         del local_tensor
         shape = logits.shape
-        return record(self.graph, "redistribute", [logits], result, lambda g, _: [new(shape, g.dtype)])
+        return record(self.graph, "redistribute", [logits], result, lambda g, _: [allocate(shape, g.dtype)])
 
     def step(self, step: Step) -> None:
         if step.weight is not None and step.ins and is_divided(step.outs[0].axes) and not self.missing(step.ins[0]):
-            self._enter(step)
+            self._enter_parallel_region(step)
         super().step(step)
 
-    def _enter(self, step: Step) -> None:
+    def _enter_parallel_region(self, step: Step) -> None:
         """Adds the gradients of all products that read x, and then sums them over ranks (`PrepareModuleInput`)."""
         value = step.ins[0]
         if is_divided(value.axes):
@@ -304,7 +307,7 @@ class Divided(Eager):
         """Runs a published module between the gathering of its input and the reduction of its output."""
         for step in module_steps(scope):
             if step.weight is not None and step.ins[:1] == (scope.reads,) and is_divided(step.outs[0].axes):
-                self._enter(step)
+                self._enter_parallel_region(step)
 
         def summed(steps: Steps, x: Tensor) -> Tensor:
             self.recurrence = recurrence = Recurrence(steps.all[-1])
@@ -335,8 +338,8 @@ class Divided(Eager):
 
     def look_up_rows(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Looks up rows of a table sharded by rows (`RowwiseParallel` of an embedding)."""
-        weighed = () if step.weight is None else (*flat_axes(step.weight.ins), *flat_axes(step.weight.out))
-        rows = [axis for axis in weighed if isinstance(axis, Shard) and axis.name == "vocab"]
+        weight_axes = () if step.weight is None else (*flat_axes(step.weight.ins), *flat_axes(step.weight.out))
+        rows = [axis for axis in weight_axes if isinstance(axis, Shard) and axis.name == "vocab"]
         if not rows or rows[0].degree == 1:
             return super().look_up_rows(step, weight, index)
         vocabulary_size, width = rows[0].full_size, weight.shape[1]
@@ -367,12 +370,12 @@ class Divided(Eager):
 
         Returns them with the indices relative to this rank's first row.
         """
-        new = self.graph.new
-        below_shard, above_shard = new(tensor.shape, BOOL), new(tensor.shape, BOOL)
-        mask = new(tensor.shape, BOOL)
+        allocate = self.graph.new
+        below_shard, above_shard = allocate(tensor.shape, BOOL), allocate(tensor.shape, BOOL)
+        mask = allocate(tensor.shape, BOOL)
         del below_shard, above_shard
-        clone = new(tensor.shape, INT64)
-        masked_tensor = new(tensor.shape, INT64)
+        clone = allocate(tensor.shape, INT64)
+        masked_tensor = allocate(tensor.shape, INT64)
         del clone
         return mask, masked_tensor
 
@@ -393,59 +396,59 @@ class Divided(Eager):
         return record(self.graph, "nll_loss", [logs], result, backward, logs, labels, total_weight)
 
     def _log_softmax(self, x: Tensor) -> Tensor:
-        new, row_shape = self.graph.new, (*x.shape[:-1], 1)
-        x_max = new(row_shape, x.dtype)
+        allocate, row_shape = self.graph.new, (*x.shape[:-1], 1)
+        x_max = allocate(row_shape, x.dtype)
         x_max = self.all_reduce(x_max)
-        shifted = new(x.shape, x.dtype)
-        exp = new(x.shape, x.dtype)
-        shifted_sumexp = new(row_shape, x.dtype)
+        shifted_x = allocate(x.shape, x.dtype)
+        exp = allocate(x.shape, x.dtype)
+        shifted_sumexp = allocate(row_shape, x.dtype)
         del exp
         shifted_sumexp = self.all_reduce(shifted_sumexp)
-        _shifted_logsumexp = new(row_shape, x.dtype)
-        result = new(x.shape, x.dtype)
-        del shifted
+        _shifted_logsumexp = allocate(row_shape, x.dtype)
+        result = allocate(x.shape, x.dtype)
+        del shifted_x
         return result
 
     def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        new, (tokens, _) = self.graph.new, x.shape
+        allocate, (tokens, _) = self.graph.new, x.shape
         _safe_target = self._zero_where_ignored((tokens,), INT64)
         mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
-        result_partial = new((tokens, 1), x.dtype)
+        result_partial = allocate((tokens, 1), x.dtype)
         del mask
         _result_reduced = self.all_reduce(result_partial)
-        result = new((tokens,), x.dtype)
+        result = allocate((tokens,), x.dtype)
         result = self._zero_where_ignored((tokens,), x.dtype)
-        is_not_ignored = new((tokens,), BOOL)
-        count = new((), INT64)
+        is_not_ignored = allocate((tokens,), BOOL)
+        count = allocate((), INT64)
         del is_not_ignored
-        total_weight = new((), x.dtype)
+        total_weight = allocate((), x.dtype)
         del count
-        loss_sum = new((), x.dtype)
-        mean = new((), x.dtype)
+        loss_sum = allocate((), x.dtype)
+        mean = allocate((), x.dtype)
         del loss_sum
         result = mean
         return result, total_weight
 
     def _zero_where_ignored(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Replaces ignored labels by zero: `torch.where(target != ignore_index, …, 0)`."""
-        _known = self.graph.new(shape, BOOL)
+        _mask = self.graph.new(shape, BOOL)
         return self.graph.new(shape, dtype)
 
     def _nll_loss_and_log_softmax_backward(self, x: Tensor) -> Tensor:
-        new, (tokens, _) = self.graph.new, x.shape
-        grad_output = new((), x.dtype)
+        allocate, (tokens, _) = self.graph.new, x.shape
+        grad_output = allocate((), x.dtype)
         _safe_target = self._zero_where_ignored((tokens, 1), INT64)
-        _grad_input = new(x.shape, x.dtype)
+        _grad_input = allocate(x.shape, x.dtype)
         _mask, _masked_safe_target = self._mask_tensor(new_view((tokens,), _safe_target))
-        as_numbers = new((tokens,), x.dtype)
-        _grad_update = new((tokens,), x.dtype)
+        as_numbers = allocate((tokens,), x.dtype)
+        _grad_update = allocate((tokens,), x.dtype)
         del as_numbers
-        _arange_1d = new((tokens,), INT64)
+        _arange_1d = allocate((tokens,), INT64)
         grad_output = self._zero_where_ignored((tokens, 1), x.dtype)
-        exp = new(x.shape, x.dtype)
-        _sum = new(x.shape, x.dtype)
+        exp = allocate(x.shape, x.dtype)
+        _sum = allocate(x.shape, x.dtype)
         del exp
-        out = new(x.shape, x.dtype)
+        out = allocate(x.shape, x.dtype)
         del _sum, grad_output
         return out
 

@@ -1,4 +1,4 @@
-"""Published kernels of libraries: the tensors that they save, and those they allocate temporarily.
+"""Published kernels of libraries: the tensors that the kernels save, and the tensors that they allocate temporarily.
 
 A file for each library. `KERNELS` says where each kernel comes from and how its memory is known.
 
@@ -22,7 +22,7 @@ untested: it was compared with nothing: the default of a kernel that states no o
 
 @dataclass(frozen=True)
 class Library:
-    """A published library. commit: the version whose code is followed."""
+    """A published library. commit: the version whose code llmcalc follows."""
 
     name: str
     repository: str
@@ -31,7 +31,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A published kernel: its library, source file and witness.
+    """A published kernel with its library, source file and verification witness.
 
     name: its name in the library. library: the name of the library. where: its file and class.
     known: how its memory is known. note: what else a reader should know.

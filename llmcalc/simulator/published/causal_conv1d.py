@@ -22,7 +22,10 @@ def causal_conv1d_fwd(t: Aten, x: Tensor) -> Tensor:
 def causal_conv1d_bwd(
     t: Aten, x: Tensor, weight: Tensor, bias: Optional, dout: Tensor, dx: Optional = None
 ) -> tuple[Tensor, Tensor, Optional]:
-    """Runs cpp_functions.py:113. Returns the gradients of x (in `dx`, if there is one), weight and bias."""
+    """Runs cpp_functions.py:113. Returns the gradients of x, weight and bias.
+
+    dx: the tensor for x's gradient, if allocated.
+    """
     if dx is None:
         dx = t.like(x)
     dweight = t.like(weight, dtype=FLOAT32)
@@ -35,7 +38,7 @@ def causal_conv1d_bwd(
 
 
 def _copy_to_strides(t: Aten, x: Tensor, dout: Tensor) -> None:
-    """Copies a gradient whose strides differ from x's (causal_conv1d.cpp, `causal_conv1d_bwd`)."""
+    """Copies a gradient whose strides differ from x's strides (causal_conv1d.cpp, `causal_conv1d_bwd`)."""
     channels_last = is_size_one(x.strides[1]) and not is_size_one(x.strides[2])
     if not is_size_one(dout.strides[1] if channels_last else dout.strides[2]):
         t.clone(dout)
@@ -56,5 +59,5 @@ def causal_conv1d_fn(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None) 
         return causal_conv1d_bwd(t, x, weight, bias, dout)
 
     with graph.no_grad():
-        dense, out = forward(x)
-    return record_function(graph, "CausalConv1dFn", (x, weight, bias), out, backward, (dense, weight, bias))
+        dense_x, out = forward(x)
+    return record_function(graph, "CausalConv1dFn", (x, weight, bias), out, backward, (dense_x, weight, bias))

@@ -32,16 +32,16 @@ def tile(size: Number, accelerator: Accelerator) -> int:
 # --- the short convolution -------------------------------------------------------------------------------------------
 
 
-def causal_conv1d(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None, activated: bool = True) -> Tensor:
+def causal_conv1d(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None, has_activation: bool = True) -> Tensor:
     """Runs fla/modules/conv/triton/ops.py:357 (`CausalConv1dFunction`). x: [B, T, channels]; weight: [channels, width].
 
-    activated: whether SiLU follows, inside the kernel.
+    has_activation: whether SiLU follows, inside the kernel.
     """
     graph = t.graph
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Optional) -> Sequence[Gradient]:
         chunks = x.shape[0] * ceil_div(x.shape[1], CHUNK)
-        _y = t.new(x.shape, x.dtype) if activated else None
+        _y = t.new(x.shape, x.dtype) if has_activation else None
         dx = t.like(x)
         dw = t.new((chunks, *weight.shape), FLOAT32)
         db = None if bias is None else t.new((chunks, *bias.shape), FLOAT32)
@@ -51,9 +51,9 @@ def causal_conv1d(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None, act
         return dx, dw, db
 
     with graph.no_grad():
-        dense = t.contiguous(weight)
+        dense_weight = t.contiguous(weight)
         y = t.new(x.shape, x.dtype)
-    return record_function(graph, "CausalConv1dFunction", (x, weight, bias), y, backward, (x, dense, bias))
+    return record_function(graph, "CausalConv1dFunction", (x, weight, bias), y, backward, (x, dense_weight, bias))
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------
@@ -87,12 +87,12 @@ def layer_norm_gated(
         return t.reshape(dx, shape), t.reshape(dg, shape), dw, db
 
     with graph.no_grad():
-        flat, gate = rows(t.contiguous(x)), rows(t.contiguous(g))
-        y = t.like(flat)
-        mean = None if bias is None else t.new((flat.shape[0],), FLOAT32)
-        rstd = t.new((flat.shape[0],), FLOAT32)
+        flat_x, gate = rows(t.contiguous(x)), rows(t.contiguous(g))
+        y = t.like(flat_x)
+        mean = None if bias is None else t.new((flat_x.shape[0],), FLOAT32)
+        rstd = t.new((flat_x.shape[0],), FLOAT32)
         y = t.reshape(y, shape)
-    saves = flat, gate, weight, bias, mean, rstd
+    saves = flat_x, gate, weight, bias, mean, rstd
     return record_function(graph, "LayerNormGatedFunction", (x, g, weight, bias), y, backward, saves)
 
 
@@ -258,9 +258,22 @@ def chunk_gated_delta_rule(
         return dq, dk, dv, t.to(dg, g.dtype), db, da, dbias
 
     with graph.no_grad():
-        dense = [t.contiguous(x) for x in (q, k, v, g, beta)]
-        o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(t, *dense)
-    saves = q_unit, q_rstd, k_unit, k_rstd, dense[2], g_sum, dense[4], beta_open, a, dense[3], a_log, dt_bias
+        dense_inputs = [t.contiguous(x) for x in (q, k, v, g, beta)]
+        o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(t, *dense_inputs)
+    saves = (
+        q_unit,
+        q_rstd,
+        k_unit,
+        k_rstd,
+        dense_inputs[2],
+        g_sum,
+        dense_inputs[4],
+        beta_open,
+        a,
+        dense_inputs[3],
+        a_log,
+        dt_bias,
+    )
     return record_function(graph, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saves)
 
 
@@ -289,7 +302,7 @@ def l2norm(t: Aten, x: Tensor) -> Tensor:
     graph = t.graph
 
     def backward(dy: Tensor, y: Tensor, rstd: Tensor) -> Sequence[Gradient]:
-        _dense = t.contiguous(dy)
+        _dense_gradient = t.contiguous(dy)
         return (t.like(y),)
 
     with graph.no_grad():
@@ -410,8 +423,8 @@ def chunk_kda(
         return dq, dk, dv, dg, db, da, dbias
 
     with graph.no_grad():
-        dense = [t.contiguous(x) for x in (q, k, v, g, beta)]
-        o, q_unit, q_rstd, k_unit, k_rstd, beta_open, aqk, akk = _kda_fwd(t, *dense)
-    saved = dense[3], dense[4], beta_open, a_log, dt_bias, aqk, akk
-    saves = q_unit, q_rstd, k_unit, k_rstd, dense[2], *saved
+        dense_inputs = [t.contiguous(x) for x in (q, k, v, g, beta)]
+        o, q_unit, q_rstd, k_unit, k_rstd, beta_open, aqk, akk = _kda_fwd(t, *dense_inputs)
+    saved_inputs = dense_inputs[3], dense_inputs[4], beta_open, a_log, dt_bias, aqk, akk
+    saves = q_unit, q_rstd, k_unit, k_rstd, dense_inputs[2], *saved_inputs
     return record_function(graph, "ChunkKDAFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saves)

@@ -1,4 +1,4 @@
-"""Shared parts of published kernels: an autograd.Function as one node, and the device that sizes workspaces."""
+"""An autograd.Function of a published kernel as one node, and the properties of a device that size workspaces."""
 
 from __future__ import annotations
 

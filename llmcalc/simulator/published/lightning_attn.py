@@ -19,9 +19,9 @@ WIDEST = 128
 def lightning_attn_func(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     """Runs lightning_attn_interface.py:16. slopes: the decay of each head."""
     size, width = q.shape[-1], v.shape[-1]
-    padded = power_of_two(width)
-    if padded != width:
-        v = t.pad(v, padded)
+    padded_width = power_of_two(width)
+    if padded_width != width:
+        v = t.pad(v, padded_width)
     if size <= WIDEST:
         o = lightning_attn2(t, q, k, v, slopes)
     else:
@@ -30,7 +30,7 @@ def lightning_attn_func(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor
         o = t.add_number(o)  # 0 + o
         for _ in range(1, size // value_block):
             o = t.add_to(o, lightning_attn2(t, t.slice(q, value_block), t.slice(k, value_block), v, slopes))
-    return t.slice(o, width) if padded != width else o
+    return t.slice(o, width) if padded_width != width else o
 
 
 def lightning_attn2(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
@@ -42,6 +42,6 @@ def lightning_attn2(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) ->
         return t.like(q), t.like(k), t.like(v), None
 
     with graph.no_grad():
-        dense = [t.contiguous(x) for x in (q, k, v, slopes)]
+        dense_inputs = [t.contiguous(x) for x in (q, k, v, slopes)]
         o = t.new((*q.shape[:3], v.shape[-1]), q.dtype)
-    return record_function(graph, "LightningAttention2", (q, k, v, slopes), o, backward, dense)
+    return record_function(graph, "LightningAttention2", (q, k, v, slopes), o, backward, dense_inputs)

@@ -91,7 +91,7 @@ def _scan_bwd(
 
 
 def selective_scan_fn(t: Aten, *xs: Any) -> Tensor:
-    """Runs `selective_scan_with_states` without the states."""
+    """Runs `selective_scan_with_states` and returns the output without the states."""
     return selective_scan_with_states(t, *xs)[0]
 
 
@@ -113,12 +113,12 @@ def selective_scan_with_states(
 
     Returns the output, and the states between chunks, of which the last one is a view.
     """
-    graph, grouped = t.graph, len(b.shape) == 4
+    graph, has_groups = t.graph, len(b.shape) == 4
 
     def forward(u: Tensor, delta: Tensor, b: Tensor, c: Tensor, z: Optional) -> tuple[Optional, ...]:
-        u, delta, b, c = (_along(t, x, -1) for x in (u, delta, b, c))
-        z = None if z is None else _along(t, z, -1)
-        if not grouped:
+        u, delta, b, c = (_contiguous_along(t, x, -1) for x in (u, delta, b, c))
+        z = None if z is None else _contiguous_along(t, z, -1)
+        if not has_groups:
             b, c = t.unsqueeze(b, 1), t.unsqueeze(c, 1)
         out, states, out_z = _scan_fwd(t, u, delta, a, z)
         if z is None:
@@ -141,7 +141,7 @@ def selective_scan_with_states(
         if not is_size_one(dout.strides[-1]):
             dout = t.contiguous(dout)
         du, ddelta, da, db, dc, dd, dbias, dz, _ = _scan_bwd(t, u, delta, a, b, c, d, z, delta_bias, out)
-        if not grouped:
+        if not has_groups:
             db, dc = t.select(db, 1), t.select(dc, 1)
         return du, ddelta, da, db, dc, dd, dz, dbias
 
@@ -154,15 +154,15 @@ def selective_scan_with_states(
     return out, states
 
 
-def _delta(t: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
+def _delta_of(t: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
     """Computes `rearrange(delta_proj_weight @ x_dbl[:, :delta_rank].t(), "d (b l) -> b d l")`."""
     return split_tokens(t, t.mm(weight, t.transpose(t.slice(x_dbl, weight.shape[1]), 0, 1)), batch)
 
 
-def _dense(t: Aten, x_dbl: Tensor, state: Number, batch: Number) -> Tensor:
+def _dense_of(t: Aten, x_dbl: Tensor, state: Number, batch: Number) -> Tensor:
     """Computes `rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
-    dense = t.unflatten(t.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
-    return t.contiguous(t.transpose(t.unsqueeze(dense, 1), 2, 3))
+    dense_state = t.unflatten(t.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
+    return t.contiguous(t.transpose(t.unsqueeze(dense_state, 1), 2, 3))
 
 
 def mamba_inner_fn(
@@ -192,9 +192,9 @@ def mamba_inner_fn(
         conv1d_out: Optional = causal_conv1d_fwd(t, x)
         assert conv1d_out is not None
         x_dbl = t.linear(tokens_first(t, conv1d_out), x_proj_weight)
-        delta: Optional = _delta(t, x_dbl, delta_proj_weight, batch)
+        delta: Optional = _delta_of(t, x_dbl, delta_proj_weight, batch)
         assert delta is not None
-        b, c = _dense(t, x_dbl, state, batch), _dense(t, x_dbl, state, batch)
+        b, c = _dense_of(t, x_dbl, state, batch), _dense_of(t, x_dbl, state, batch)
         out, states, out_z = _scan_fwd(t, conv1d_out, delta, a, z)
         conv1d_out = delta = None
         assert out_z is not None
@@ -220,9 +220,9 @@ def mamba_inner_fn(
     ) -> Sequence[Gradient]:
         batch = xz.shape[0]
         x, z = split_halves(t, xz)
-        dout = _along(t, dout, -1)
+        dout = _contiguous_along(t, dout, -1)
         conv1d_out = causal_conv1d_fwd(t, x)
-        delta = _delta(t, x_dbl, delta_proj_weight, batch)
+        delta = _delta_of(t, x_dbl, delta_proj_weight, batch)
         dxz = t.like(xz)
         dx, dz = split_halves(t, dxz)
         dout = t.reshape(t.transpose(t.transpose(dout, 1, 2), 0, 1), (dout.shape[2], dout.shape[0] * dout.shape[1]))
@@ -231,9 +231,9 @@ def mamba_inner_fn(
             t, conv1d_out, delta, a, b, c, d, z, delta_bias, out, dz, True
         )
         assert out_z is not None
-        flat = channels_first(t, out_z)
+        flat_output = channels_first(t, out_z)
         dout_proj_weight = t.new(out_proj_weight.shape, dout.dtype)
-        del flat
+        del flat_output
         dx_dbl = t.like(x_dbl)
         db = t.contiguous(tokens_first(t, t.select(db, 1)))
         del db  # copied into dx_dbl
@@ -243,9 +243,9 @@ def mamba_inner_fn(
         ddelta_proj_weight = t.new(delta_proj_weight.shape, ddelta.dtype)
         t.new((x_dbl.shape[0], rank), ddelta.dtype)  # einsum("dB,dr->Br"), copied into dx_dbl
         dconv1d_out = channels_first(t, dconv1d_out)
-        flat = tokens_first(t, conv1d_out)
+        flat_output = tokens_first(t, conv1d_out)
         dx_proj_weight = t.new(x_proj_weight.shape, dx_dbl.dtype)
-        del flat
+        del flat_output
         dconv1d_out = split_tokens(t, dconv1d_out, batch)
         dx, dconv1d_weight, dconv1d_bias = causal_conv1d_bwd(t, x, conv1d_weight, conv1d_bias, dconv1d_out, dx)
         return (
@@ -261,9 +261,9 @@ def mamba_inner_fn(
         )
 
     with graph.no_grad():
-        y, dense, x_dbl, b, c, states, out = forward(xz)
+        y, dense_inputs, x_dbl, b, c, states, out = forward(xz)
     weights = conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight
-    saves = dense, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight
+    saves = dense_inputs, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight
     return record_function(
         graph,
         "MambaInnerFn",
@@ -312,7 +312,7 @@ def _combined_fwd(
     Returns the gated output and the output before the gate (the same without a gate), Δ, the sums of log decays, the
     states and the last state.
     """
-    b, c = _along(t, b, -1), _along(t, c, -1)
+    b, c = _contiguous_along(t, b, -1), _contiguous_along(t, c, -1)
     x = x if is_size_one(x.strides[-1]) or is_size_one(x.strides[1]) else t.contiguous(x)
     if z is not None and not is_size_one(z.strides[-1]) and not is_size_one(z.strides[1]):
         z = t.contiguous(z)
@@ -325,7 +325,7 @@ def _combined_fwd(
     return out, out_x, dt, da_cumsum, states, final
 
 
-def _along(t: Aten, x: Tensor, axis: int) -> Tensor:
+def _contiguous_along(t: Aten, x: Tensor, axis: int) -> Tensor:
     """Copies a tensor unless an axis is contiguous."""
     return x if is_size_one(x.strides[axis]) else t.contiguous(x)
 
@@ -335,7 +335,7 @@ def by_size(t: Aten, size: Number, x: Tensor) -> Tensor:
     return t.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
 
 
-def _splits(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator) -> Number:
+def _split_count(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator) -> Number:
     """Returns the number of parts of a group's heads with which all multiprocessors work (ssd_chunk_scan.py:1485)."""
     batch, _, heads, _ = x.shape
     ratio = exact_div(heads, groups)
@@ -371,7 +371,7 @@ def _combined_bwd(
     """ssd_combined.py:402 (`_mamba_chunk_scan_combined_bwd`): the gradients of x, Δ, A, B, C, D, z and the bias of Δ,
     and the gated output again.
     """
-    dout = _along(t, dout, -1)
+    dout = _contiguous_along(t, dout, -1)
     batch, tokens, heads, dim = x.shape
     groups, state = b.shape[2], b.shape[3]
     chunks, chunk_blocks = ceil_div(tokens, chunk), ceil_div(chunk, 32)
@@ -394,7 +394,7 @@ def _combined_bwd(
     dstates = t.new((batch, chunks, heads, dim, state), states.dtype)
     dstates, _dda_chunk, states = _state_passing_bwd(t, states, dstates, x.dtype)
     dx, _ddt, dd_from_x = _dx(t, x, d, (batch, heads, chunks, chunk), dx)
-    splits = _splits(x, chunks, groups, accelerator)
+    splits = _split_count(x, chunks, groups, accelerator)
     dda_next = t.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
     _db = _sum_workspace(t, (batch, tokens, splits, groups, state), 2)
     dda_prev = t.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
@@ -426,7 +426,7 @@ def _state_passing_bwd(t: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> t
 
 
 def mamba_chunk_scan_combined(t: Aten, *xs: Any) -> Tensor:
-    """Runs `mamba_chunk_scan_with_state` without the state."""
+    """Runs `mamba_chunk_scan_with_state` and returns the output without the state."""
     return mamba_chunk_scan_with_state(t, *xs)[0]
 
 
@@ -478,7 +478,7 @@ def mamba_chunk_scan_with_state(
     return record_function(graph, "MambaChunkScanCombinedFn", ins, out, backward, saves), final
 
 
-def _linear(t: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
+def _linear_or_input(t: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
     """Computes x·Wᵀ + b; returns x without a weight."""
     return x if weight is None else t.linear(x, weight, bias)
 
@@ -527,11 +527,11 @@ def mamba_split_conv1d_scan_combined(
         if rmsnorm_weight is None:
             out, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, z)
             assert out_x is not None
-            return _linear(t, t.flatten(out, 2), outproj_weight, outproj_bias), out_x, None
+            return _linear_or_input(t, t.flatten(out, 2), outproj_weight, outproj_bias), out_x, None
         out_x, _, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, None)
         out, rstd = _layer_norm_fwd(t, t.flatten(t.flatten(out_x, 2), 0, 1), groups)
         out = t.unflatten(out, 0, zxbcdt.shape[:2])
-        return _linear(t, out, outproj_weight, outproj_bias), out_x, rstd
+        return _linear_or_input(t, out, outproj_weight, outproj_bias), out_x, rstd
 
     def backward(
         dout: Tensor,
@@ -558,7 +558,7 @@ def mamba_split_conv1d_scan_combined(
         z, dx, db, dc = by_size(t, dim, z), by_size(t, dim, dx), by_size(t, state, db), by_size(t, state, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else t.transpose(outproj_weight, 0, 1)
-        dout = by_size(t, dim, _linear(t, dout, outproj_transposed, None))
+        dout = by_size(t, dim, _linear_or_input(t, dout, outproj_transposed, None))
         drmsnorm_weight: Optional = None
         _recomputed_out: Optional = out_recompute
         if rmsnorm_weight is None:
@@ -626,15 +626,15 @@ def _dw(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Acceler
     """Computes the gradient of the weight, summed over all programs (layernorm_gated.py:306, in `_layer_norm_bwd`)."""
     warps = min(max(power_of_two(exact_div(x.shape[1], groups)) // 256, 1), 8)
     programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), groups)
-    parts = t.new((programs, x.shape[1]), FLOAT32)
-    return t.to(t.sum(parts, 0), weight.dtype)
+    partial_sums = t.new((programs, x.shape[1]), FLOAT32)
+    return t.to(t.sum(partial_sums, 0), weight.dtype)
 
 
 def _norm_bwd(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
     """Runs `_layer_norm_bwd` (layernorm_gated.py:272) with an allocated gradient of the gate. x: as in the scan."""
-    flat = t.flatten(t.flatten(x, 2), 0, 1)
-    dx = t.like(flat)
-    return dx, _dw(t, flat, weight, groups, accelerator)
+    flat_x = t.flatten(t.flatten(x, 2), 0, 1)
+    dx = t.like(flat_x)
+    return dx, _dw(t, flat_x, weight, groups, accelerator)
 
 
 def rmsnorm_fn(
@@ -647,7 +647,7 @@ def rmsnorm_fn(
     graph, shape = t.graph, x.shape
 
     def rows(x: Tensor) -> Tensor:
-        return _along(t, t.flatten(x, 0, -2), -1)
+        return _contiguous_along(t, t.flatten(x, 0, -2), -1)
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, z: Optional) -> Sequence[Gradient]:
         dy = rows(dy)
@@ -657,7 +657,7 @@ def rmsnorm_fn(
         return t.reshape(dx, shape), dw, None if dz is None else t.reshape(dz, shape)
 
     with graph.no_grad():
-        flat, gate = rows(x), None if z is None else rows(z)
-        y, rstd = _layer_norm_fwd(t, flat, groups)
+        flat_x, gate = rows(x), None if z is None else rows(z)
+        y, rstd = _layer_norm_fwd(t, flat_x, groups)
         y = t.reshape(y, shape)
-    return record_function(graph, "LayerNormFn", (x, weight, z), y, backward, (flat, weight, rstd, gate))
+    return record_function(graph, "LayerNormFn", (x, weight, z), y, backward, (flat_x, weight, rstd, gate))

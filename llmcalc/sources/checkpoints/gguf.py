@@ -90,15 +90,15 @@ def read_gguf(path: Path) -> Checkpoint:
         metadata: dict[str, Any] = {}
         arrays = _Arrays()
         for _ in range(pairs):
-            key = _string(r, "metadata key", LONGEST_NAME)
+            key = _read_text(r, "metadata key", LONGEST_NAME)
             if key in metadata:
                 raise InputError(f"{path}: two metadata entries are called {key[:80]}; not a GGUF file")
-            metadata[key] = _value(r, r.number("I", key), key, arrays)
+            metadata[key] = _read_value(r, r.number("I", key), key, arrays)
         tensors_by_name: dict[str, StoredTensor] = {}
         starts: list[int] = []
         first_at: dict[int, str] = {}
         for _ in range(tensors):
-            tensor, offset = _tensor(r)
+            tensor, offset = _read_tensor(r)
             if not tensor.name:
                 raise InputError(f"{path}: a tensor has no name; not a GGUF file")
             if tensor.name in tensors_by_name:
@@ -116,13 +116,13 @@ def read_gguf(path: Path) -> Checkpoint:
 
 
 class _Arrays:
-    """Counts the texts and lists in arrays of the metadata."""
+    """Counts the texts and lists in the arrays of a file's metadata, to bound them."""
 
     def __init__(self) -> None:
         self.elements = 0
 
     def add(self, r: BoundedReader, key: str, count: int) -> None:
-        """Adds `count` elements. Raises `InputError` for more than the file or the bound allows."""
+        """Adds `count` elements. Raises `InputError` for more elements than the file can hold or the bound allows."""
         if count > (r.size - r.at) // 8:  # each has its length before it
             raise InputError(
                 f"{r.where}: {key[:80]}: {count:,} elements in a file of {r.size:,} bytes; truncated or not a GGUF file"
@@ -135,8 +135,8 @@ class _Arrays:
             )
 
 
-def _string(r: BoundedReader, field: str, limit: int | None = None) -> str:
-    """Reads a text. limit: largest number of bytes; default the rest of the header's bound."""
+def _read_text(r: BoundedReader, field: str, limit: int | None = None) -> str:
+    """Reads a text. limit: the largest number of bytes; default the rest of the header's bound."""
     length = r.number("Q", field)
     if limit is not None and length > limit:
         raise InputError(
@@ -146,11 +146,11 @@ def _string(r: BoundedReader, field: str, limit: int | None = None) -> str:
     return r.take(length, field).decode("utf-8", "replace")
 
 
-def _value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
+def _read_value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
     if kind in SCALARS:
         return r.number(SCALARS[kind], key)
     if kind == STRING:
-        return _string(r, key)
+        return _read_text(r, key)
     if kind != ARRAY or depth > 4:
         raise InputError(f"{r.where}: {key[:80]}: metadata type {kind} is not known")
     element_type, count = r.number("I", key), r.number("Q", key)
@@ -163,18 +163,18 @@ def _value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 
         raise InputError(f"{r.where}: {key[:80]}: metadata type {element_type} is not known")
     arrays.add(r, key, count)
     if count <= LONGEST_KEPT:
-        return [_value(r, element_type, key, arrays, depth + 1) for _ in range(count)]
+        return [_read_value(r, element_type, key, arrays, depth + 1) for _ in range(count)]
     if element_type == STRING:
         r.skip_texts(count, key)
     else:
         for _ in range(count):
-            _value(r, element_type, key, arrays, depth + 1)
+            _read_value(r, element_type, key, arrays, depth + 1)
     return f"{count:,} values"
 
 
-def _tensor(r: BoundedReader) -> tuple[StoredTensor, int]:
-    """Reads a tensor and the offset of its data."""
-    name = _string(r, "tensor name", LONGEST_NAME)
+def _read_tensor(r: BoundedReader) -> tuple[StoredTensor, int]:
+    """Reads the entry of a tensor, and the offset of the tensor's data."""
+    name = _read_text(r, "tensor name", LONGEST_NAME)
     axes = r.number("I", name)
     if axes > 8:
         raise InputError(f"{r.where}: {name[:80]}: {axes} axes; not a GGUF file")

@@ -1,4 +1,4 @@
-"""The Hugging Face config that a GGUF file's metadata stands for, so that a file can be a TARGET.
+"""Converts a GGUF file's metadata to a Hugging Face config, so that a GGUF file can be a TARGET.
 
 Keys: gguf-py/gguf/constants.py. Values that the converter does not write are told from the tensors: whether the output
 is tied, whether projections have biases, whether experts are chosen with a correction.
@@ -50,7 +50,7 @@ MOST_LAYERS = 10_000
 _Config = dict[str, Any]
 
 
-def _metadata(checkpoint: Checkpoint, architecture: str, keys: dict[str, str]) -> _Config:
+def _read_metadata(checkpoint: Checkpoint, architecture: str, keys: dict[str, str]) -> _Config:
     fields: _Config = {}
     for key, field in keys.items():
         value = checkpoint.metadata.get(f"{architecture}.{key}")
@@ -69,46 +69,46 @@ def _metadata(checkpoint: Checkpoint, architecture: str, keys: dict[str, str]) -
     return fields
 
 
-def _experts(field: str) -> Callable[[Checkpoint, str, _Config], _Config]:
+def _expert_fields(field: str) -> Callable[[Checkpoint, str, _Config], _Config]:
     def more(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-        return _metadata(checkpoint, architecture, {"expert_count": field})
+        return _read_metadata(checkpoint, architecture, {"expert_count": field})
 
     return more
 
 
-def _llama(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-    experts = _metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
+def _llama_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    experts = _read_metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
     if not experts.get("num_local_experts"):
-        return {"attention_bias": _has(checkpoint, "attn_q.bias"), "num_experts_per_tok": None}
+        return {"attention_bias": _has_tensor(checkpoint, "attn_q.bias"), "num_experts_per_tok": None}
     return {**experts, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
 
 
 def _shared_experts(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     keys = {"expert_count": "num_experts", "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
-    return _metadata(checkpoint, architecture, keys)
+    return _read_metadata(checkpoint, architecture, keys)
 
 
 def _gpt_oss(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-    experts = _metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
+    experts = _read_metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
     width = config.get("moe_intermediate_size") or config.get("intermediate_size")
     kinds = _layer_types(config, lambda i: i % 2 == 0)
     return {**experts, "intermediate_size": width, "moe_intermediate_size": None, "layer_types": kinds}
 
 
-def _gemma3(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     return {"layer_types": _layer_types(config, lambda i: i % 6 != 5)}
 
 
 def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str]:
-    """The kind of every layer: llama.cpp knows an architecture's pattern, which no file states."""
+    """Returns the kind of every layer, from llama.cpp's pattern of the architecture, which files do not state."""
     layers = config.get("num_hidden_layers")
     number = layers if isinstance(layers, int) else 0
     return ["sliding_attention" if has_window(i) else "full_attention" for i in range(min(number, MOST_LAYERS))]
 
 
-def _latent(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-    fields = _metadata(checkpoint, architecture, LATENT_KEYS)
-    sizes = _metadata(
+def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    fields = _read_metadata(checkpoint, architecture, LATENT_KEYS)
+    sizes = _read_metadata(
         checkpoint,
         architecture,
         {
@@ -119,7 +119,7 @@ def _latent(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Conf
         },
     )
     key, value = sizes.get("key_mla", sizes.get("key", 0)), sizes.get("value_mla", sizes.get("value", 0))
-    has_correction = _has(checkpoint, "exp_probs_b.bias")
+    has_correction = _has_tensor(checkpoint, "exp_probs_b.bias")
     return {
         **fields,
         "q_lora_rank": fields.get("q_lora_rank"),
@@ -135,51 +135,56 @@ def _latent(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Conf
     }
 
 
-def _nothing(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+def _no_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     return {}
 
 
 ARCHITECTURES: dict[str, tuple[str, str, Callable[[Checkpoint, str, _Config], _Config]]] = {
-    "llama": ("llama", "LlamaForCausalLM", _llama),
-    "mistral3": ("llama", "LlamaForCausalLM", _nothing),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM", _nothing),
+    "llama": ("llama", "LlamaForCausalLM", _llama_fields),
+    "mistral3": ("llama", "LlamaForCausalLM", _no_fields),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM", _no_fields),
     "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM", _shared_experts),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM", _nothing),
-    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM", _experts("num_experts")),
-    "gemma": ("gemma", "GemmaForCausalLM", _nothing),
-    "gemma2": ("gemma2", "Gemma2ForCausalLM", _nothing),
-    "gemma3": ("gemma3_text", "Gemma3ForCausalLM", _gemma3),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM", _no_fields),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM", _expert_fields("num_experts")),
+    "gemma": ("gemma", "GemmaForCausalLM", _no_fields),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM", _no_fields),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM", _gemma3_fields),
     "gpt-oss": ("gpt_oss", "GptOssForCausalLM", _gpt_oss),
-    "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM", _latent),
-    "olmo2": ("olmo2", "Olmo2ForCausalLM", _nothing),
-    "granite": ("granite", "GraniteForCausalLM", _nothing),
+    "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM", _latent_fields),
+    "olmo2": ("olmo2", "Olmo2ForCausalLM", _no_fields),
+    "granite": ("granite", "GraniteForCausalLM", _no_fields),
 }
 """general.architecture → model_type, class, and what else its config has. A None removes a field."""
 
 
-def _has(checkpoint: Checkpoint, end: str) -> bool:
+def _has_tensor(checkpoint: Checkpoint, end: str) -> bool:
     return any(tensor.name.endswith(end) for tensor in checkpoint.tensors)
 
 
 def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
-    """Returns the config that a file's metadata stands for. Raises `InputError` for an unknown architecture."""
+    """Returns the config that a file's metadata describe. Raises `InputError` for an unknown architecture."""
     architecture = checkpoint.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         name = shown(architecture) if isinstance(architecture, str) else "none"
-        known = ", ".join(ARCHITECTURES)
-        near = suggest(str(architecture)[:40], list(ARCHITECTURES))
+        known_names = ", ".join(ARCHITECTURES)
+        suggestion = suggest(str(architecture)[:40], list(ARCHITECTURES))
         raise InputError(
-            f"{location}: general.architecture {name}: is not read from a header; expected one of {known}, or the "
-            f"model's config.json or preset as TARGET.{near}"
+            f"{location}: general.architecture {name}: is not read from a header; expected one of {known_names}, or "
+            "the "
+            f"model's config.json or preset as TARGET.{suggestion}"
         )
-    model_type, name, more = ARCHITECTURES[architecture]
-    config: _Config = {"model_type": model_type, "architectures": [name], **_metadata(checkpoint, architecture, KEYS)}
+    model_type, name, further_fields = ARCHITECTURES[architecture]
+    config: _Config = {
+        "model_type": model_type,
+        "architectures": [name],
+        **_read_metadata(checkpoint, architecture, KEYS),
+    }
     table = next((tensor for tensor in checkpoint.tensors if tensor.name == "token_embd.weight"), None)
     if table is None or len(table.shape) != 2:
         raise InputError(f"{location}: token_embd.weight: missing; the first file of a split model has it")
     config["vocab_size"] = table.shape[0]
     config["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in checkpoint.tensors)
-    config |= more(checkpoint, architecture, config)
+    config |= further_fields(checkpoint, architecture, config)
     title = checkpoint.metadata.get("general.name")
     config["_name_or_path"] = title if isinstance(title, str) and title else location
     return {field: value for field, value in config.items() if value is not None}

@@ -45,7 +45,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All tensors of a model, in the order of the file. metadata: the other entries of the header."""
+    """All tensors of a checkpoint, in the order of the file. metadata: the other entries of the header."""
 
     format: str
     tensors: tuple[StoredTensor, ...]
@@ -60,7 +60,7 @@ class Checkpoint:
         return sum(t.nbytes for t in self.tensors)
 
     def by_dtype(self) -> dict[str, tuple[int, int, int]]:
-        """Format → (tensors, elements, bytes), the largest first."""
+        """Returns number format → (tensors, elements, bytes), the largest first."""
         sums: dict[str, tuple[int, int, int]] = {}
         for t in self.tensors:
             tensors, elements, nbytes = sums.get(t.dtype, (0, 0, 0))
@@ -79,13 +79,13 @@ class BoundedReader:
         self.size: int = size
         self.where: str = location
         self.at: int = 0
-        self.taken: int = 0
+        self.bytes_read: int = 0
 
     def take(self, count: int, field: str) -> bytes:
-        """Reads `count` bytes. Raises `InputError` if fewer bytes are left, and for more than a header may have."""
+        """Reads `count` bytes. Raises `InputError` if fewer bytes are left, or if a header may not have as many."""
         self._pass(count, field)
-        self.taken += count
-        if self.taken > LARGEST_HEADER:
+        self.bytes_read += count
+        if self.bytes_read > LARGEST_HEADER:
             raise InputError(
                 f"{self.where}: {field[:80]}: {count:,} bytes make a header of more than {LARGEST_HEADER:,}, which is "
                 "the most that is read; not a checkpoint, or a damaged one"
@@ -101,7 +101,7 @@ class BoundedReader:
         self.file.seek(count, 1)
 
     def skip_texts(self, count: int, field: str) -> None:
-        """Skips `count` texts, each of which has its length in 8 bytes before it."""
+        """Skips `count` texts, each of which follows its length in 8 bytes."""
         pending, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(count):
             if len(pending) - position < 8:

@@ -17,10 +17,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Returns the tensors of a checkpoint. Raises `InputError` if the path is not a checkpoint."""
     if path.is_dir():
         file_in_folder = next((path / name for name in (INDEX, SINGLE) if (path / name).is_file()), None)
-        single = sorted(path.glob("*.gguf"))
-        if file_in_folder is None and len(single) != 1:
+        gguf_files = sorted(path.glob("*.gguf"))
+        if file_in_folder is None and len(gguf_files) != 1:
             raise InputError(f"{path}: expected {INDEX}, {SINGLE} or one .gguf file in it")
-        path = file_in_folder or single[0]
+        path = file_in_folder or gguf_files[0]
     if path.name.endswith(".safetensors.index.json"):
         return read_index(path)
     if path.suffix == ".safetensors":

@@ -95,21 +95,21 @@ def parse_header(text: bytes, location: str, data_bytes: int | None = None) -> C
         match = _ENTRY.match(text, position)
         if match is None or not match[3]:
             if match is not None and not match[2] and text[match.end(2) : match.end(2) + 1] not in (b"", b"{"):
-                raise _bad_entry(_name(match[1], location), location)
+                raise _bad_entry(_tensor_name(match[1], location), location)
             raise InputError(
                 f"{location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
                 "safetensors checkpoint"
             )
-        name, position, closing_character = _name(match[1], location), match.end(), match[3]
+        name, position, closing_character = _tensor_name(match[1], location), match.end(), match[3]
         if name in names:
             raise InputError(f"{location}: two tensors are called {name[:80]}; not a safetensors checkpoint")
         names.add(name)
         if len(names) > MOST_TENSORS:
             raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
         if name == "__metadata__":
-            metadata = _metadata(match[2], location)
+            metadata = _parse_metadata(match[2], location)
             continue
-        tensor, start = _tensor(name, match[2], location, data_bytes)
+        tensor, start = _parse_tensor(name, match[2], location, data_bytes)
         tensors.append(tensor)
         starts.append(start)
     if text[position:].strip(_SPACE):
@@ -118,7 +118,7 @@ def parse_header(text: bytes, location: str, data_bytes: int | None = None) -> C
     return Checkpoint("safetensors", tuple(tensors), metadata)
 
 
-def _name(text: bytes, location: str) -> str:
+def _tensor_name(text: bytes, location: str) -> str:
     try:
         name = str(_parse(text.decode()))
         name.isascii() or name.encode()
@@ -129,8 +129,8 @@ def _name(text: bytes, location: str) -> str:
     return name
 
 
-def _metadata(text: bytes, location: str) -> dict[str, Any]:
-    """Parses the entries of `__metadata__`: texts or tables of texts."""
+def _parse_metadata(text: bytes, location: str) -> dict[str, Any]:
+    """Parses the entries of `__metadata__`: texts, or tables of texts."""
     if len(text) > LARGEST_METADATA:
         raise InputError(
             f"{location}: __metadata__: {len(text):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
@@ -150,8 +150,8 @@ def _bad_entry(name: str, location: str) -> InputError:
     return InputError(f"{location}: {name[:80]}: expected a known dtype, a shape and two data_offsets")
 
 
-def _tensor(name: str, text: bytes, location: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
-    """Parses a tensor and the offset of its data."""
+def _parse_tensor(name: str, text: bytes, location: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
+    """Parses the entry of a tensor, and the offset of the tensor's data."""
     try:
         if len(text) > LONGEST_ENTRY:
             raise ValueError
@@ -224,7 +224,7 @@ def _unique_keys(pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
 def join_shards(
     weight_map: Mapping[str, str], header: Callable[[str, int], tuple[bytes, int | None]], location: str, folder: str
 ) -> Checkpoint:
-    """Returns the tensors of the files that an index lists.
+    """Returns the tensors of the shards that an index lists.
 
     header: a file's name, and the most bytes that its header may have → its header, and the bytes of its data (None if
     they are not known). folder: what stands before a file's name in messages.
@@ -240,9 +240,10 @@ def join_shards(
             tensors[tensor.name] = tensor
         if len(tensors) > MOST_TENSORS:
             raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
-    missing = [name for name in weight_map if name not in tensors]
-    if missing:
+    missing_names = [name for name in weight_map if name not in tensors]
+    if missing_names:
         raise InputError(
-            f"{location}: {missing[0][:80]}: {weight_map[missing[0]]} does not hold it ({len(missing)} such tensors)"
+            f"{location}: {missing_names[0][:80]}: {weight_map[missing_names[0]]} does not hold it "
+            f"({len(missing_names)} such tensors)"
         )
     return Checkpoint("safetensors", tuple(tensors.values()))

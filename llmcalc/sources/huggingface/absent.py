@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Absent(LookupError):
-    """Raised if the spec has no value for a field; the field is then left to its class."""
+    """Raised if the spec has no value for a field, so that the config leaves the field to its class."""
 
 
 def present(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The names of a checkpoint's modules, from its config and the records of its families."""
+"""Describes a checkpoint's module names, from its config and the records of its families."""
 
 from __future__ import annotations
 

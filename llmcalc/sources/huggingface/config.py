@@ -1,4 +1,4 @@
-"""A `config.json` as adapters read it: typed, with defaults, and with a record of the fields that were read."""
+"""A typed `config.json` for family readers, with defaults, which records the fields that were read."""
 
 from __future__ import annotations
 
@@ -119,9 +119,11 @@ class Config:
         for name in names:
             if name in self.defaults:
                 return self.defaults[name]
-        missing = self.wrong(self._name_in_config(names), "missing", f"a field that every {self.model_type} config has")
+        missing_error = self.wrong(
+            self._name_in_config(names), "missing", f"a field that every {self.model_type} config has"
+        )
         suggestion = near_to(names[0], [name for name in self.data if name not in self.fields_read])
-        raise InputError(f"{missing} (the config has '{suggestion}')") if suggestion else missing
+        raise InputError(f"{missing_error} (the config has '{suggestion}')") if suggestion else missing_error
 
     def has(self, name: str) -> bool:
         """Whether the config itself has the field, with a value that is not null."""
@@ -136,14 +138,16 @@ class Config:
 
     def _aliased(self, names: tuple[str, ...]) -> tuple[str, ...]:
         read_names = [name for name in names if name not in self.unread]
-        aliased = [self.aliases[name] for name in names if name in self.aliases]
+        alias_names = [self.aliases[name] for name in names if name in self.aliases]
         usual_names = [
-            name for name, alias in self.aliases.items() if alias in (*read_names, *aliased) and name not in self.unread
+            name
+            for name, alias in self.aliases.items()
+            if alias in (*read_names, *alias_names) and name not in self.unread
         ]
-        return tuple(dict.fromkeys((*read_names, *aliased, *usual_names)))
+        return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
-        """Returns the name whose value counts, among those in the config; a null replaces no other value."""
+        """Returns the name whose value applies, among the names in the config; a null replaces no other value."""
         present = [n for n in names if n in self.data]
         return next(
             (n for n in present if n not in self.defaults and self.data[n] is not None), present[0] if present else None
@@ -154,14 +158,14 @@ class Config:
         return self._winning_name(self._with_aliases(names)) or names[0]
 
     def size(self, *names: str) -> int:
-        """Returns a positive integer. Layers and experts have an upper bound, in `MOST`."""
-        return self._integer(names, 1, "a positive whole number")
+        """Returns a positive integer. Numbers of layers and experts are bounded by `MOST`."""
+        return self._read_integer(names, 1, "a positive whole number")
 
     def count(self, *names: str) -> int:
         """Returns an integer that may be 0."""
-        return self._integer(names, 0, "a whole number, 0 or more")
+        return self._read_integer(names, 0, "a whole number, 0 or more")
 
-    def _integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
+    def _read_integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
         value, maximum = self.get(*names), MOST.get(names[0], LARGEST)
         if not is_whole(value) or not minimum <= value <= maximum:
             raise self.wrong(
@@ -248,17 +252,19 @@ class Config:
         problem = "missing" if value is None and name not in self.data else in_json(value)
         return InputError(f"{self.where}{name}: {problem}; expected {expected}")
 
-    def close(self, ignored: frozenset[str], parent: Config | None = None) -> None:
+    def close(self, ignored_fields: frozenset[str], parent: Config | None = None) -> None:
         """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.
 
-        ignored: fields of this family that change no count.
+        ignored_fields: fields of this family that change no count.
         parent: the outer config if this one is a nested table; it receives the unknown fields and the default sizes.
         """
         parent = parent or self
-        known_fields = self.fields_read | IRRELEVANT | ignored
-        known_fields |= {usual for usual, alias in self.aliases.items() if alias in known_fields} - self.unread
+        known_fields = self.fields_read | IRRELEVANT | ignored_fields
+        known_fields |= {
+            usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
+        } - self.unread
         parent.unknown += [
-            Unknown(f"{self.where}{name}", value, self._corrected_name(name), self._restates(name, value))
+            Unknown(f"{self.where}{name}", value, self._corrected_name(name), self._restates_field(name, value))
             for name, value in sorted(self.data.items())
             if name not in known_fields and not name.startswith("_")
         ]
@@ -272,8 +278,8 @@ class Config:
         unset = sorted(field for field in tuple(self.fields_read) if not self.has(field))
         return near_to(name, unset)
 
-    def _restates(self, name: str, value: Any) -> bool:
-        """Whether a field that was read has the same value and a name with a word in common."""
+    def _restates_field(self, name: str, value: Any) -> bool:
+        """Whether a field that was read has the same value, and a name that shares a word with this field's name."""
         words = words_of(name)
         return any(
             words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()

@@ -1,4 +1,4 @@
-"""Configs of draft models for speculative decoding, whose `model_type` is that of a whole model, such as `llama`.
+"""Configs of speculative-decoding draft models, which state the `model_type` of a whole model, such as `llama`.
 
 A draft is told by its class, by a field, or, for EAGLE and EAGLE-2 (SafeAILab/EAGLE, eagle/train), by its one layer:
 their configs are those of a Llama cut to one layer of full size.
@@ -48,18 +48,18 @@ LEAST_EAGLE_WIDTH = 1024
 
 
 def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns the config of a draft under its own model type, and remarks; another config unchanged.
+    """Returns a draft model's config under the draft's own model type, and remarks; another config unchanged.
 
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
     """
-    name, stated = architecture_of(config), config.get("speculators_model_type")
+    name, stated_type = architecture_of(config), config.get("speculators_model_type")
     model_type = config.get("model_type")
     is_draft = isinstance(model_type, str) and model_type in CLASSES
     if is_draft and not any(name in config for name in ("architectures", *SECTIONS)):
         return config, []
     kind = next((kind for kind, pattern in CLASSES.items() if pattern.search(name)), "")
-    if isinstance(stated, str):
-        kind = stated if stated in CLASSES else ""
+    if isinstance(stated_type, str):
+        kind = stated_type if stated_type in CLASSES else ""
     elif not kind and is_draft:
         kind = str(model_type)
     if not kind and not OTHER_CLASS.search(name):
@@ -69,38 +69,44 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         projector = projector.get("projector_type") if isinstance(projector, dict) else None
         kind = projector if projector in ("dspark", "domino") else kind
     if kind:
-        return _flattened(config, kind), []
+        return _flattened_config(config, kind), []
     _require_whole(config, name)
     if _is_eagle(config):
-        return _flattened(config, "eagle"), [
+        return _flattened_config(config, "eagle"), [
             f"num_hidden_layers: 1 layer of hidden_size {config['hidden_size']}; read as a draft of EAGLE, whose "
             "configs are such (of a Llama cut to one layer, give its whole config with --set num_hidden_layers=1)"
         ]
     return config, []
 
 
-def _flattened(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Returns a draft's config with the fields of its tables at the top; those at the top win.
+def _flattened_config(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Returns a draft's config with the fields of its tables at the top level, where existing fields take precedence.
 
     The class's name, which says nothing of its head, is left out.
     """
-    merged: dict[str, Any] = dict(SPECULATORS_DSPARK) if kind == "dspark" and "speculators_model_type" in config else {}
+    merged_fields: dict[str, Any] = (
+        dict(SPECULATORS_DSPARK) if kind == "dspark" and "speculators_model_type" in config else {}
+    )
     for section in SECTIONS:
         table = config.get(section)
         if table is None:
             continue
         if not isinstance(table, dict):
             raise InputError(f"{section}: {shown(table)}; expected a table of fields")
-        merged |= table
+        merged_fields |= table
     layers = config.get("transformer_layer_config") or {}
     if kind in ("eagle3", "peagle") and layers.get("model_type") == "qwen3":
-        merged["use_qk_norm"] = True
+        merged_fields["use_qk_norm"] = True
     unread = (*SECTIONS, "architectures")
-    return {**merged, **{name: value for name, value in config.items() if name not in unread}, "model_type": kind}
+    return {
+        **merged_fields,
+        **{name: value for name, value in config.items() if name not in unread},
+        "model_type": kind,
+    }
 
 
 def _require_whole(config: Mapping[str, Any], name: str) -> None:
-    """Raises `InputError` for the config of another draft."""
+    """Raises `InputError` for a draft config that is not complete under this model type."""
     fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
     if OTHER_CLASS.search(name):
         sign = f"architectures: {name} is"
@@ -115,7 +121,7 @@ def _require_whole(config: Mapping[str, Any], name: str) -> None:
 
 
 def _is_eagle(config: Mapping[str, Any]) -> bool:
-    """Whether a config is that of an EAGLE draft: a Llama of one layer whose width is that of a whole model."""
+    """Whether a config describes an EAGLE draft: a Llama of one layer that is as wide as a whole model."""
     width = config.get("hidden_size")
     return (
         architecture_of(config) == "LlamaForCausalLM"

@@ -1,4 +1,4 @@
-"""The fields of configs with probabilities of dropout, by place, of families that share their names.
+"""The config fields with dropout probabilities, by place in the model, for families that share field names.
 
 Read from `nn.Dropout` and `nn.functional.dropout` in transformers/models/*/modeling_*.py; a test counts the calls.
 """
@@ -55,16 +55,16 @@ HIDDEN_DROPOUT = DropoutFields(
 
 
 def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
-    """Returns the model's field `dropout`; empty where attention alone could drop elements and does not.
+    """Returns the model's field `dropout`; empty if only attention could drop elements and does not.
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    places = {place: _probability(config, name, family) for place, name in family.dropout.places.items()}
+    places = {place: _read_probability(config, name, family) for place, name in family.dropout.places.items()}
     return {"dropout": places} if any(places.values()) or set(places) != {"attention"} else {}
 
 
-def _probability(config: Config, name: str, family: Family) -> float:
-    """Returns the probability in a field; null is 0, as in transformers."""
+def _read_probability(config: Config, name: str, family: Family) -> float:
+    """Returns the probability in a field; null means 0, as in transformers."""
     config.fields_read.add(name)
     value = config.data.get(name, family.dropout.defaults.get(name, 0.0))
     if value is None:

@@ -1,4 +1,4 @@
-"""All facts about one family of Hugging Face configs: a `Family` record for each `model_type`."""
+"""The record of one family of Hugging Face configs: a `Family` for each `model_type`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def every_expert(op: Op) -> Op:
 
 @dataclass(frozen=True)
 class DropoutFields:
-    """The fields of a config with probabilities of dropout.
+    """The config fields with probabilities of dropout.
 
     places: place (`components/dropout.py`) → the field with its probability, as the class reads it.
     defaults: defaults of the configuration class in `transformers`; 0 for a field without one here.
@@ -83,7 +83,9 @@ def untied(spec: ModelSpec) -> bool:
 
 @dataclass(frozen=True)
 class Quirks:
-    """Requirements for running classes without real values; a tuple has suffixes of class names.
+    """Requirements for running a family's classes without real values.
+
+    A field that is a tuple has suffixes of class names.
 
     reads_values: classes that branch on tensor values (chosen experts, end of a sequence); they run with real weights
         on a CPU.
@@ -107,7 +109,7 @@ LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type`: how its config is read and written, and how its `transformers` classes deviate.
+    """A `model_type`: how its config is read and written, and how its `transformers` classes deviate from the spec.
 
     read: function from a config to the `model` table of a native description.
     defaults: defaults of its configuration class in `transformers`, for every field that `read` reads (a test compares

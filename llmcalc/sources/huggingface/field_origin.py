@@ -1,4 +1,4 @@
-"""Maps a spec field back to config fields, by tracking the origin of every number in the config.
+"""Maps a spec field back to config fields, by tracking which config numbers it was computed from.
 
 An error about `num_experts` can then name `n_routed_experts`, the name in the file, and no family has to list its
 names. The config is read once more with numbers that carry the names of their fields, also through arithmetic.
@@ -26,7 +26,7 @@ class TrackedInt(int):
 
 
 class TrackedFloat(float):
-    """A float that carries the names of its config fields; `math.floor` of it carries them too."""
+    """A float that carries the names of its config fields, also through `math.floor`."""
 
     fields: frozenset[str]
 
@@ -38,12 +38,12 @@ def _with_fields(value: Any, fields: frozenset[str]) -> Any:
     """Returns a number that carries these field names; any other value is unchanged."""
     if type(value) not in (int, float):
         return value
-    tracked: Any = TrackedInt(value) if isinstance(value, int) else TrackedFloat(value)
-    tracked.fields = fields
-    return tracked
+    tracked_number: Any = TrackedInt(value) if isinstance(value, int) else TrackedFloat(value)
+    tracked_number.fields = fields
+    return tracked_number
 
 
-def _calculated(cls: type, name: str) -> Callable[[Any, Any], Any]:
+def _tracked_operation(cls: type, name: str) -> Callable[[Any, Any], Any]:
     def calculate(self: Any, operand: Any) -> Any:
         value = getattr(cls, name)(self, operand)
         if value is NotImplemented and isinstance(operand, float):
@@ -56,11 +56,11 @@ def _calculated(cls: type, name: str) -> Callable[[Any, Any], Any]:
 for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
     for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
         for _side in ("", "r"):
-            setattr(_tracked_type, f"__{_side}{_name}__", _calculated(_plain, f"__{_side}{_name}__"))
+            setattr(_tracked_type, f"__{_side}{_name}__", _tracked_operation(_plain, f"__{_side}{_name}__"))
 
 
 def fields_behind(config: Mapping[str, Any], message: str) -> str:
-    """Returns ` (…)` with the config fields from which the spec fields in a message were computed.
+    """Returns ` (…)` with the config fields from which a message's spec fields were computed.
 
     Empty if the names are the same.
     """
@@ -70,7 +70,7 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
         if family.read is None:
             return ""
         tracked_config = {
-            name: value if name in IRRELEVANT else _tracked(value, name) for name, value in text_config.items()
+            name: value if name in IRRELEVANT else _tracked_value(value, name) for name, value in text_config.items()
         }
         description = family.read(config_of(tracked_config, kind, family, head_of(config), prefix))
     except InputError:  # a .toml may have another value under that name
@@ -86,12 +86,12 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
     return f" (in the config: {', '.join(prefix + path for path in config_paths)})" if config_paths else ""
 
 
-def _tracked(value: Any, path: str) -> Any:
+def _tracked_value(value: Any, path: str) -> Any:
     """Returns a config value whose numbers carry their path in the config."""
     if isinstance(value, dict):
-        return {name: _tracked(element, f"{path}.{name}") for name, element in value.items()}
+        return {name: _tracked_value(element, f"{path}.{name}") for name, element in value.items()}
     if isinstance(value, list):
-        return [_tracked(item, path) for item in value]
+        return [_tracked_value(item, path) for item in value]
     return _with_fields(value, frozenset({path}))
 
 

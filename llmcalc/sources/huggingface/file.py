@@ -1,4 +1,4 @@
-"""Reads a `config.json` from a file or a folder as a description."""
+"""Reads a `config.json`, in a file or a folder, as a description of a model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def require_counted_type(text: str, location: str) -> None:
 def describe_config(
     path: Path, head: HeadKind | None = None, allow_unknown: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Returns a name for the model and its description: the `model` table, the config, remarks.
+    """Returns a model's name and its description: the `model` table, the config and remarks.
 
     Raises `InputError`, which names the field, for a config that is not supported.
     """
@@ -76,7 +76,7 @@ def describe_config(
 
 
 def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the `quantization_config` that ModelOpt wrote beside a `config.json` without one, and remarks.
+    """Returns the `quantization_config` that ModelOpt wrote in a file beside a `config.json`, and remarks.
 
     Both are empty for a config that has one, and without such a file. A file without an algorithm for weights
     quantises the KV cache alone.
@@ -98,7 +98,7 @@ def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[st
 
 
 def described(data: Mapping[str, Any], head: HeadKind | None = None, allow_unknown: bool = False) -> dict[str, Any]:
-    """Returns the description of a parsed config: the `model` table, the config itself, remarks, the number format.
+    """Returns the description of a parsed config: `model` table, config, remarks and number format.
 
     allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """

@@ -1,4 +1,4 @@
-"""The head that a config's `architectures` names."""
+"""The output head that a config's `architectures` names."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def architecture_of(data: Mapping[str, Any]) -> str:
 
 
 def head_of(data: Mapping[str, Any]) -> HeadKind:
-    """Returns the head that `architectures` names; a language-model head if it names none."""
+    """Returns the output head that `architectures` names; a language-model head if it names none."""
     name = architecture_of(data)
     return next((head for ending, head in HEAD_ENDINGS.items() if name.endswith(ending)), "lm")

@@ -1,4 +1,4 @@
-"""Configs in other programs' forms: params.json of Meta and Mistral, arguments of nanoGPT, nanochat and Mamba, MLC's.
+"""Configs of other programs: params.json of Meta and Mistral, nanoGPT's, nanochat's and Mamba's arguments, MLC's.
 
 Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model.py of karpathy/nanoGPT; nanochat/gpt.py
 of karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm; mamba_ssm/models and mamba_ssm/modules of
@@ -49,116 +49,116 @@ MLC = frozenset(
 
 
 def as_config(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns a config in another program's form as a `config.json`, with remarks; any other config unchanged.
+    """Converts another program's config to a `config.json`, with remarks; any other config is unchanged.
 
     Raises `InputError` for a field of that form with a value that has no such config.
     """
     if isinstance(data.get("model_config"), dict) and isinstance(data.get("model_type"), str):
-        return _mlc(data)
+        return _read_mlc(data)
     names = frozenset(data)
     if "model_type" in names or "architectures" in names:
         return data, []
     if {"dim", "n_layers", "n_heads", "hidden_dim"} <= names <= MISTRAL:
-        return _mistral(data)
+        return _read_mistral(data)
     if {"dim", "n_layers", "n_heads", "vocab_size"} <= names <= META:
-        return _meta(data)
+        return _read_meta(data)
     if {"n_layer", "n_head", "n_embd", "block_size"} <= names <= NANOGPT:
-        return _nanogpt(data)
+        return _read_nanogpt(data)
     if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= names <= NANOCHAT:
-        return _nanochat(data)
+        return _read_nanochat(data)
     if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= names <= MAMBA:
-        return _mamba(data)
+        return _read_mamba(data)
     return data, []
 
 
-def _size(data: Mapping[str, Any], name: str) -> int:
+def _positive_size(data: Mapping[str, Any], name: str) -> int:
     value = data.get(name)
     if not is_whole(value) or not 0 < value <= LARGEST:
         raise InputError(f"{name}: {shown(value)}; expected a positive whole number")
     return value
 
 
-def _meta(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads Llama's `params.json`: the width of the FFN follows from that of the model (`FeedForward`)."""
-    width, multiple = _size(data, "dim"), _size({"multiple_of": 256, **data}, "multiple_of")
+def _read_meta(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads Llama's `params.json`: the FFN's width is computed from the model's width (`FeedForward`)."""
+    width, multiple = _positive_size(data, "dim"), _positive_size({"multiple_of": 256, **data}, "multiple_of")
     factor = data.get("ffn_dim_multiplier")
     if factor is not None and (not is_number(factor) or not 0 < factor <= 100):
         raise InputError(f"ffn_dim_multiplier: {shown(factor)}; expected a number above 0, up to 100")
     ffn = 4 * width * 2 // 3
     ffn = ffn if factor is None else int(factor * ffn)
     config = {
-        **_shared(data),
+        **_shared_fields(data),
         "model_type": "llama",
         "intermediate_size": multiple * ceil(ffn / multiple),
     }
     return config, ["params.json of Llama: read as 'llama' with an output head of its own"]
 
 
-def _mistral(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_mistral(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads Mistral's `params.json`, with experts if it has a table `moe`."""
-    config = {**_shared(data), "model_type": "mistral", "intermediate_size": _size(data, "hidden_dim")}
+    config = {**_shared_fields(data), "model_type": "mistral", "intermediate_size": _positive_size(data, "hidden_dim")}
     config["sliding_window"] = None
     if data.get("head_dim") is not None:
-        config["head_dim"] = _size(data, "head_dim")
+        config["head_dim"] = _positive_size(data, "head_dim")
     experts = data.get("moe")
     if experts is not None:
         if not isinstance(experts, dict):
             raise InputError(f"moe: {shown(experts)}; expected a table of fields")
         config |= {
             "model_type": "mixtral",
-            "num_local_experts": _size(experts, "num_experts"),
-            "num_experts_per_tok": _size(experts, "num_experts_per_tok"),
+            "num_local_experts": _positive_size(experts, "num_experts"),
+            "num_experts_per_tok": _positive_size(experts, "num_experts_per_tok"),
         }
     return config, [f"params.json of Mistral: read as '{config['model_type']}' with an output head of its own"]
 
 
-def _shared(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that both kinds of `params.json` have."""
-    heads = _size(data, "n_heads")
+def _shared_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that both kinds of `params.json` share."""
+    heads = _positive_size(data, "n_heads")
     config: dict[str, Any] = {
-        "hidden_size": _size(data, "dim"),
-        "num_hidden_layers": _size(data, "n_layers"),
+        "hidden_size": _positive_size(data, "dim"),
+        "num_hidden_layers": _positive_size(data, "n_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _size({"n_kv_heads": heads, **data}, "n_kv_heads"),
-        "vocab_size": _size(data, "vocab_size"),
+        "num_key_value_heads": _positive_size({"n_kv_heads": heads, **data}, "n_kv_heads"),
+        "vocab_size": _positive_size(data, "vocab_size"),
         "tie_word_embeddings": False,
     }
-    others = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
-    return config | {name: data[field] for name, field in others.items() if data.get(field) is not None}
+    other_names = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
+    return config | {name: data[field] for name, field in other_names.items() if data.get(field) is not None}
 
 
-def _nanogpt(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads nanoGPT's arguments: GPT-2's class, which has biases."""
+def _read_nanogpt(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads nanoGPT's arguments as GPT-2's config; its linear layers have biases by default."""
     if data.get("bias", True) is not True:
         raise InputError(
             f"bias: {shown(data['bias'])}; GPT-2's class has biases everywhere; expected true, or a description: "
             "llmcalc convert writes that of the config with bias true, in which each bias is a field"
         )
-    sizes = {name: _size(data, name) for name in ("n_layer", "n_head", "n_embd")}
-    vocab = _size({"vocab_size": 50304, **data}, "vocab_size")
-    config = {"model_type": "gpt2", **sizes, "n_positions": _size(data, "block_size"), "vocab_size": vocab}
+    sizes = {name: _positive_size(data, name) for name in ("n_layer", "n_head", "n_embd")}
+    vocab = _positive_size({"vocab_size": 50304, **data}, "vocab_size")
+    config = {"model_type": "gpt2", **sizes, "n_positions": _positive_size(data, "block_size"), "vocab_size": vocab}
     return config, ["arguments of nanoGPT: read as 'gpt2', with its biases and its tied head"]
 
 
-def _nanochat(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_nanochat(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads the arguments of nanochat's first versions."""
-    width = _size(data, "n_embd")
+    width = _positive_size(data, "n_embd")
     length = data.get("sequence_len", data.get("sequence_length"))
     config = {
         "model_type": "nanochat",
         "hidden_size": width,
         "intermediate_size": 4 * width,
-        "num_hidden_layers": _size(data, "n_layer"),
-        "num_attention_heads": _size(data, "n_head"),
-        "num_key_value_heads": _size(data, "n_kv_head"),
-        "vocab_size": _size({"vocab_size": 50304, **data}, "vocab_size"),
+        "num_hidden_layers": _positive_size(data, "n_layer"),
+        "num_attention_heads": _positive_size(data, "n_head"),
+        "num_key_value_heads": _positive_size(data, "n_kv_head"),
+        "vocab_size": _positive_size({"vocab_size": 50304, **data}, "vocab_size"),
         **({} if length is None else {"max_position_embeddings": length}),
     }
     return config, ["arguments of nanochat: read as 'nanochat', as in its first versions"]
 
 
-def _mamba(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads the arguments of mamba_ssm, the first form of Mamba's checkpoints: the vocabulary is padded.
+def _read_mamba(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads the arguments of mamba_ssm, the first format of Mamba's checkpoints, which pad the vocabulary.
 
     Raises `InputError` for layers of attention or networks between those of Mamba, which its other models have.
     """
@@ -171,41 +171,45 @@ def _mamba(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     for name in ("rms_norm", "tie_embeddings"):
         if data.get(name, True) is not True:
             raise InputError(f"{name}: {shown(data[name])}; expected true, as in the published models")
-    layer, width = ssm.get("layer", "Mamba1"), _size(data, "d_model")
+    layer, width = ssm.get("layer", "Mamba1"), _positive_size(data, "d_model")
     if layer not in ("Mamba1", "Mamba2") or set(ssm) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
         raise InputError(
             f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
     multiple, vocab = (
-        _size({"pad_vocab_size_multiple": 8, **data}, "pad_vocab_size_multiple"),
-        _size(data, "vocab_size"),
+        _positive_size({"pad_vocab_size_multiple": 8, **data}, "pad_vocab_size_multiple"),
+        _positive_size(data, "vocab_size"),
     )
-    expand = _size({"expand": 2, **ssm}, "expand")
+    expand = _positive_size({"expand": 2, **ssm}, "expand")
     config: dict[str, Any] = {
         "model_type": "mamba" if layer == "Mamba1" else "mamba2",
         "vocab_size": multiple * ceil(vocab / multiple),
         "hidden_size": width,
-        "num_hidden_layers": _size(data, "n_layer"),
+        "num_hidden_layers": _positive_size(data, "n_layer"),
         "expand": expand,
-        "state_size": _size({"d_state": 16 if layer == "Mamba1" else 128, **ssm}, "d_state"),
+        "state_size": _positive_size({"d_state": 16 if layer == "Mamba1" else 128, **ssm}, "d_state"),
         "tie_word_embeddings": True,
     }
     if layer == "Mamba2":
-        head = _size({"headdim": 64, **ssm}, "headdim")
+        head = _positive_size({"headdim": 64, **ssm}, "headdim")
         if expand * width % head:
             raise InputError(f"ssm_cfg: headdim {head} does not divide {expand * width}, the width of the scan")
-        groups = _size({"ngroups": 1, **ssm}, "ngroups")
+        groups = _positive_size({"ngroups": 1, **ssm}, "ngroups")
         config |= {"head_dim": head, "num_heads": expand * width // head, "n_groups": groups}
     else:
         config["intermediate_size"] = expand * width
     return config, [f"arguments of mamba_ssm: read as '{config['model_type']}', with its vocabulary padded"]
 
 
-def _mlc(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads MLC's config: the fields of the model's own config, and settings of the engine, which are left out."""
+def _read_mlc(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
     fields = {name: value for name, value in data["model_config"].items() if name not in MLC}
     theta = fields.pop("position_embedding_base", None)
     config = {**fields, "model_type": data["model_type"], **({} if theta is None else {"rope_theta": theta})}
-    stored = data.get("quantization")
-    remarks = [f"quantization: MLC's {shown(stored)} is not counted; --quantize counts a scheme"] if stored else []
+    quantization_name = data.get("quantization")
+    remarks = (
+        [f"quantization: MLC's {shown(quantization_name)} is not counted; --quantize counts a scheme"]
+        if quantization_name
+        else []
+    )
     return config, ["mlc-chat-config.json: read as the config of its model", *remarks]

@@ -38,12 +38,12 @@ def rmsnorm(eps: float = 1e-6, **fields: Any) -> Table:
 
 
 def float32_rmsnorm(eps: float, **fields: Any) -> Table:
-    """Returns an RMSNorm whose product with the weight is in float32, too (OLMo 2)."""
+    """Returns an RMSNorm that also multiplies by the weight in float32 (OLMo 2)."""
     return rmsnorm(eps, float32_product=True, **fields)
 
 
 def offset_rmsnorm(eps: float) -> Table:
-    """Returns Gemma's RMSNorm: its factor is 1 + weight, and the product with it is in float32."""
+    """Returns Gemma's RMSNorm: its factor is 1 + weight, and it multiplies in float32."""
     return float32_rmsnorm(eps, unit_offset=True)
 
 
@@ -52,7 +52,10 @@ def layernorm(eps: float = 1e-5, **fields: Any) -> Table:
 
 
 def attention(config: Config, **fields: Any) -> Table:
-    """Returns grouped-query attention under the usual field names, with RoPE; `fields` are added or replace others."""
+    """Returns grouped-query attention under the usual field names, with RoPE.
+
+    fields: added to or replacing the others.
+    """
     heads = config.size("num_attention_heads")
     kv_heads = config.maybe("num_key_value_heads")
     table: Table = {"num_attention_heads": heads, "head_dim": config.maybe("head_dim"), "position": rope(config)}
@@ -92,7 +95,7 @@ def rope(
 
 
 def full_rope(config: Config) -> Table:
-    """Returns rotary positions for the rotary part of a head, all of whose dimensions are rotated.
+    """Returns rotary positions for a separate rotary part of each head, whose dimensions are all rotated.
 
     The whole part is rotary, whatever share the config states.
     """
@@ -100,7 +103,7 @@ def full_rope(config: Config) -> Table:
 
 
 def biases(enabled: bool, *names: str) -> Table:
-    """Returns `{name: true}` for each name if `on`, else an empty table."""
+    """Returns `{name: true}` for each name if `enabled`, else an empty table."""
     return dict.fromkeys(names, True) if enabled else {}
 
 
@@ -164,7 +167,7 @@ def decoder(
 
 
 def _without_single_variant(layers: Table) -> Table:
-    """Removes the variants if all layers are of one kind."""
+    """Removes the variants of layers if all layers are of one kind."""
     used_kinds = {*layers.get("first_layers", ()), *layers.get("pattern", ())}
     if len(used_kinds) != 1 or not used_kinds <= set(layers.get("variants", ())):
         return layers
@@ -196,7 +199,7 @@ def encoder(
 
 
 def _add_idle_cross_attention(config: Config, block: Table) -> None:
-    """Adds BERT's cross-attention, with the heads of self-attention, to the block of a decoder without its encoder."""
+    """Adds BERT's cross-attention, with self-attention's heads, to a decoder's block; it runs only with an encoder."""
     if block["norm_placement"] != "post":
         raise config.wrong("add_cross_attention", True, f"false: {config.model_type} is not supported with it")
     block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
@@ -204,14 +207,14 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
 
 
 def token_types(types: int, tasks: int | None = None) -> Table:
-    """Returns the segment and task embeddings, `{token_types: …}` of a stack, if there are any."""
+    """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
     table = {"type_vocab_size": types or None, "task_type_vocab_size": tasks}
     sizes = {name: size for name, size in table.items() if size is not None}
     return {"token_types": sizes} if sizes else {}
 
 
 def pooler(present: bool, scores: int | None = None) -> Table:
-    """Returns BERT's pooler, `{pooler: …}` of a model, if `present`. scores: number of scores from its output."""
+    """Returns BERT's pooler, as a model's field `pooler`, if `present`. scores: number of scores from its output."""
     return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if present else {}
 
 
@@ -230,7 +233,7 @@ answers by beams.
 
 
 def simple_answers(config: Config) -> Table:
-    """Returns the head of a question-answering class with one linear layer, `{head: …}` of a model, if it is one.
+    """Returns the head of a question-answering class with one linear layer, as a model's field `head`; else nothing.
 
     Raises `InputError` for the class of the family that searches for answers by beams.
     """
@@ -244,16 +247,17 @@ def simple_answers(config: Config) -> Table:
 
 
 def block_sparse_note(config: Config) -> None:
-    """Reads BigBird's `attention_type`; notes that attention to some blocks of a long sequence is counted in full."""
+    """Reads BigBird's `attention_type`; adds a remark that block-sparse attention is counted as full attention."""
     if config.choice({"original_full": False, "block_sparse": True}, "attention_type"):
-        longest = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
+        longest_length = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
         config.notes.append(
-            f"attention_type: block_sparse beyond {longest} tokens, which is not counted: every token attends to all"
+            f"attention_type: block_sparse beyond {longest_length} tokens, which is not counted: every token attends "
+            "to all"
         )
 
 
 def scores_sequences(config: Config) -> bool:
-    """Whether the head scores whole sequences.
+    """Whether the output head scores whole sequences.
 
     This is also true for a classifier whose class name is neither for tokens nor for answers.
     """
@@ -274,7 +278,7 @@ def labels(config: Config) -> int:
 
 
 def head_table(config: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
-    """Returns the head that the config's architecture names.
+    """Returns the output head that the config's architecture names.
 
     score: a sequence classifier; default the one of decoders, a score of every token without a bias. A head for token
         classification or question answering is one linear layer with a bias in every family.
@@ -320,16 +324,16 @@ def layer_pattern(names: list[str]) -> Table:
 
     The pattern repeats after the first layers.
     """
-    best: tuple[list[str], list[str]] = (names, names[-1:])
+    shortest_pattern: tuple[list[str], list[str]] = (names, names[-1:])
     for start in range(min(len(names), 8)):
-        repeated = names[start:]
-        period = _period(repeated)
-        if period <= len(repeated) // 2 and start + period < len(best[0]) + len(best[1]):
-            best = (names[:start], repeated[:period])
-    return {"first_layers": best[0], "pattern": best[1]}
+        repeated_names = names[start:]
+        period = _shortest_period(repeated_names)
+        if period <= len(repeated_names) // 2 and start + period < len(shortest_pattern[0]) + len(shortest_pattern[1]):
+            shortest_pattern = (names[:start], repeated_names[:period])
+    return {"first_layers": shortest_pattern[0], "pattern": shortest_pattern[1]}
 
 
-def _period(names: list[str]) -> int:
+def _shortest_period(names: list[str]) -> int:
     """Returns the smallest p with `names[i] == names[i % p]` for all i, in linear time (Knuth, Morris, Pratt 1977)."""
     border = [0] * len(names)  # length of the longest proper suffix of names[: i + 1] that is also a prefix
     for i in range(1, len(names)):
@@ -341,7 +345,7 @@ def _period(names: list[str]) -> int:
 
 
 def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **fields: Any) -> Table:
-    """Returns routed experts, each a table of `glu` or `mlp`, and a shared expert."""
+    """Returns routed experts and a shared expert, each from a table of `glu` or `mlp`."""
     table = {"type": "moe", "num_experts": experts, "num_experts_per_tok": top_k, "expert": expert, **fields}
     return table if shared is None else {**table, "shared_expert": shared}
 
@@ -355,7 +359,7 @@ FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def every_nth_full(depth: int, n: int) -> list[str]:
-    """Returns layer kinds: each n-th layer has full attention, the others a sliding window."""
+    """Returns the kinds of layers: every n-th layer has full attention, the others a sliding window."""
     return ["sliding" if (i + 1) % n else "full" for i in range(depth)]
 
 
@@ -375,9 +379,9 @@ def listed_kinds(config: Config, field: str, kinds: dict[str, str], default: lis
     return names
 
 
-def length_hint(values: Sequence[object], expected: Sequence[object]) -> str:
-    """Returns ` (the list has …)` for the message about a list of another length; empty if the lengths are equal."""
-    return "" if len(values) == len(expected) else f" (the list has {len(values)})"
+def length_hint(values: Sequence[object], expected_values: Sequence[object]) -> str:
+    """Returns ` (the list has …)` for a message about a list of the wrong length; empty if the lengths are equal."""
+    return "" if len(values) == len(expected_values) else f" (the list has {len(values)})"
 
 
 def check_shared_layers(config: Config, kinds: list[str], shared_layers: int) -> None:
@@ -398,7 +402,7 @@ def check_shared_layers(config: Config, kinds: list[str], shared_layers: int) ->
 def sliding_stack(
     config: Config, default: list[str], sliding: Table | None = None, full_fields: Table | None = None
 ) -> Table:
-    """Returns the fields of a stack of `full` and `sliding` layers from `layer_types`.
+    """Returns the stack fields of `full` and `sliding` layers, read from `layer_types`.
 
     Empty without a `sliding_window`.
 
@@ -415,7 +419,7 @@ def sliding_stack(
 
 
 def bidirectional(stack: Table, distance: Callable[[int], int]) -> Table:
-    """Returns the stack of an encoder, whose sliding layers attend equally far to both sides.
+    """Returns an encoder's stack, whose sliding layers attend equally far to both sides.
 
     distance: function from the config's window to the distance on each side.
     """
@@ -437,7 +441,7 @@ def dense_or_moe(config: Config, depth: int, first_dense: int) -> list[str]:
 
 
 def prediction(config: Config) -> Table:
-    """Returns DeepSeek's multi-token-prediction modules, `{mtp: …}` of a model, if the config has any."""
+    """Returns DeepSeek's multi-token-prediction modules, as a model's field `mtp`, if the config has any."""
     module_count = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
     return (
         {"mtp": {"num_nextn_predict_layers": module_count, "norm": rmsnorm(config.number("rms_norm_eps"))}}
@@ -447,14 +451,14 @@ def prediction(config: Config) -> Table:
 
 
 def uncounted_prediction(config: Config) -> None:
-    """Adds a remark if the config has MTP modules with a layout different from DeepSeek's."""
+    """Adds a remark if the config has MTP modules of another structure than DeepSeek's."""
     for name in ("num_nextn_predict_layers", "num_mtp_modules"):
         if config.has(name) and config.count(name):
             config.notes.append(f"{name}: the multi-token-prediction modules are not counted")
 
 
 def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
-    """Returns the fields of a stack whose layers vary along several axes.
+    """Returns the stack fields of layers that vary along several axes.
 
     axes: each is (the kind of each layer, kind → the fields of the block that it changes). An axis with one kind that
         changes nothing is omitted. No two axes may change the same field.
@@ -462,7 +466,7 @@ def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
     varying_axes = [(names, kinds) for names, kinds in axes if any(kinds[name] for name in names)]
     if not varying_axes:
         return {}
-    names = ["-".join(parts) for parts in zip(*(names for names, _ in varying_axes), strict=True)]
+    names = ["-".join(kind_names) for kind_names in zip(*(names for names, _ in varying_axes), strict=True)]
     variants: Table = {}
     for i, name in enumerate(names):
         variants.setdefault(
@@ -472,7 +476,7 @@ def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
 
 
 def learned_positions(config: Config, offset: int = 0) -> Table:
-    """Returns a learned position embedding. offset: number of rows before position 0."""
+    """Returns a learned position embedding. offset: the number of rows before position 0."""
     return {
         "type": "learned",
         "max_position_embeddings": config.size("max_position_embeddings"),
@@ -481,7 +485,7 @@ def learned_positions(config: Config, offset: int = 0) -> Table:
 
 
 def stack_of_kinds(kinds: dict[str, Table], names: list[str]) -> Table:
-    """Returns the fields of a stack with several kinds of layers, each a complete layer's table.
+    """Returns the stack fields of several kinds of layers, each a complete table of a layer.
 
     `names` is the kind of each layer.
 
@@ -498,7 +502,7 @@ def stack_of_kinds(kinds: dict[str, Table], names: list[str]) -> Table:
 
 
 def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
-    """Returns the fields of a stack from (name, changed fields) of each layer.
+    """Returns the stack fields of layers, each a name and its changed fields.
 
     Layers with equal changes are of one kind.
     """

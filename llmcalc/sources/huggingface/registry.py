@@ -70,7 +70,7 @@ def classes() -> dict[str, list[str]]:
 
 @cache
 def bases() -> dict[str, list[str]]:
-    """Returns model type → `base_model_prefix` of its classes, where that differs from `model`."""
+    """Returns model type → `base_model_prefix` of its classes, if the prefix is not `model`."""
     prefixes: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["bases"]
     return prefixes
 
@@ -84,7 +84,7 @@ def other_names() -> dict[str, dict[str, str]]:
 
 @cache
 def losses_of_logits() -> frozenset[str]:
-    """Returns the classes in `transformers` whose loss reads the logits in their own number format."""
+    """Returns the classes in `transformers` whose loss reads the logits in the logits' own number format."""
     names: list[str] = json.loads(Path(__file__).with_name("classes.json").read_text())["losses_of_logits"]
     return frozenset(names)
 
@@ -102,7 +102,7 @@ LOGIT_CAPS = {
 
 
 def _loss_fields(config: Config) -> dict[str, Any]:
-    """Returns the fields of a language-model head that state what its loss reads: the logits' number format, and cap.
+    """Returns head fields that describe the loss: the number format of the logits that it reads, and their cap.
 
     Without a class in the config it is that of the model type's first class with such a head.
     """
@@ -111,23 +111,23 @@ def _loss_fields(config: Config) -> dict[str, Any]:
     )
     names = ("final_logit_softcapping", "logits_soft_cap")
     cap = next((config.data[name] for name in names if name in config.data), LOGIT_CAPS.get(config.model_type))
-    capped = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
-    return {**capped, **({"float32_loss": False} if name in losses_of_logits() else {})}
+    cap_fields = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
+    return {**cap_fields, **({"float32_loss": False} if name in losses_of_logits() else {})}
 
 
 def config_of(data: Mapping[str, Any], kind: str, family: Family, head: HeadKind, location: str) -> Config:
-    """Returns a config as the family reads it. location: `where` of `Config`."""
+    """Returns a config with the family's defaults and aliases. location: `where` of `Config`."""
     aliases = {**other_names().get(kind, {}), **family.aliases}
     return Config(data, family.defaults, kind, head, location, aliases, family.unread)
 
 
 def kind_of_class(name: str) -> str:
-    """Returns the model type that has a class of this name; empty if no supported type has."""
+    """Returns the model type that has a class of this name; empty if no supported type has it."""
     return next((kind for kind, names in classes().items() if name in names), "")
 
 
 def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns the config with a model type, and remarks; the class name supplies a missing model type.
+    """Returns the config with its model type, and remarks; a missing model type is found by the class name.
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
@@ -162,7 +162,7 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def _kind_of_code(data: Mapping[str, Any], name: str) -> str:
-    """Returns the model type that reads a config whose class is code of its repository; empty if that is another's.
+    """Returns the model type of a config whose class is repository code; empty if llmcalc does not read it.
 
     name: the name of the class.
     """
@@ -177,7 +177,7 @@ def _kind_of_code(data: Mapping[str, Any], name: str) -> str:
 
 
 def _reads_differently(data: Mapping[str, Any], stated_type: str, kind: str) -> bool:
-    """Whether the class's model type would read a config as another model than the stated model type does.
+    """Whether the class's model type would read a config as another model than the stated type does.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
@@ -199,14 +199,14 @@ def model_types() -> list[str]:
 
 @cache
 def _find_new() -> None:
-    """Adds the families in files that are not in `FILES` yet."""
+    """Adds the families of files that `FILES` does not list yet."""
     for file in family_files():
         if file not in FILES:
             FILE_OF.update(dict.fromkeys(families_in(file), file))
 
 
 def family_files() -> list[str]:
-    """Returns the names of all family files, in `FILES` or not."""
+    """Returns the names of all files of families, whether `FILES` lists them or not."""
     from pkgutil import iter_modules
 
     folder = Path(__file__).with_name("families")
@@ -226,7 +226,7 @@ def families_in(file: str) -> Mapping[str, Family]:
 
 
 def usual_name(model_type: str) -> str:
-    """Returns a model type as its class spells it; the argument may use `_` for `-` or be a folder name."""
+    """Returns a model type in its class's spelling. The argument may use `_` for `-`, or be a folder name."""
     return SPELLED.get(model_type.replace("-", "_"), model_type)
 
 
@@ -263,17 +263,17 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
     It is the class in `architectures`, else a language model of the model type.
     """
-    kind, name, unsupported = usual_name(config["model_type"]), architecture_of(config), other_classes()
-    class_names = classes().get(kind) or unsupported["classes"].get(kind, [])
+    kind, name, unsupported_classes = usual_name(config["model_type"]), architecture_of(config), other_classes()
+    class_names = classes().get(kind) or unsupported_classes["classes"].get(kind, [])
     if name.lower() in {cls.lower() for cls in class_names}:
         return True
     if name.endswith("ForCausalLM"):
-        return kind in unsupported["causal"]
-    return not name and kind in unsupported["language"]
+        return kind in unsupported_classes["causal"]
+    return not name and kind in unsupported_classes["language"]
 
 
 def _without_family(config: Mapping[str, Any]) -> str:
-    """Returns, for a message, what a user can do with a config of an unsupported model type."""
+    """Returns advice, for a message, on what to do with a config of an unsupported model type."""
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     if "auto_map" in config:
@@ -306,7 +306,13 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
     if family.generates:
         architectures = {"architectures": []}
-    fields = {**architectures, **family.filled, **section, **_tying_field(family, data), **_passed(family, data)}
+    fields = {
+        **architectures,
+        **family.filled,
+        **section,
+        **_tying_field(family, data),
+        **_fields_from_wrapper(family, data),
+    }
     if family.decodes:
         fields["architectures"] = [causal_class(text_type, f"{name}.", data)]
     if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
@@ -316,7 +322,7 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
 
 
 def causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
-    """Returns the class of a model type that `AutoModelForCausalLM` builds.
+    """Returns the class that `AutoModelForCausalLM` builds for a model type.
 
     Raises `InputError` for a model type without such a class.
     """
@@ -327,8 +333,8 @@ def causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
     return name
 
 
-def _passed(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of the text model that the wrapper's class takes from other sections of its config."""
+def _fields_from_wrapper(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the text model's fields that the wrapper's class takes from other sections of its config."""
     fields: dict[str, Any] = {}
     for name, (section, field, default) in family.passed.items():
         table = wrapper_config.get(section)
@@ -355,12 +361,12 @@ def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str,
 
 
 def _tying_remark(kind: str, wrapper_config: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
-    """Returns a remark if the wrapper's config does not set the tying and its class's default differs.
+    """Returns a remark if the wrapper's config does not set weight tying and its class's default differs.
 
     The text model's default counts.
     """
     family = family_of(kind)
-    default, tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
+    default, is_tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
     is_stated = any(
         wrapper_config.get(name) is not None
         for name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
@@ -369,12 +375,12 @@ def _tying_remark(kind: str, wrapper_config: Mapping[str, Any], model: Mapping[s
         family.text is None
         or is_stated
         or default is None
-        or default == tied
-        or (family.ties == "either" and tied)
+        or default == is_tied
+        or (family.ties == "either" and is_tied)
         or model["head"]["type"] != "lm"
     ):
         return []
-    tied_text, default_text = str(tied).lower(), str(default).lower()
+    tied_text, default_text = str(is_tied).lower(), str(default).lower()
     return [
         f"tie_word_embeddings: not given beside text_config; counted as {tied_text}, as the text model has it, where "
         f"{kind}'s class takes {default_text}"
@@ -390,7 +396,7 @@ def _builds_towers(kind: str, wrapper_config: Mapping[str, Any]) -> bool:
 
 
 class Reading(NamedTuple):
-    """The result of reading a config.
+    """The result of reading a config: the description, remarks and unknown fields.
 
     model: the `model` table of a native description.
     notes: remarks for the user.
@@ -416,7 +422,7 @@ def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[
 
 
 def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
-    """Reads a config and everything to report about it.
+    """Reads a config, and collects all remarks and unknown fields.
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
@@ -434,12 +440,16 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     model |= dropout_of(config, family)
     if model["head"]["type"] == "lm":
         model["head"] = {**model["head"], **_loss_fields(config)}
-    flat = (family,) if location or wrapper == kind else (family, family_of(wrapper))
-    uncounted = {name: tower_notes for record in flat for name, tower_notes in record.uncounted.items()}
-    sections = (() if location else record.uncounted_encoders for record in flat)
-    config.close(frozenset().union(uncounted, *sections, *(record.ignored for record in flat)))
+    family_records = (family,) if location or wrapper == kind else (family, family_of(wrapper))
+    uncounted_towers = {
+        name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()
+    }
+    sections = (() if location else record.uncounted_encoders for record in family_records)
+    config.close(frozenset().union(uncounted_towers, *sections, *(record.ignored for record in family_records)))
     uncounted_notes = [
-        f"{name}: {tower_notes.format(shown(data[name]))}" for name, tower_notes in uncounted.items() if data.get(name)
+        f"{name}: {tower_notes.format(shown(data[name]))}"
+        for name, tower_notes in uncounted_towers.items()
+        if data.get(name)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
     if _builds_towers(wrapper, wrapper_config):

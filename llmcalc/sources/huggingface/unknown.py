@@ -21,7 +21,7 @@ SIZED_THINGS = frozenset(
 
 
 def words_of(name: str) -> frozenset[str]:
-    """Returns the words of a field's name, without those that mean a count."""
+    """Returns the words of a field's name, without words that mean a count."""
     return frozenset(name.lower().split("_")) - COUNTING_WORDS
 
 
@@ -30,14 +30,14 @@ class Unknown(NamedTuple):
 
     path: its name, with the path from the top of the file.
     value: its value in the config.
-    meant: the field that it may misspell; empty if none is near.
+    intended_name: the field that it may misspell; empty if none is near.
     restates: whether it repeats the value of a field that was read, under a name with a word in common (`num_experts`
         beside `n_routed_experts`).
     """
 
     path: str
     value: Any
-    meant: str
+    intended_name: str
     restates: bool
 
     @property
@@ -47,19 +47,21 @@ class Unknown(NamedTuple):
         That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, or a list with several kinds of layers
         (`layer_types`).
         """
-        parts = self.path.rpartition(".")[2].lower().split("_")
-        if parts[-2:] == ["layer", "types"] and isinstance(self.value, list):
+        words = self.path.rpartition(".")[2].lower().split("_")
+        if words[-2:] == ["layer", "types"] and isinstance(self.value, list):
             return len({repr(kind) for kind in self.value}) > 1
-        names_a_size = bool({"num", "n", "size", "dim"} & {parts[0], parts[-1]}) or parts[-1] in SIZED_THINGS
+        names_a_size = bool({"num", "n", "size", "dim"} & {words[0], words[-1]}) or words[-1] in SIZED_THINGS
         return names_a_size and type(self.value) is int and self.value > 0
 
 
-def require_known(unknown: Sequence[Unknown], model_type: str) -> None:
+def require_known(unknown_fields: Sequence[Unknown], model_type: str) -> None:
     """Raises `InputError` for misspelt fields and for unknown sizes; the message names all of them."""
     problems = [
-        f"{field.path} (did you mean {field.meant}?)" if field.meant else f"{field.path} = {shown(field.value)}"
-        for field in unknown
-        if not field.restates and (field.meant or field.is_size)
+        f"{field.path} (did you mean {field.intended_name}?)"
+        if field.intended_name
+        else f"{field.path} = {shown(field.value)}"
+        for field in unknown_fields
+        if not field.restates and (field.intended_name or field.is_size)
     ]
     if problems:
         noun = "unknown field" if len(problems) == 1 else "unknown fields"

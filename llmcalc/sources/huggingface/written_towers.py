@@ -29,7 +29,7 @@ def _layers(tower: Any) -> Table:
 
 
 def _patches_per_side(tower: Any) -> int:
-    """Returns the number of patches along one side of the image that the position embedding is for."""
+    """Returns the number of patches along one side of the image, from the size of the position embedding."""
     return isqrt(tower.positions.rows)
 
 

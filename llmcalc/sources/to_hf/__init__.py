@@ -42,8 +42,8 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
     facts, spec_values = Facts(spec, FIELDS), canonical(spec)
-    others: list[tuple[str, dict[str, Any]]] = []
-    for kind, family in _families(facts):
+    other_configs: list[tuple[str, dict[str, Any]]] = []
+    for kind, family in _possible_families(facts):
         for name in class_names(kind, spec):
             config = wrapped(_candidate_config(kind, family, name, facts), spec)
             config_spec = _read_back(config)
@@ -52,31 +52,32 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
             class_values = canonical(config_spec)
             if next(differences(spec_values, class_values), None) is None:
                 return config
-            others.append((config["architectures"][0], class_values))
+            other_configs.append((config["architectures"][0], class_values))
     raise InputError(
-        "no transformers class is known here that computes this architecture" + _nearest(spec_values, others)
+        "no transformers class is known here that computes this architecture"
+        + _nearest_class(spec_values, other_configs)
     )
 
 
-def _nearest(spec_values: dict[str, Any], others: list[tuple[str, dict[str, Any]]]) -> str:
-    """Returns, for the message, the class that differs least and its first difference.
+def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:
+    """Returns, for a message, the class that differs least from the spec, and its first difference.
 
-    others: (name of a class, what it computes in canonical form).
+    other_configs: (name of a class, what it computes in canonical form).
     """
-    nearest: tuple[tuple[int, int], str, Difference] | None = None
-    for name, class_values in others:
+    nearest_config: tuple[tuple[int, int], str, Difference] | None = None
+    for name, class_values in other_configs:
         mismatches = sorted(differences(spec_values, class_values), key=_is_in_tower)
         distance = (
             sum(weight(difference) for difference in mismatches if not _is_in_tower(difference)),
             sum(weight(difference) for difference in mismatches if _is_in_tower(difference)),
         )
-        if nearest is None or distance < nearest[0]:
-            nearest = distance, name, mismatches[0]
-    return _nearest_text(nearest)
+        if nearest_config is None or distance < nearest_config[0]:
+            nearest_config = distance, name, mismatches[0]
+    return _nearest_text(nearest_config)
 
 
-def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
-    """Yields the families that have a class, the likely ones first."""
+def _possible_families(facts: Facts) -> Iterator[tuple[str, Family]]:
+    """Yields the families that have a `transformers` class, the likely families first."""
     unlikely: list[tuple[str, Family]] = []
     for kind in FILE_OF:
         family = family_of(kind)
@@ -90,15 +91,16 @@ def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
 
 
 def _is_likely(family: Family, facts: Facts) -> bool:
-    """Whether the family's default activation is the spec's, and both have experts or both have none."""
+    """Whether the family's default activation is the spec's activation, and both or neither have experts."""
     names = [USUAL.get(name, name) for name in family.defaults]
     default_activations = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
     return ("num_experts" in names) == bool(facts.with_experts()) and (
-        not default_activations or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation(facts)
+        not default_activations
+        or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(facts)
     )
 
 
-def _activation(facts: Facts) -> str | None:
+def _activation_of(facts: Facts) -> str | None:
     try:
         act: str = FIELDS["hidden_act"](facts)
     except NOT_THERE:
@@ -109,26 +111,26 @@ def _activation(facts: Facts) -> str | None:
 def _candidate_config(kind: str, family: Family, name: str, facts: Facts) -> dict[str, Any]:
     """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
     config: dict[str, Any] = {"model_type": kind, "architectures": [name]}
-    _fill(config, family, facts, [*family.defaults, *family.writes])
+    _fill_fields(config, family, facts, [*family.defaults, *family.writes])
     read_fields = _fields_read(family, config)
-    _fill(config, family, facts, [field for field in ALSO if field in read_fields])
+    _fill_fields(config, family, facts, [field for field in ALSO if field in read_fields])
     return config | _dropout_fields(family, facts.spec)
 
 
 def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
-    """Returns the probabilities of dropout that differ from the class's defaults; nothing of a spec without any."""
+    """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
     fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout.places.items()}
     return {field: value for field, value in fields.items() if value != family.dropout.defaults.get(field, 0.0)}
 
 
-def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str]) -> None:
+def _fill_fields(config: dict[str, Any], family: Family, facts: Facts, fields: list[str]) -> None:
     """Sets each field that has a value in the spec, except a null that is the class's default."""
     other_names = {} if family.spelled_as_read else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:
-            value = _value(family, field, facts)
+            value = _value_of_field(family, field, facts)
         except NOT_THERE:
             continue
         default = family.defaults.get(field)
@@ -137,7 +139,7 @@ def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str
 
 
 def _same_activation(value: Any, default: Any) -> bool:
-    """Whether two names mean the same activation; the class's own name is then kept."""
+    """Whether two names mean the same activation, in which case the class's own name is kept."""
     return (
         isinstance(value, str)
         and isinstance(default, str)
@@ -145,7 +147,7 @@ def _same_activation(value: Any, default: Any) -> bool:
     )
 
 
-def _value(family: Family, field: str, facts: Facts) -> Any:
+def _value_of_field(family: Family, field: str, facts: Facts) -> Any:
     """Returns a field's value: by the family's rule, by another name of the field, or by its name in the spec."""
     usual_name = {alias: name for name, alias in family.aliases.items()}.get(field, field)
     names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
@@ -166,11 +168,11 @@ def _value(family: Family, field: str, facts: Facts) -> Any:
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
     """Returns every field that the family's reader reads from a config before it succeeds or fails."""
     kind, head = config["model_type"], head_of(config)
-    reading = Config(config, family.defaults, kind, head, "", family.aliases, family.unread)
+    tracked_config = Config(config, family.defaults, kind, head, "", family.aliases, family.unread)
     assert family.read is not None
     with suppress(InputError):
-        family.read(reading)
-    return reading.fields_read
+        family.read(tracked_config)
+    return tracked_config.fields_read
 
 
 def _read_back(config: dict[str, Any]) -> ModelSpec | None:
@@ -186,15 +188,17 @@ def _is_in_tower(difference: Difference) -> bool:
     return difference[0].startswith("towers")
 
 
-def _nearest_text(nearest: tuple[tuple[int, int], str, Difference] | None) -> str:
-    if nearest is None:
+def _nearest_text(nearest_config: tuple[tuple[int, int], str, Difference] | None) -> str:
+    if nearest_config is None:
         return ""
-    _, name, (path, spec_value, class_value) = nearest
+    _, name, (path, spec_value, class_value) = nearest_config
     hint = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
-    return f"; nearest is {name}, which has {_shown(class_value)} where {path} is {_shown(spec_value)}{hint}"
+    return (
+        f"; nearest is {name}, which has {_shown_value(class_value)} where {path} is {_shown_value(spec_value)}{hint}"
+    )
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     if isinstance(value, dict | list):
         return "others" if isinstance(value, list) else f"'{value.get('type', 'given')}'"
     return "none" if value is None else json.dumps(value)

@@ -1,4 +1,4 @@
-"""The classes of `transformers` for a model type and a kind of head, from the generated list of all classes.
+"""Finds the classes of `transformers` for a model type and an output head, in the generated list of classes.
 
 `python -m tests.sources.test_classes` generates the list.
 """
@@ -19,13 +19,13 @@ CAUSAL = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 
 
 def class_names(kind: str, spec: ModelSpec) -> list[str]:
-    """Returns the classes of a model type that have the head of this spec, the likeliest first."""
+    """Returns the classes of a model type with the output head of this spec, the likeliest first."""
     names = classes().get(kind, [])
-    return [name for ending in _endings(names, spec) for name in _ending_with(names, ending)]
+    return [name for ending in _class_endings(names, spec) for name in _ending_with(names, ending)]
 
 
 def wrapper_names(kind: str, without_head: bool) -> list[str]:
-    """Returns the classes of a wrapper's model type, with its text model's head or without."""
+    """Returns the classes of a wrapper's model type, with or without its text model's output head."""
     names = classes().get(kind, [])
     return _ending_with(names, "Model") if without_head else _ending_with(names, CONDITIONAL)
 
@@ -34,7 +34,7 @@ def _ending_with(names: list[str], ending: str | tuple[str, ...]) -> list[str]:
     return [name for name in names if name.endswith(ending)]
 
 
-def _endings(names: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
+def _class_endings(names: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
     if isinstance(spec.head, Classifier):
         return ["ForSequenceClassification", "ForTokenClassification", "ForPreTraining"]
     if isinstance(spec.head, LMHead):

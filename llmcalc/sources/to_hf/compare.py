@@ -1,4 +1,4 @@
-"""Compares two specs: whether they are the same architecture, and where they differ first.
+"""Compares two specs: whether they describe the same architecture, and their first difference.
 
 A spec can be written in several ways: a head size or the number of key/value heads may be given or omitted, and layers
 may be variants under any names. Here each is converted to one canonical form. Fields that change no count and no
@@ -51,12 +51,14 @@ def canonical(spec: ModelSpec) -> dict[str, Any]:
     }
     table = {name: _plain_values(value, spec.hidden_size) for name, value in table.items()}
     for side, stack in spec.stacks():
-        table[side] = _stack(stack, stack.hidden_size or spec.hidden_size)
-    return {**table, "mtp": _prediction(spec, spec.mtp)}
+        table[side] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
+    return {**table, "mtp": _prediction_table(spec, spec.mtp)}
 
 
 def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
-    """Yields (path, left value, right value) for every difference; equal ones in several layers are reported once.
+    """Yields (path, left value, right value) for every difference.
+
+    Equal differences of several layers are reported once.
 
     The lowest layer is named.
     """
@@ -69,27 +71,27 @@ def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
         and len(left) == len(right)
         and any(isinstance(item, dict) for item in left)
     ):
-        reported: list[tuple[Any, Any]] = []
+        reported_pairs: list[tuple[Any, Any]] = []
         for i, pair in enumerate(zip(left, right, strict=True)):
-            if pair not in reported:  # layers of one kind share one table
-                reported.append(pair)
+            if pair not in reported_pairs:  # layers of one kind share one table
+                reported_pairs.append(pair)
                 yield from differences(*pair, f"{path}.{i}")
     elif left != right:
         yield path, left, right
 
 
 def weight(difference: Difference) -> int:
-    """Returns the size of a difference in values: a part that only one spec has counts with all its fields."""
-    return max(_values(difference[1]), _values(difference[2]))
+    """Returns the number of values that differ; a part that only one spec has counts with all its fields."""
+    return max(_values_of(difference[1]), _values_of(difference[2]))
 
 
-def _values(value: Any) -> int:
+def _values_of(value: Any) -> int:
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(map(_values, children))
+    return 1 + sum(map(_values_of, children))
 
 
-def _stack(stack: Stack, width: int) -> dict[str, Any]:
-    """Returns a table per layer, with the index of the layer whose parameters the layer uses."""
+def _stack_tables(stack: Stack, width: int) -> dict[str, Any]:
+    """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
     names = stack.layer_names()
     layers = {name: _plain_values(stack.layer(name), width) for name in dict.fromkeys(names)}
     fields = (
@@ -107,7 +109,7 @@ def _stack(stack: Stack, width: int) -> dict[str, Any]:
     return {**table, "shared_layers": owners, "layers": [layers[name] for name in names]}
 
 
-def _prediction(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
+def _prediction_table(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
     if mtp is None:
         return None
     return {
@@ -118,9 +120,9 @@ def _prediction(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
 
 
 def _plain_values(value: Any, width: int) -> Any:
-    """Converts parts to tables and tuples to lists. width: of the residual, for a default head size."""
+    """Converts parts to tables and tuples to lists. width: the residual stream's width, for a default head size."""
     if isinstance(value, Stack):
-        return _stack(value, width)
+        return _stack_tables(value, width)
     if isinstance(value, Part):
         width = getattr(value, "hidden_size", None) or width  # vision and audio encoders have their own width
         table = {

@@ -1,4 +1,4 @@
-"""The values of a spec under the field names of a config.
+"""The values of a spec for the fields of a config, by field name.
 
 Spec fields have the names that most configs use. So a config field is the first value of that name in the spec. The
 properties here are for values with another name in the spec, or values that are calculated.
@@ -26,7 +26,7 @@ STATE_SPACE = ("mamba", "mamba2")
 
 
 class Facts:
-    """The values of one spec for config fields. A field of a part that the spec does not have raises `Absent`.
+    """The values of one spec for config fields. A field that the spec does not have raises `Absent`.
 
     fields: usual name of a config field → the function that gets it from a spec.
     """
@@ -67,7 +67,7 @@ class Facts:
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        """Maps field name → its first value that is not None in any part; None if every part leaves it unset."""
+        """Returns field name → its first value that is not None in any part; None if every part leaves it unset."""
         values: dict[str, Any] = {}
         for part in self.parts:
             for name in type(part).model_fields:
@@ -86,7 +86,7 @@ class Facts:
         return present(next((part for part in self.parts if isinstance(part, cls) and condition(part)), None))
 
     def typed(self, *types: str) -> Any:
-        """Returns the first part whose `type` is one of these."""
+        """Returns the first part whose `type` is among `types`."""
         return present(next((part for part in self.parts if getattr(part, "type", None) in types), None))
 
     @property
@@ -95,7 +95,7 @@ class Facts:
 
     @property
     def full(self) -> Attention:
-        """The first attention without a window, else the first attention."""
+        """The first attention without a window; if all have windows, the first attention."""
         try:
             attention: Attention = self.find(Attention, condition=lambda part: part.sliding_window is None)
         except Absent:
@@ -137,7 +137,7 @@ class Facts:
 
     @property
     def dense(self) -> FeedForward:
-        """The FFN of a layer without experts, or the shared expert."""
+        """The FFN of a layer without experts; if there is none, the shared expert."""
         for layer in map(self.first.layer, dict.fromkeys(self.first.layer_names())):
             for network in layer.networks():
                 if isinstance(network, FeedForward):
@@ -159,9 +159,13 @@ class Facts:
 
     @property
     def position(self) -> Rope:
-        """The rotary positions; those of a layer without a window if there are both."""
-        placed = sorted(zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None)
-        rope: Rope = present(next((position for _, position in placed if isinstance(position, Rope)), None))
+        """The rotary position encoding; of a layer without a window if both kinds of layers have it."""
+        positions_by_window = sorted(
+            zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None
+        )
+        rope: Rope = present(
+            next((position for _, position in positions_by_window if isinstance(position, Rope)), None)
+        )
         return rope
 
     @property
@@ -194,7 +198,7 @@ class Facts:
         return next((i for i, network in enumerate(self.networks) if isinstance(network, MoE)), len(self.layers))
 
     def kinds(self, **family_words: str) -> list[str]:
-        """Returns the kind of each layer as in `layer_types`. family_words: the names that a family uses instead."""
+        """Returns the kind of each layer as in `layer_types`. family_words: a family's own names for the kinds."""
         return [family_words.get(kind, kind) for kind in self._kinds]
 
     @cached_property
@@ -213,8 +217,8 @@ def kind_of(mixer: Any) -> str:
         return {"short_conv": "conv", "rglru": "recurrent", "none": "none"}[kind]
     if isinstance(mixer, Attention) and mixer.attention_chunk_size is not None:
         return "chunked_attention"
-    windowed = isinstance(mixer, TokenMixer) and mixer.window() is not None
-    return "sliding_attention" if windowed else "full_attention"
+    has_window = isinstance(mixer, TokenMixer) and mixer.window() is not None
+    return "sliding_attention" if has_window else "full_attention"
 
 
 def _parts_inside(value: Any) -> Iterator[Part]:

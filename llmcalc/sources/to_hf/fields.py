@@ -1,4 +1,4 @@
-"""The value of each config field from a spec, under the names in configs.
+"""Computes the value of each config field from a spec, by the field's name.
 
 A field with the same name in the spec is found by `Facts.named` and is not listed. A wrong value here cannot produce a
 wrong config: every proposed config is read back and compared with the spec.
@@ -21,15 +21,15 @@ from ..huggingface.writes import WRITTEN_ACTIVATIONS
 from .facts import Facts
 
 
-def _positions(facts: Facts) -> int:
-    """Returns the rows of the position embedding, or the context length."""
+def _position_rows(facts: Facts) -> int:
+    """Returns the number of rows of the position embedding, or the context length."""
     if isinstance(facts.first.position, Learned):
         return facts.first.position.max_position_embeddings
     positions: int = present(facts.spec.max_position_embeddings)
     return positions
 
 
-def _act(facts: Facts) -> str:
+def _activation_name(facts: Facts) -> str:
     try:
         act = facts.network.hidden_act
     except Absent:
@@ -42,14 +42,14 @@ def _kv_heads(facts: Facts) -> int:
     mixer = facts.find(Attention) if any(isinstance(m, Attention) for m in facts.mixers) else None
     kv_heads = (
         facts.named("num_key_value_heads")
-        if mixer is None and not _latent(facts)
+        if mixer is None and not _latent_width(facts)
         else getattr(mixer, "num_key_value_heads", None)
     )
     heads: int = kv_heads or facts.named("num_attention_heads")
     return heads
 
 
-def _latent(facts: Facts) -> bool:
+def _latent_width(facts: Facts) -> bool:
     return any(getattr(mixer, "type", "") == "mla" for mixer in facts.mixers)
 
 
@@ -62,7 +62,7 @@ def _attention_bias(facts: Facts) -> bool:
 
 
 def _mlp_bias(facts: Facts) -> bool:
-    """Returns the bias of the dense FFN, else of the shared expert, else of the experts."""
+    """Returns the bias of the dense FFN; without one, of the shared expert or of the experts."""
     with suppress(Absent):
         return facts.dense.up_bias
     with suppress(Absent):
@@ -70,7 +70,7 @@ def _mlp_bias(facts: Facts) -> bool:
     return facts.network.up_bias
 
 
-def _experts(facts: Facts) -> int:
+def _expert_count(facts: Facts) -> int:
     return facts.moe.num_experts if any(isinstance(n, MoE) for n in facts.networks) else 0
 
 
@@ -86,38 +86,38 @@ def _shared_experts(facts: Facts) -> int | None:
     return count
 
 
-def _identities(facts: Facts) -> int:
+def _identity_count(facts: Facts) -> int:
     return 0 if facts.moe.identity_experts is None else facts.moe.identity_experts.zero_expert_num
 
 
-def _labels(facts: Facts) -> int:
+def _label_count(facts: Facts) -> int:
     if isinstance(facts.spec.head, Classifier):
         return facts.spec.head.num_labels
     labels: int = present(present(facts.spec.pooler).num_labels)
     return labels
 
 
-def _latest(facts: Facts) -> int | None:
+def _layers_before_window(facts: Facts) -> int | None:
     """Returns the number of layers below the first layer with a window."""
     return next((i for i, window in enumerate(facts.windows) if window is not None), len(facts.layers))
 
 
-def _bidirectional(facts: Facts) -> bool:
+def _is_bidirectional(facts: Facts) -> bool:
     if facts.spec.kind == "decoder":
         raise Absent
     return True
 
 
-def _prediction(facts: Facts) -> int:
+def _prediction_modules(facts: Facts) -> int:
     modules: int = present(facts.spec.mtp).num_nextn_predict_layers
     return modules
 
 
-def _theta(facts: Facts) -> float:
+def _rope_base(facts: Facts) -> float:
     return facts.position.rope_theta
 
 
-def _buckets(facts: Facts) -> RelativeBias:
+def _bucket_count(facts: Facts) -> RelativeBias:
     bias: RelativeBias = (
         facts.typed("relative_bias") if facts.first.relative_bias is None else facts.first.relative_bias
     )
@@ -128,17 +128,17 @@ FIELDS: dict[str, Callable[[Facts], Any]] = {
     "hidden_size": lambda s: s.spec.hidden_size,
     "vocab_size": lambda s: s.spec.vocab_size,
     "num_hidden_layers": lambda s: s.first.num_hidden_layers,
-    "max_position_embeddings": _positions,
+    "max_position_embeddings": _position_rows,
     "n_positions": lambda s: s.spec.max_position_embeddings,
     "is_decoder": lambda s: s.spec.kind == "decoder",
     "type_vocab_size": lambda s: 0 if s.first.token_types is None else s.first.token_types.type_vocab_size or 0,
     "embedding_size": lambda s: s.spec.embedding_size or s.spec.hidden_size,
-    "num_labels": _labels,
-    "use_bidirectional_attention": _bidirectional,
-    "num_nextn_predict_layers": _prediction,
+    "num_labels": _label_count,
+    "use_bidirectional_attention": _is_bidirectional,
+    "num_nextn_predict_layers": _prediction_modules,
     # norms and activations
     "rms_norm_eps": lambda s: s.layers[0].norm.eps,
-    "hidden_act": _act,
+    "hidden_act": _activation_name,
     # attention
     "num_key_value_heads": _kv_heads,
     "num_kv_heads": _kv_heads,
@@ -146,22 +146,22 @@ FIELDS: dict[str, Callable[[Facts], Any]] = {
     "attention_bias": _attention_bias,
     "qk_layernorm": lambda s: s.full.qk_norm is not None,
     "multi_query": lambda s: _kv_heads(s) == 1,
-    "rope_theta": _theta,
+    "rope_theta": _rope_base,
     "partial_rotary_factor": lambda s: s.rotary_size / s.head_dim,
     "rotary_dim": lambda s: s.rotary_size,
     "sliding_window": lambda s: present(s.window),
     "use_sliding_window": lambda s: s.window is not None,
-    "max_window_layers": _latest,
+    "max_window_layers": _layers_before_window,
     "layer_types": lambda s: s.kinds(),
     "no_rope_layers": lambda s: [int(position is not None) for position in s.positions],
-    "relative_attention_num_buckets": lambda s: _buckets(s).relative_attention_num_buckets,
-    "relative_attention_max_distance": lambda s: _buckets(s).relative_attention_max_distance,
+    "relative_attention_num_buckets": lambda s: _bucket_count(s).relative_attention_num_buckets,
+    "relative_attention_max_distance": lambda s: _bucket_count(s).relative_attention_max_distance,
     # feed-forward networks and experts
     "intermediate_size": lambda s: s.network.intermediate_size,
     "mlp_bias": _mlp_bias,
     "lm_head_bias": lambda s: getattr(s.spec.head, "bias", False),
-    "num_experts": _experts,
-    "zero_expert_num": _identities,
+    "num_experts": _expert_count,
+    "zero_expert_num": _identity_count,
     "router_bias": lambda s: s.find(LinearRouter).bias,
     "moe_intermediate_size": lambda s: s.moe.expert.intermediate_size,
     "n_shared_experts": _shared_experts,

@@ -1,4 +1,4 @@
-"""Compares the memory of real processes with the simulation of each rank, and their loss with that of one process."""
+"""Compares real processes with the simulation: the memory of each rank, and the loss with a single process's loss."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def job_for(
     count = 2 * layout.pp if microbatches is None else microbatches
     spec = spec if spec.dropout is None else spec.with_dropout(0)  # the reference has no dropout
     job = Job(spec, layout, batch, default_seq(spec) if seq is None else seq, count)
-    longest = longest_pass(spec)
-    if longest is not None and job.seq > longest:
-        raise InputError(f"--seq: {job.seq} tokens do not fit the learned positions; expected at most {longest}")
+    longest_tokens = longest_pass(spec)
+    if longest_tokens is not None and job.seq > longest_tokens:
+        raise InputError(f"--seq: {job.seq} tokens do not fit the learned positions; expected at most {longest_tokens}")
     job.check()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
     total_bytes = (
@@ -60,7 +60,7 @@ def job_for(
 
 
 def verify_distributed(job: Job, target: str = "model") -> Verdict:
-    """Runs a job on processes of this machine, or on processes that torchrun has started, and compares them.
+    """Runs a job on processes of this machine, or on processes that torchrun has started, and compares their results.
 
     Raises `InputError` if a process fails or does not answer.
     """
@@ -89,9 +89,9 @@ def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", sec
     """Returns the checks of a job's results."""
     witness = f"gloo, {job.layout.world} processes"
     checks = [
-        Check(f"rank {rank}", MEMORY + quantity, simulated[quantity], bytes, witness)
-        for rank, (simulated, measured) in enumerate(job_results["ranks"])
-        for quantity, bytes in measured.items()
+        Check(f"rank {rank}", MEMORY + quantity, simulated_bytes[quantity], bytes, witness)
+        for rank, (simulated_bytes, measured_bytes) in enumerate(job_results["ranks"])
+        for quantity, bytes in measured_bytes.items()
     ]
     pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [

@@ -1,4 +1,4 @@
-"""The job of a distributed run, and the simulated memory of each rank."""
+"""The job of a distributed training run, and the simulated memory of each rank."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, 
         run = ShardedRank(job.spec, job.training, job.layout, rank, meter, fsdp=fsdp)
     elif job.layout.zero == 3:
         layout = job.layout
-        sharded = sharding(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
+        weight_sharding = sharding(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
         program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
-        run = FsdpRun(job.spec, job.training, sharded, fsdp, layout.reshard, meter=meter, program=program)
+        run = FsdpRun(job.spec, job.training, weight_sharding, fsdp, layout.reshard, meter=meter, program=program)
         run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
         run = RankRun(job.spec, job.training, job.layout, rank, meter)

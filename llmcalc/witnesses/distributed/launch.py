@@ -32,7 +32,7 @@ def launched_rank() -> int:
 
 
 def run_processes(jobs: Sequence[Job], limit: float = LIMIT, module: str = "llmcalc.witnesses.distributed.work") -> Any:
-    """Runs jobs with the same number of ranks in new processes, and returns what rank 0 prints.
+    """Runs jobs with the same number of ranks in new processes. Returns what rank 0 prints.
 
     limit: timeout in seconds.
     module: the module that each process runs.
@@ -72,7 +72,7 @@ def _start(rank: int, world: int, port: int, arguments: list[str], folder: str) 
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], deadline: float, folder: str, limit: float) -> None:
-    """Waits for all processes. Raises `InputError` for the first that fails, and at the timeout."""
+    """Waits for all processes. Raises `InputError` for the first process that fails, and at the timeout."""
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
@@ -87,7 +87,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline: float, folder: str
 
 
 def _failure(rank: int, code: int, folder: str) -> str:
-    """Returns the error of a process: the last line of its standard error, or the message of an `InputError`."""
+    """Returns the error of a process: its last line of standard error, or the message of its `InputError`."""
     end_reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     lines = Path(folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if "Error" in line] or lines

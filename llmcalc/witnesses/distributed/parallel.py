@@ -40,7 +40,7 @@ BEFORE_LAYERS = ("embed_positions", "embed_norm", "input_proj", "embed_proj")
 
 
 class Replicated(ParallelStyle):
-    """A module that is replicated on every process and runs on the same input, as torchtitan's `NoParallel`."""
+    """A module that is replicated on every process and runs on the same input, like torchtitan's `NoParallel`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         to_input: Any = self._to_distributed
@@ -67,7 +67,7 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
 
     Raises `InputError` for a module with parameters that has no rule.
     """
-    tied = hasattr(module, "lm_head") and module.lm_head.weight is getattr(module.embed_tokens, "weight", None)
+    is_tied = hasattr(module, "lm_head") and module.lm_head.weight is getattr(module.embed_tokens, "weight", None)
     plan: dict[str, ParallelStyle] = {}
     for name, submodule in module.named_modules():
         heads = getattr(submodule, "kv_heads", mesh.size())
@@ -78,12 +78,12 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
         if name.rpartition(".")[0] not in plan:
             raise InputError(f"--distributed: --tp {mesh.size()}: no rule to divide {name}; expected --tp 1")
     parallelize_module(module, mesh, plan, src_data_rank=None)  # every process has the same values
-    if tied:
+    if is_tied:
         module.lm_head.weight = module.embed_tokens.weight
 
 
 def _rules(name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
-    """Returns path → style for a module or its children; empty if another module's rule covers it."""
+    """Returns path → parallel style for a module or its children; empty if another module's rule covers it."""
     parent, _, last_name = name.rpartition(".")
     if last_name == "embed_tokens" and not parent:
         if isinstance(submodule, StageInput):
@@ -151,7 +151,7 @@ class StageInput(nn.Module):
 
 
 def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
-    """Removes the layers of other pipeline stages; the first stage keeps the embedding, the last the head."""
+    """Removes the layers of other pipeline stages. Only the first stage keeps the embedding, only the last the head."""
     stage_layers = nn.ModuleList(module.layers[i] for i in layers)
     for owner in (module, module._only[0]):
         owner.layers = stage_layers

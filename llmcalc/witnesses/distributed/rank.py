@@ -1,4 +1,4 @@
-"""One process of a distributed run: builds its part of the model, trains it, and tracks every storage.
+"""One process of a distributed run: it builds its part of the model, trains it, and tracks every storage.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -52,7 +52,7 @@ WRAPPERS = DTensor, AsyncCollectiveTensor
 
 
 class OnRank(CpuStorageTracker):
-    """Tracks storages of local parts of distributed tensors, and storages that are resized."""
+    """Tracks storages of distributed tensors' local parts, and storages that are resized."""
 
     def __init__(self) -> None:
         super().__init__(device="cpu")
@@ -76,9 +76,9 @@ class OnRank(CpuStorageTracker):
             if func._opname in BUCKET_OPERATIONS:
                 return out
             del work_handle
-            finished: torch.futures.Future[Any] = torch.futures.Future()
-            finished.set_result([])
-            out = (*results, c10d._create_work_from_future(finished).boxed())
+            finished_future: torch.futures.Future[Any] = torch.futures.Future()
+            finished_future.set_result([])
+            out = (*results, c10d._create_work_from_future(finished_future).boxed())
         elif func.namespace == "_c10d_functional" and isinstance(out, Tensor) and func._opname != "wait_tensor":
             torch.ops._c10d_functional.wait_tensor(out)
             tensors.append(out)
@@ -159,7 +159,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def losses_of_one(job: Job) -> list[float]:
-    """Returns the mean loss of every step if one process runs all micro-batches of all replicas."""
+    """Returns the mean loss of every step if a single process runs all micro-batches of all replicas."""
     module, ids = reference(job), token_ids(job)
     losses: list[float] = []
     updates = _optimizers(job, module)
@@ -183,7 +183,7 @@ def _optimizers(job: Job, module: Any) -> list[Any]:
 
 
 class Rank:
-    """A process of a run. log: list that receives every allocation; default None."""
+    """A process of a run. log: a list that receives every allocation; default None."""
 
     def __init__(self, job: Job, log: list[str] | None = None) -> None:
         self.job: Job = job
@@ -203,7 +203,7 @@ class Rank:
         self.peaks: dict[str, int] = {}
 
     def measured(self) -> tuple[dict[str, int], list[float]]:
-        """Trains and returns quantity → bytes, and the sum of losses of each step if this process computes them."""
+        """Trains. Returns quantity → bytes, and each step's sum of losses if this process computes losses."""
         job, mode = self.job, self.mode
         module = reference(job)
         ids = token_ids(job)[self.at.dp]
@@ -239,7 +239,7 @@ class Rank:
         return quantities, losses
 
     def record_phase(self, phase: str) -> None:
-        """Records the peak of a phase, which has just ended."""
+        """Records the peak of the phase that has just ended."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), self.mode.peak)
         self.mode.peak = self.mode.now
         if self.mode.log is not None:
@@ -281,7 +281,7 @@ class Rank:
         return loss_parallel() if self.job.layout.tp > 1 else nullcontext()
 
     def micro_batches(self, ids: Tensor) -> float:
-        """Runs the passes of a step. Returns the sum of the losses."""
+        """Runs the passes of a step and returns the sum of the losses."""
         total = 0.0
         for i in range(self.job.microbatches):
             self.ids: Tensor = ids[i].clone()
@@ -338,7 +338,7 @@ class Rank:
 
 
 class RankResult(NamedTuple):
-    """The result of one process.
+    """The measurements of one process.
 
     bytes: quantity → bytes.
     losses: mean loss of each step, over all processes.
@@ -351,7 +351,7 @@ class RankResult(NamedTuple):
 
 
 def run(job: Job, log: list[str] | None = None) -> RankResult:
-    """Runs this process's part of a job in the default process group. log: list that receives every allocation."""
+    """Runs this process's part of a job in the default process group. log: a list that receives every allocation."""
     rank = Rank(job, log)
     quantities, losses = rank.measured()
     loss_sums = torch.tensor([loss if rank.last and rank.at.tp == 0 else 0.0 for loss in losses], dtype=torch.float64)

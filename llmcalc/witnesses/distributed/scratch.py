@@ -22,7 +22,7 @@ def scratch_of(run: Callable[[], object]) -> dict[str, int]:
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    largest: dict[str, int] = {}
+    largest_bytes: dict[str, int] = {}
     blocks: dict[int, tuple[int, Any]] = {}
     for event, enclosing_events in sorted(
         _allocations(profiler), key=lambda enclosing_event: enclosing_event[0].start_time_ns
@@ -36,8 +36,8 @@ def scratch_of(run: Callable[[], object]) -> dict[str, int]:
         elif pointer in blocks:
             size, maker = blocks.pop(pointer)
             if maker is not None and kernel is not None and maker.id == kernel.id:
-                largest[maker.name] = max(largest.get(maker.name, 0), size)
-    return dict(sorted(largest.items()))
+                largest_bytes[maker.name] = max(largest_bytes.get(maker.name, 0), size)
+    return dict(sorted(largest_bytes.items()))
 
 
 def _computes(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A process of a distributed run: it runs its part of each job and simulates its rank.
+"""The program of a distributed run's processes: each runs its part of every job and simulates its rank.
 
 `python -m llmcalc.witnesses.distributed.work FILE` starts a process; FILE has one job per line. The processes connect
 as with torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints the results of all.
@@ -47,9 +47,9 @@ def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 def _result(job: Job) -> dict[str, Any]:
     result = run(job)
-    simulated = simulate_rank(job, dist.get_rank())
+    simulated_bytes = simulate_rank(job, dist.get_rank())
     rank_results: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rank_results, (simulated, result.bytes, result.scratch))
+    dist.all_gather_object(rank_results, (simulated_bytes, result.bytes, result.scratch))
     single_losses = losses_of_one(job) if dist.get_rank() == 0 else result.losses
     scratch = {
         name: max(rank_result[2].get(name, 0) for rank_result in rank_results)
@@ -71,7 +71,7 @@ def _end_with_parent() -> None:
 
 
 def main(path: str) -> None:
-    """Runs the jobs of a file."""
+    """Runs the jobs that a file describes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     every_result = results([job_of(line) for line in Path(path).read_text().splitlines()])
     if os.environ["RANK"] == "0":

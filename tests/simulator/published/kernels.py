@@ -330,7 +330,7 @@ FLA = [
         "causal_conv1d (fla), a bias and no activation",
         DELTA[:1],
         lambda s: bf16((s.B, s.T, s.H * s.K), (s.H * s.K, 4), (s.H * s.K,)),
-        lambda t, s, x, w, b: fla.causal_conv1d(t, x, w, b, activated=False),
+        lambda t, s, x, w, b: fla.causal_conv1d(t, x, w, b, has_activation=False),
         lambda s, x, w, b: published(FLA_CONV)(x, w, b)[0],
     ),
     KernelCase(

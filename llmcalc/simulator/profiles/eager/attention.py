@@ -36,7 +36,7 @@ class AttentionKernels(Lowering):
         t, spec, all_dimensions = self.t, step.options["spec"], step.options["every"]
         dim = spec.rotary_size(x.shape[-1])
         if all_dimensions is None:
-            cos, sin = self._angles(x.shape[-2], dim, spec.rope_theta, x)
+            cos, sin = self._cos_and_sin(x.shape[-2], dim, spec.rope_theta, x)
         else:
             position_ids = self.frames[-1].local_tensors["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
             cos, sin = self._cos_sin(position_ids, dim, x)
@@ -45,24 +45,28 @@ class AttentionKernels(Lowering):
             sin = t.scale(sin, "neg")
         if self.choices.joined_rope:
             return self._joined_halves(x, dim, cos, sin)
-        turned = x if rotates_all else t.slice(x, dim)
-        turned = t.add(t.mul(turned, cos), t.mul(self._quarter_turned(turned, dim), sin))
-        return turned if rotates_all else t.cat([turned, t.slice(x, x.shape[-1] - dim)])
+        rotary_part = x if rotates_all else t.slice(x, dim)
+        rotary_part = t.add(t.mul(rotary_part, cos), t.mul(self._quarter_turned(rotary_part, dim), sin))
+        return rotary_part if rotates_all else t.cat([rotary_part, t.slice(x, x.shape[-1] - dim)])
 
     def _joined_halves(self, x: Tensor, dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotates the halves of each pair by themselves, and joins them."""
+        """Rotates the two halves of each pair separately, and concatenates them."""
         t = self.t
         cos, sin = t.slice(cos, dim // 2), t.slice(sin, dim // 2)
-        left_half, right_half, unrotated = t.slice(x, dim // 2), t.slice(x, dim // 2), t.slice(x, x.shape[-1] - dim)
+        left_half, right_half, unrotated_part = (
+            t.slice(x, dim // 2),
+            t.slice(x, dim // 2),
+            t.slice(x, x.shape[-1] - dim),
+        )
         rotated_left = t.sub(t.mul(left_half, cos), t.mul(right_half, sin))
-        right = t.add(t.mul(right_half, cos), t.mul(left_half, sin))
-        return t.cat([rotated_left, right, unrotated])
+        rotated_right = t.add(t.mul(right_half, cos), t.mul(left_half, sin))
+        return t.cat([rotated_left, rotated_right, unrotated_part])
 
     def _quarter_turned(self, x: Tensor, dim: Any) -> Tensor:
-        """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second."""
+        """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second half."""
         return self.t.cat([self.t.scale(self.t.slice(x, dim // 2), "neg"), self.t.slice(x, dim // 2)])
 
-    def _angles(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
+    def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer that needs them."""
         key = ("rope", tokens, dim, theta, template.dtype)
         if key not in self.memo:
@@ -89,8 +93,8 @@ class AttentionKernels(Lowering):
             self.bind(step.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
             return
         repeat = self.t.repeat if step.options["tiled"] else self.t.repeat_interleave
-        repeated = repeat(self.heads_first(x), heads // x.shape[2], 1)
-        self.set(step.outs[0], self.heads_first(repeated))
+        repeated_keys = repeat(self.heads_first(x), heads // x.shape[2], 1)
+        self.set(step.outs[0], self.heads_first(repeated_keys))
 
     @compared(BY_TORCH)
     def do_cache(self, step: Step) -> None:
@@ -105,14 +109,16 @@ class AttentionKernels(Lowering):
             self.bind(output, tensor)
 
     def _with_new(self, name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
-        """Joins cached and new keys or values, and caches a copy for later tokens."""
-        cached = self.cached(name)
+        """Concatenates cached and new keys or values, and caches a copy for later tokens."""
+        cached_tensors = self.cached(name)
         if self.paged:
-            return self._in_pages(name, new_rows, cached, limit)
-        if cached is not None and limit is not None:  # the oldest token leaves the window when a new one enters
-            cached = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in cached)
+            return self._in_pages(name, new_rows, cached_tensors, limit)
+        if cached_tensors is not None and limit is not None:  # the oldest token leaves the window when a new one enters
+            cached_tensors = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in cached_tensors)
         all_rows = (
-            new_rows if cached is None else [self._append_to_cache(h, n) for h, n in zip(cached, new_rows, strict=True)]
+            new_rows
+            if cached_tensors is None
+            else [self._append_to_cache(h, n) for h, n in zip(cached_tensors, new_rows, strict=True)]
         )
         self.keep(
             name, *(all_rows if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in all_rows])
@@ -120,28 +126,32 @@ class AttentionKernels(Lowering):
         return all_rows
 
     def _in_pages(
-        self, name: str, new_rows: list[Tensor], cached: Sequence[Tensor] | None, limit: int | None
+        self, name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, limit: int | None
     ) -> Sequence[Tensor]:
         """Writes new keys and values into the pool. They live until the module returns, as in a server's forward pass;
         a first pass reads no others."""
         frame = self.frames[-1]
         (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {name}"] = new_rows
-        cached_rows = 0 if cached is None else cached[0].shape[1]
+        cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
         cached_rows = cached_rows if limit is None else min(cached_rows, limit - 1)
         rows = cached_rows + new_rows[0].shape[1]
         all_rows = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new_rows]
         self.keep(name, *(all_rows if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in all_rows]))
-        return new_rows if cached is None else self._read_pages(all_rows)
+        return new_rows if cached_tensors is None else self._read_pages(all_rows)
 
-    def _read_pages(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _read_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the paged cache as attention reads it: the pages themselves for fused kernels, otherwise a copy."""
-        return [self.t.copy(x) for x in cached] if self.paged and self.choices.attention != "flash" else cached
+        return (
+            [self.t.copy(x) for x in cached_tensors]
+            if self.paged and self.choices.attention != "flash"
+            else cached_tensors
+        )
 
-    def _append_to_cache(self, cached: Tensor, new_rows: Tensor) -> Tensor:
+    def _append_to_cache(self, cached_rows: Tensor, new_rows: Tensor) -> Tensor:
         """Concatenates cached and new keys or values, heads first."""
         if len(new_rows.shape) < 4:
-            return self.t.cat([cached, new_rows], 1)
-        return self.heads_first(self.t.cat([self.heads_first(cached), self.heads_first(new_rows)], 2))
+            return self.t.cat([cached_rows, new_rows], 1)
+        return self.heads_first(self.t.cat([self.heads_first(cached_rows), self.heads_first(new_rows)], 2))
 
     @compared(BY_TORCH)
     def do_absorb(self, step: Step) -> None:

@@ -40,7 +40,7 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(step.outs[0], scores)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Computes scores of shared rows: x [batch, tokens, heads, d] → [batch, heads, tokens, rows]."""
+        """Computes scores with rows shared by all heads: x [batch, tokens, heads, d] → [batch, heads, tokens, rows]."""
         return self.t.matmul(self.heads_first(x), self.t.permute(rows, (1, 2, 0)))
 
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
@@ -62,14 +62,14 @@ class AttentionVariantKernels(AttentionKernels):
     def do_selected(self, step: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
         t, (q, *keys) = self.t, (self.get(value) for value in step.ins)
-        mask, selected = self.mask(step, q.shape[1], keys[0].shape[1]), self.memo["selected"]
+        mask, selected_indices = self.mask(step, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.reads_selected(q.shape[1]):
-            index = t.unsqueeze(t.select(selected, 1), -1)
+            index = t.unsqueeze(t.select(selected_indices, 1), -1)
             selected_rows = [t.gather(k, t.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
             self.bind(step.outs[0], t.slice(mask, index.shape[1]))
             self._bind_selected(step, selected_rows)
             return
-        selected_mask = t.scatter(t.expand(t.like(mask), (q.shape[0], *mask.shape)), selected)
+        selected_mask = t.scatter(t.expand(t.like(mask), (q.shape[0], *mask.shape)), selected_indices)
         self.bind(step.outs[0], t.unsqueeze(t.like(mask, selected_mask), 1))
         self._bind_selected(step, keys)
 
@@ -78,7 +78,7 @@ class AttentionVariantKernels(AttentionKernels):
         return self.has_earlier_tokens and is_size_one(queries)
 
     def _bind_selected(self, step: Step, keys: Sequence[Tensor]) -> None:
-        """Binds the selected keys and values, and drops all others."""
+        """Binds the selected keys and values, and drops the unselected keys and values."""
         for value, out, tensor in zip(step.ins[1:], step.outs[1:], keys, strict=True):
             self.values.pop(id(value), None)
             self.bind(out, tensor)
@@ -142,11 +142,11 @@ class AttentionVariantKernels(AttentionKernels):
                 "and another --recompute than attention"
             )
         t, options, local_tensors = self.t, step.options, self.frames[-1].local_tensors
-        parts, (q, v, *selection) = (
+        score_values, (q, v, *selection) = (
             step.ins[: options["parts"]],
             (self.get(value) for value in step.ins[options["parts"] :]),
         )
-        scores = self._join_scores(parts)
+        scores = self._join_scores(score_values)
         scores = t.scale(scores)
         if options["cap"] is not None:
             scores = t.scale(t.function("tanh", t.scale(scores)))
@@ -165,14 +165,14 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(step.outs[0], self.apply_dropout(probs, options["dropout"]))
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
-        """Concatenates all scores, and drops the separate tensors."""
+        """Concatenates the scores of all attention cores, and drops the separate tensors."""
         scores = [self.get(value) for value in score_values]
         for value in score_values:
             self.forget(value.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
-        """Returns the mask of all scores: of the sequence's own keys, then of the other keys."""
+        """Returns the mask of all scores: first of the sequence's own keys, then of the other keys."""
         t, other_keys = self.t, scores.shape[-1] - mask.shape[-1]
         if selection:
             return t.cat([t.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
@@ -196,8 +196,8 @@ class AttentionVariantKernels(AttentionKernels):
         visible_mask = self.mask(step, q.shape[1], k.shape[1])
         mask = t.masked_fill(t.expand(by_key, (*by_key.shape[:2], *visible_mask.shape)), t.like(visible_mask))
         if mask.shape[-1] > step.options["keep"]:
-            ranked = t.like(mask)
-            top_keys = t.slice(t.sort(ranked)[1], step.options["keep"])
+            ranked_keys = t.like(mask)
+            top_keys = t.slice(t.sort(ranked_keys)[1], step.options["keep"])
             mask = t.scatter(t.like(mask), top_keys, t.gather(mask, top_keys))
         self.bind(step.outs[0], mask)
 

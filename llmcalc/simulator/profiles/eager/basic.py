@@ -41,7 +41,7 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_again(self, step: Step) -> None:
-        """Runs the linear layer of another step again."""
+        """Runs another step's linear layer a second time."""
         x, out = self.flat(step.ins[0]), step.outs[0]
         module, name = self.modules[id(step.options["like"])]
         bias = self.weight(f"{name}.bias", (out.width,), module) if step.options["bias"] else None
@@ -49,11 +49,11 @@ class BasicKernels(Lowering):
         self.set(out, self.repeat_linear(name, module, x, weight, bias))
 
     def repeat_linear(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes x·Wᵀ + b with the linear layer of a name and a module."""
+        """Computes x·Wᵀ + b with the linear layer of that name in that module."""
         return self.t.linear(x, weight, bias)
 
     def has_adapter(self, step: Step) -> bool:
-        """Whether a linear layer has an adapter; never without adapters."""
+        """Whether a linear layer has a low-rank adapter; this profile has no adapters."""
         return False
 
     def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -61,7 +61,7 @@ class BasicKernels(Lowering):
         return self.product(x, weight, bias, step.outs[0].width)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
-        """Computes x·Wᵀ + b. width: number of outputs."""
+        """Computes x·Wᵀ + b. width: the number of output features."""
         return self.t.linear(x, weight, bias)
 
     @compared(BY_TORCH)
@@ -71,7 +71,7 @@ class BasicKernels(Lowering):
             self.set(out, self.table(step))
             return
         index_kind = step.options["by"]
-        embeddings = self.look_up_rows(step, self.table(step), self._index(out.rows, index_kind))
+        embeddings = self.look_up_rows(step, self.table(step), self._look_up_indices(out.rows, index_kind))
         if index_kind in BY_TOKEN:
             self.set(out, embeddings)
         else:
@@ -81,7 +81,7 @@ class BasicKernels(Lowering):
         """Looks up rows of a table by index."""
         return self.t.embedding(weight, index)
 
-    def _index(self, rows: Rows, index_kind: str) -> Tensor:
+    def _look_up_indices(self, rows: Rows, index_kind: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_kind in BY_TOKEN:
             if rows not in self.inputs:
@@ -101,8 +101,8 @@ class BasicKernels(Lowering):
     @compared(BY_TORCH)
     def do_vector(self, step: Step) -> None:
         assert isinstance(step.op, VectorWeight)
-        key, trained = (*self.module_path(), step.name), self.adapters is None and not step.op.frozen
-        self.set(step.outs[0], self.parameter(key, step.op.tensors()[0].shape, self.dtype, trained))
+        key, is_trained = (*self.module_path(), step.name), self.adapters is None and not step.op.frozen
+        self.set(step.outs[0], self.parameter(key, step.op.tensors()[0].shape, self.dtype, is_trained))
 
     @compared(BY_TORCH)
     def do_buffer(self, step: Step) -> None:
@@ -128,11 +128,11 @@ class BasicKernels(Lowering):
         self.set(step.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
     def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
-        """Whether a norm runs on [batch, heads, rows, size] and its layout matters; here never."""
+        """Whether a norm runs on [batch, heads, rows, size] in an order of axes that matters; here never."""
         return False
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
-        """Runs NormReference.forward. module: the module with its parameters, by default the one that runs."""
+        """Runs NormReference.forward. module: the module with the norm's parameters; default the running module."""
         y = x if spec.type == "affine" else self._normalize(x, spec, groups)
         y = self.t.mul(y, self.norm_factor(spec, name, shape, module, spec.float32_product)) if spec.weight else y
         y = self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
@@ -160,7 +160,7 @@ class BasicKernels(Lowering):
         self.set(step.outs[0], self.apply_activation(self.get(step.ins[0]), step.options["kind"]))
 
     def apply_activation(self, x: Tensor, kind: str) -> Tensor:
-        """Applies an activation function by its name."""
+        """Applies an activation function by its name to x."""
         if kind == "relu2":
             return self.t.square(self.t.function("relu", x))
         if kind == "square":
@@ -204,10 +204,10 @@ class BasicKernels(Lowering):
             axes = range(-1, 1 - len(x.shape), -1)
             split_axes = (axis for axis in axes if sum(shape[axis] for shape in shapes) == x.shape[axis])
             axis = next(split_axes, -1)
-            parts = self.t.split(x, [shape[axis] for shape in shapes], axis)
+            part_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
-            parts = self.t.split(self.flat(step.ins[0]), [out.width for out in step.outs])
-        for out, view in zip(step.outs, parts, strict=True):
+            part_tensors = self.t.split(self.flat(step.ins[0]), [out.width for out in step.outs])
+        for out, view in zip(step.outs, part_tensors, strict=True):
             self.set(out, view)
 
     @compared(BY_TORCH)
@@ -221,8 +221,8 @@ class BasicKernels(Lowering):
         needs_transpose = len(shape) == 4 and axis == 3
         if needs_transpose:  # heads first
             xs = [self._expand_heads(x, shape) for x in xs]
-        concatenated = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
-        self.set(step.outs[0], self.t.transpose(concatenated, 1, 2) if needs_transpose else concatenated)
+        concatenation = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
+        self.set(step.outs[0], self.t.transpose(concatenation, 1, 2) if needs_transpose else concatenation)
 
     def _join_in_pages(self, xs: list[Tensor], axis: int) -> Tensor:
         """Joins adjacent tensors in the pages of a cache, which are read in place."""
@@ -238,7 +238,7 @@ class BasicKernels(Lowering):
         return self.t.expand(with_heads, (with_heads.shape[0], shape[2], *with_heads.shape[2:]))
 
     def _joined_along(self, xs: list[Tensor], shape: Any) -> int | None:
-        """Returns the axis whose sizes sum to the result's; None if there is none."""
+        """Returns the axis along which the sizes sum to the result's size; None if there is none."""
         for axis in range(len(shape) - 1, 0, -1):
             axis_from_end = axis - len(shape)
             if sum(x.shape[axis_from_end] for x in xs) == shape[axis]:
@@ -256,7 +256,7 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_state(self, step: Step) -> None:
-        """Caches a state for the next pass, unless its reader caches it."""
+        """Caches a recurrent state for the next pass, unless the step that reads the state caches it."""
         if step.ins:
             self.keep(step.name, *(self.t.select(self.get(value), 1) for value in step.ins))
 
@@ -273,8 +273,8 @@ class BasicKernels(Lowering):
         """Returns the loss: cross-entropy of the logits, plus the cross-entropy of each multi-token prediction."""
         mtp_logits, self.further = self.further, []
         loss = self.loss(logits, labels)
-        for ahead in mtp_logits:
-            loss = self.t.add(loss, self.loss(ahead, labels))
+        for logits_ahead in mtp_logits:
+            loss = self.t.add(loss, self.loss(logits_ahead, labels))
         return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

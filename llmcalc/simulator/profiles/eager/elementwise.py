@@ -1,4 +1,4 @@
-"""Elementwise steps of values with different axes, sums over an axis, added positions, and xIELU."""
+"""Elementwise steps on values with different axes, sums over an axis, added positions, and the xIELU activation."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ class ElementwiseKernels(BasicKernels):
     def _align_axes(self, step: Step) -> tuple[Tensor, Tensor]:
         """Returns both operands, with size 1 along axes of the result that they lack."""
         a, b = (self.get(value) for value in step.ins)
-        longest, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes
-        return self._along(step.ins[0], a, axes, longest), self._along(step.ins[1], b, axes, longest)
+        most_axes, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes
+        return self._align_axes_of(step.ins[0], a, axes, most_axes), self._align_axes_of(
+            step.ins[1], b, axes, most_axes
+        )
 
-    def _along(self, value: Value, x: Tensor, axes: Shape, longest: int) -> Tensor:
+    def _align_axes_of(self, value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
         if value.rows is ONCE and value.axes:
             for axis in reversed(axes):
                 if axis in value.axes:
@@ -52,7 +54,7 @@ class ElementwiseKernels(BasicKernels):
             i for i, axis in enumerate(axes) if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
         ]
         if value_axes:  # axes of other names (a gate per head) come first
-            missing_axes = list(range(len(value.axes), longest - leading_axes))
+            missing_axes = list(range(len(value.axes), most_axes - leading_axes))
         for i in missing_axes:
             x = self.t.unsqueeze(x, leading_axes + i)
         return x
@@ -76,14 +78,14 @@ class ElementwiseKernels(BasicKernels):
     def do_added_sinusoids(self, step: Step) -> None:
         """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
         out = step.outs[0]
-        self.set(out, self._sinusoids(self.run_config.new(out.rows), out.width))
+        self.set(out, self._compute_sinusoids(self.run_config.new(out.rows), out.width))
 
     @compared(BY_TORCH)
     def do_in_format_of(self, step: Step) -> None:
         x, value = map(self.get, step.ins)
         self.bind(step.outs[0], self.t.to(value, x.dtype))
 
-    def _sinusoids(self, rows: Number, width: Number) -> Tensor:
+    def _compute_sinusoids(self, rows: Number, width: Number) -> Tensor:
         t, positions = self.t, self.t.new((rows,), INT64)
         half_width = ceil_div(width, 2)
         exponents = t.like(t.new((half_width,), FLOAT32))
@@ -106,8 +108,8 @@ class ElementwiseKernels(BasicKernels):
         beta, eps = t.unbind(constants)
         positive_alpha, negative_alpha = t.unbind(t.function("softplus", alpha))
         positive = t.compare(x)
-        squared = t.mul(t.mul(positive_alpha, x), x)
+        squared_term = t.mul(t.mul(positive_alpha, x), x)
         negative = t.mul(t.add(beta, negative_alpha), t.sub(t.expm1(t.minimum(x, eps)), x))
-        output = t.where(positive, squared, negative)
-        del positive, squared, negative
+        output = t.where(positive, squared_term, negative)
+        del positive, squared_term, negative
         return t.add(output, t.mul(beta, x))

@@ -1,4 +1,4 @@
-"""Compressed entries, each of which summarizes several tokens, and attention to them (DeepSeek-V4)."""
+"""Attention to compressed entries, each of which summarizes several tokens (DeepSeek-V4)."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_with_rest(self, step: Step) -> None:
         rows = [self.get(value) for value in step.ins]
-        cached = self.frames[-1].local_tensors["held"] = self.cached("cache")
-        if cached is not None:
-            rows = [self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached[1:], rows, strict=True)]
+        cached_tensors = self.frames[-1].local_tensors["held"] = self.cached("cache")
+        if cached_tensors is not None:
+            rows = [self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached_tensors[1:], rows, strict=True)]
         for value, out, tensor in zip(step.ins, step.outs, rows, strict=True):
             self.values.pop(id(value))
             self.bind(out, tensor)
 
     @compared(BY_TORCH)
     def do_keep_entries(self, step: Step) -> None:
-        """Caches all entries, and the rows that do not fill an entry yet."""
-        t, (value, *rows), cached = self.t, step.ins, self.cached(step.name)
+        """Caches all compressed entries, and the tokens that do not fill an entry yet."""
+        t, (value, *rows), cached_tensors = self.t, step.ins, self.cached(step.name)
         assert isinstance(step.op, EntryCache)
         remaining_rows, rate = [self.get(row) for row in rows], step.op.rate
         new_entries = None if self.missing(value) else self.get(value)
-        cached_entries = None if cached is None else cached[0]
+        cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is None:
             entries = (
                 t.new((remaining_rows[0].shape[0], 0, value.width), remaining_rows[0].dtype)

@@ -24,7 +24,10 @@ class ExpertKernels(Lowering):
     """Experts as in the reference with `grouped_experts`."""
 
     def by_row(self, x: Tensor, axes: int = 1) -> Tensor:
-        """Flattens [batch, rows, …] to [batch · rows, elements], as expert rows already are. axes: of one row."""
+        """Flattens [batch, rows, …] to [batch · rows, elements], unless x has expert rows.
+
+        axes: the axes of one row.
+        """
         if axes > 1:
             return self.t.flatten(self.t.flatten(x, 0, len(x.shape) - axes - 1), 1)
         return self.t.with_shape(x, (count(x.shape[:-1]), x.shape[-1]))
@@ -112,7 +115,10 @@ class ExpertKernels(Lowering):
         self.set(out, self.t.index_select(self.t.flatten(self.get(x), 0, -2), local_tensors["token"]))
 
     def expert_row_index(self, name: str) -> Tensor:
-        """Returns one index per expert row: its `expert`, its `token`, or its position in the `order` of tokens."""
+        """Returns one index per expert row: its expert, its token, or its position in the order of tokens.
+
+        name: which.
+        """
         for frame in reversed(self.frames):
             if name in frame.local_tensors:
                 tensor: Tensor = frame.local_tensors[name]
@@ -181,7 +187,7 @@ class ExpertKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_ExpertRows(self, step: Step) -> None:
-        """Runs experts of one unit each, whose input and output vectors are looked up per token."""
+        """Runs experts of one hidden unit each, whose input and output vectors are looked up per token."""
         t, op, (x, expert_indices) = self.t, step.op, step.ins
         assert isinstance(op, ExpertRows)
         table = self.weight(f"{step.name}.weight", (op.num_experts, op.width))

@@ -79,9 +79,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             super().attention_AttentionCore(step)
             return
         flash = self.choices.attention == "flash"
-        changed = step.options.get("selected") is not None or len(step.ins) > 3
+        changes_scores = step.options.get("selected") is not None or len(step.ins) > 3
         sinks = self.weight("sinks", (step.outs[0].axes[0].size,)) if step.options.get("sinks") else None
-        if not (flash and not self.trained) and (changed or (sinks is not None and not flash)):
+        if not (flash and not self.trained) and (changes_scores or (sinks is not None and not flash)):
             raise self.unsupported(
                 f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no selection; "
                 "expected eager",
@@ -94,13 +94,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         elif self.choices.attention == "flash":
             output = self.run_attention_core(self.flash, q, k, v, sinks)
         else:
-            limited = step.options.get("window") is not None or step.options.get("chunk") is not None
-            if limited or step.options["cap"] is not None:
+            has_window = step.options.get("window") is not None or step.options.get("chunk") is not None
+            if has_window or step.options["cap"] is not None:
                 raise self.unsupported("--attn-implementation sdpa-math takes no window and no soft cap", step.name)
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
-            masked = step.options["causal"] and not crossing
+            is_masked = step.options["causal"] and not crossing
             dropout = step.options["dropout"]
-            output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, masked, dropout), q, k, v)
+            output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v)
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
     @compared(CHOSEN, attention="flash")
@@ -114,32 +114,32 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
         `mha_bwd`).
         """
-        graph, spare = self.graph, self.choices.on_gpu
+        graph, allocates_workspace = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         name = "flash_attention"
         out = graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
         logsumexp = graph.operation_result(name, (batch, heads, queries), FLOAT32)
-        seed, unused = graph.operation_result(name, (2,), INT64), graph.operation_result(name, (), INT64)
-        shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
+        seed, unused_offset = graph.operation_result(name, (2,), INT64), graph.operation_result(name, (), INT64)
+        shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
         def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
             outputs += [graph.new(sink.shape, sink.dtype) for sink in sink_inputs]
-            if spare:
+            if allocates_workspace:
                 fp32_query_gradient, logsumexp = (
                     graph.new(shapes[0][0], FLOAT32),
                     graph.new((batch, heads, queries), FLOAT32),
                 )
                 repeated_gradients = [
-                    graph.new((batch, heads, *shape[2:]), g.dtype) for shape, _ in shapes[1:] if repeated
+                    graph.new((batch, heads, *shape[2:]), g.dtype) for shape, _ in shapes[1:] if repeats_keys
                 ]
                 del fp32_query_gradient, logsumexp, repeated_gradients
             return outputs
 
         inputs = (q, k, v, *sink_inputs)
-        return record(graph, name, inputs, out, backward, *inputs, out, logsumexp, seed, unused)
+        return record(graph, name, inputs, out, backward, *inputs, out, logsumexp, seed, unused_offset)
 
     @compared(SDPA, attention="sdpa")
     def scaled_dot_product(self, step: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
@@ -150,19 +150,19 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         t, choices, queries, keys, heads = self.t, self.choices, q.shape[2], k.shape[2], q.shape[1]
         causal = step.options["causal"] and not crossing and not is_size_one(queries)
         limits = [step.options.get(name) for name in ("window", "chunk")]
-        limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits) and not is_size_one(
+        is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits) and not is_size_one(
             queries
         )
-        masked = limited or (causal and queries != keys)
+        is_masked = is_limited or (causal and queries != keys)
         dropout = step.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
-        call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, masked, recorded(self.graph, (q, k, v)), dropout)
+        call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, is_masked, recorded(self.graph, (q, k, v)), dropout)
         backend = sdpa_backend(choices.capability, call)
-        by_groups = not masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
+        by_groups = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and by_groups and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
         if k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
             k, v = (t.repeat_interleave(x, heads // x.shape[1], 1) for x in (k, v))
-        mask = self.mask(step, queries, keys) if masked else None
+        mask = self.mask(step, queries, keys) if is_masked else None
         if backend == "flash":
             return self.run_attention_core(self.flash, q, k, v)
         if backend == "math":
@@ -182,17 +182,17 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         cuDNN's workspace for it was measured on an H200 (tests/data/gpu), that of the efficient kernel is taken to be
         that of flash attention.
         """
-        graph, spare = self.graph, self.choices.on_gpu
+        graph, allocates_workspace = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
         name = "efficient_attention" if efficient else "cudnn_attention"
-        bias = [] if mask is None else [self._additive(mask, q.dtype, efficient)]
+        bias = [] if mask is None else [self._additive_mask(mask, q.dtype, efficient)]
         out = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype) if efficient else self._as_queries(name, q, v)
-        padded = ceil_div(queries, 32) * 32 if efficient else queries
+        padded_queries = ceil_div(queries, 32) * 32 if efficient else queries
         needs = recorded(graph, (q, k, v))
-        rows = (batch, heads, (padded if needs else 0)) if efficient else (batch, heads, queries, 1)
+        rows = (batch, heads, (padded_queries if needs else 0)) if efficient else (batch, heads, queries, 1)
         sums = graph.operation_result(name, rows, FLOAT32)
-        seeds = [] if spare and efficient else [graph.operation_result(name, (), INT64) for _ in range(2)]
-        if spare and not efficient:
+        seeds = [] if allocates_workspace and efficient else [graph.operation_result(name, (), INT64) for _ in range(2)]
+        if allocates_workspace and not efficient:
             graph.new((CUDNN_WORKSPACE,), UINT8)
         shapes = [(x.shape, x.strides) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
@@ -202,10 +202,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 outputs = [self._by_token("", shape, g.dtype) for shape, _ in shapes]
             else:
                 outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
-            if spare and efficient:
-                delta, wide = graph.new((batch, heads, queries), FLOAT32), graph.new(shapes[0][0], FLOAT32)
-                del delta, wide
-            elif spare:
+            if allocates_workspace and efficient:
+                delta, float_gradient = graph.new((batch, heads, queries), FLOAT32), graph.new(shapes[0][0], FLOAT32)
+                del delta, float_gradient
+            elif allocates_workspace:
                 graph.new((workspace,), UINT8)
             return outputs
 
@@ -215,7 +215,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
         graph, name = self.graph, "flash_attention_for_cpu"
         batch, heads, queries = q.shape[:3]
-        bias = [] if mask is None else [self._additive(mask, q.dtype, False)]
+        bias = [] if mask is None else [self._additive_mask(mask, q.dtype, False)]
         out = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype)
         sums = graph.operation_result(name, (batch, queries, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
@@ -234,37 +234,37 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         )
 
     def _as_queries(self, name: str, q: Tensor, v: Tensor) -> Tensor:
-        """Allocates the output of cuDNN's kernel, in the order of the queries' axes."""
+        """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         return self.graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
-    def _additive(self, mask: Tensor, dtype: Dtype, aligned: bool) -> Tensor:
+    def _additive_mask(self, mask: Tensor, dtype: Dtype, is_aligned: bool) -> Tensor:
         """Runs `convert_boolean_attn_mask`: 0 and −∞ in a number format; aligned, also a copy with rows of a multiple
         of 16."""
         t = self.t
-        low = t.new((), dtype)
+        minus_infinity = t.new((), dtype)
         bias = t.new(mask.shape, dtype)
-        del low
+        del minus_infinity
         keys = mask.shape[-1]
-        return t.new((*mask.shape[:-1], ceil_div(keys, 16) * 16), dtype) if aligned and keys % 16 else bias
+        return t.new((*mask.shape[:-1], ceil_div(keys, 16) * 16), dtype) if is_aligned and keys % 16 else bias
 
     @compared(CHOSEN, attention="sdpa-math")
-    def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, masked: bool, dropout: float = 0.0) -> Tensor:
+    def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, is_masked: bool, dropout: float = 0.0) -> Tensor:
         """Source: aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`.
 
         dropout: the probability of dropout, which runs on the probabilities.
         """
         t, dtype = self.t, q.dtype
         q, k, v = (t.to(x, FLOAT32) for x in (q, k, v))
-        scaled = t.scale(q)
-        mask = self._float_mask(q.shape[2], k.shape[2]) if masked else None
-        scores = t.matmul(scaled, t.scale(t.transpose(k, -1, -2)))
+        scaled_q = t.scale(q)
+        mask = self._float_mask(q.shape[2], k.shape[2]) if is_masked else None
+        scores = t.matmul(scaled_q, t.scale(t.transpose(k, -1, -2)))
         if mask is not None:
             scores = t.add(scores, mask)
         scores = self.apply_dropout(t.softmax(scores), dropout)
-        returned = t.to(scores, dtype)
+        weights = t.to(scores, dtype)
         out = t.to(t.matmul(scores, v), dtype)
-        del returned
+        del weights
         return out
 
     def _float_mask(self, queries: Any, keys: Any) -> Tensor:
@@ -280,8 +280,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
         """Whether a norm's input is stored heads first: the fused kernel preserves the order of axes."""
-        fused = self.choices.norm == "fused" or self.choices.compiled
-        return fused and len(value.axes) == 2 and len(normed_shape) == 1 and value.axes[0].name in HEADS
+        is_fused = self.choices.norm == "fused" or self.choices.compiled
+        return is_fused and len(value.axes) == 2 and len(normed_shape) == 1 and value.axes[0].name in HEADS
 
     @compared(CHOSEN, norm="fused")
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
@@ -301,8 +301,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         shapes = [(present.shape, present.dtype) for present in ins]
 
         def dense(tensor: Tensor) -> Tensor | None:
-            copied = self.choices.on_gpu and not tensor.is_contiguous
-            return graph.new(tensor.shape, tensor.dtype) if copied else None
+            is_copied = self.choices.on_gpu and not tensor.is_contiguous
+            return graph.new(tensor.shape, tensor.dtype) if is_copied else None
 
         def backward(g: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
             copies = dense(g), dense(x)
@@ -336,8 +336,11 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if not (self.choices.compiled and any(self._is_activation_output(value) for value in step.ins)):
             super().do_mul(step)
             return
-        gate, up = (self.get(value) for value in step.ins)
-        out, shapes = self.t.like(gate, up), [(operand.shape, operand.dtype) for operand in (gate, up)]
+        gate, up_projection = (self.get(value) for value in step.ins)
+        out, shapes = (
+            self.t.like(gate, up_projection),
+            [(operand.shape, operand.dtype) for operand in (gate, up_projection)],
+        )
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [
@@ -345,10 +348,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 for shape_and_dtype, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
 
-        self.set(step.outs[0], record(graph, "glu", (gate, up), out, backward, gate, up))
+        self.set(step.outs[0], record(graph, "glu", (gate, up_projection), out, backward, gate, up_projection))
 
     def _in_this_module(self, verb: str, value: Value) -> bool:
-        """Whether a step of the current module with a verb reads a value."""
+        """Whether the current module has a step of that verb that reads a value."""
         items = self.frames[-1].scope.items
         return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
 
@@ -360,8 +363,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(BY_TORCH)
     def do_linear(self, step: Step) -> None:
-        chunked = self.choices.cross_entropy in ("chunked", "split") and self.trained and self.graph.enabled
-        if not (chunked and step.outs[0] is self.result):
+        computes_loss_in_chunks = (
+            self.choices.cross_entropy in ("chunked", "split") and self.trained and self.graph.enabled
+        )
+        if not (computes_loss_in_chunks and step.outs[0] is self.result):
             super().do_linear(step)
             return
         if self.has_adapter(step):
@@ -391,13 +396,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def _compiled_loss(self, logits: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary] under torch.compile; saves two numbers per row."""
         graph, rows = self.graph, (logits.shape[0], 1)
-        highest, total, out = graph.new(rows, FLOAT32), graph.new(rows, FLOAT32), graph.new((), FLOAT32)
+        row_maxima, total, out = graph.new(rows, FLOAT32), graph.new(rows, FLOAT32), graph.new((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
         def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             return (graph.new(shape, dtype),)
 
-        return record(graph, "cross_entropy", (logits,), out, backward, logits, highest, total)
+        return record(graph, "cross_entropy", (logits,), out, backward, logits, row_maxima, total)
 
     @compared(LIGER, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from .positions import PositionKernels
 class LocalKernels(PositionKernels):
     """Local attention as in the reference, line by line."""
 
-    def _sums(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
+    def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
         """Returns the block index of each token, and all block indices, computed once per pass."""
         key = ("of_token", tokens, block_size)
         if key not in self.memo:
@@ -27,7 +27,7 @@ class LocalKernels(PositionKernels):
     def core_BlockSums(self, step: Step) -> None:
         assert isinstance(step.op, BlockSums)
         t, x = self.t, self.flat(step.ins[0])
-        of_token, block_indices = self._sums(x.shape[1], step.op.block)
+        of_token, block_indices = self._block_sum_indices(x.shape[1], step.op.block)
         ones = t.to(t.like(t.unsqueeze(block_indices, 1), t.unsqueeze(of_token, 0), dtype=BOOL), x.dtype)
         self.set(step.outs[0], t.matmul(ones, x))
 
@@ -38,9 +38,11 @@ class LocalKernels(PositionKernels):
         value, out, block = step.ins[0], step.outs[0], step.options["block"]
         x, heads, tokens = self.flat(value), out.axes[0].size, self.run_config.new(out.rows)
         if not step.options["around"]:
-            self.bind(out, self._by_head(self._blocks(x, block), heads))
+            self.bind(out, self._by_head(self._split_into_blocks(x, block), heads))
             return
-        neighbour_blocks = self._by_head(self._with_neighbours(self._blocks(self._first_rows(x, tokens), block)), heads)
+        neighbour_blocks = self._by_head(
+            self._with_neighbours(self._split_into_blocks(self._first_rows(x, tokens), block)), heads
+        )
         self.bind(
             out, neighbour_blocks if value.rows == out.rows else self._with_sums(neighbour_blocks, x, heads, tokens)
         )
@@ -52,10 +54,10 @@ class LocalKernels(PositionKernels):
         return t.cat([neighbour_blocks, t.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2)
 
     def _first_rows(self, x: Tensor, rows: Any) -> Tensor:
-        """Returns the first rows; x itself if it has no others."""
+        """Returns the first rows of x; x itself if it has no other rows."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
-    def _blocks(self, x: Tensor, block: Any) -> Tensor:
+    def _split_into_blocks(self, x: Tensor, block: Any) -> Tensor:
         """Splits tokens into blocks: [batch, tokens, …] → [batch, blocks, block, …], padded at the end."""
         block_count = ceil_div(x.shape[1], block)
         padding_rows = self.t.new((x.shape[0], block_count * block - x.shape[1], *x.shape[2:]), x.dtype)
@@ -93,7 +95,7 @@ class LocalKernels(PositionKernels):
     ) -> tuple[Tensor, Tensor | None]:
         """Runs LocalReference._mask_and_bias."""
         t, block = self.t, radius + 1
-        token_positions = self._blocks(t.like(t.unsqueeze(self.span(tokens), 0)), block)
+        token_positions = self._split_into_blocks(t.like(t.unsqueeze(self.span(tokens), 0)), block)
         keys = self._with_neighbours(token_positions)
         window_positions = t.new((3 * block,), INT64)
         block_positions = t.slice(window_positions, block)
@@ -105,13 +107,13 @@ class LocalKernels(PositionKernels):
             bias = t.unsqueeze(self.bias_by_distance(tables[0], block_positions, window_positions, causal=False), 0)
         if block_size is None:
             return mask, bias
-        of_token, block_indices = self._sums(tokens, block_size)
+        of_token, block_indices = self._block_sum_indices(tokens, block_size)
         mask = t.cat([mask, t.new((*mask.shape[:-1], block_indices.shape[0]), BOOL)])
         if bias is not None:
             by_sum = self.bias_by_distance(tables[1], of_token, block_indices, causal=False)
             sum_mask = t.unsqueeze(t.permute(by_sum, (1, 0, 2)), 0)
             del by_sum
-            sum_mask = t.transpose(t.select(self._blocks(sum_mask, block), 0), 1, 2)
+            sum_mask = t.transpose(t.select(self._split_into_blocks(sum_mask, block), 0), 1, 2)
             bias = t.cat([t.expand(bias, (sum_mask.shape[0], *bias.shape[1:])), sum_mask])
         return mask, bias
 

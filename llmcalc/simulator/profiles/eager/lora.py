@@ -31,7 +31,7 @@ class LoraKernels(BasicKernels):
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def matrix(self, step: Step) -> Tensor:
-        """Returns the weight of a linear layer; quantised if the base model is."""
+        """Returns the weight of a linear layer; the weight is quantized if the base model is."""
         weight = step.weight
         if weight is None or not self._is_quantised(step):
             return self._trained_copy(step, super().matrix(step))
@@ -59,8 +59,8 @@ class LoraKernels(BasicKernels):
             return False
         if any(frame.layer_index is not None for frame in self.frames):
             return True
-        tied = ("", id(step.weight)) in self.weights
-        return adapters.quantized_head and step.outs[0] is self.result and not tied
+        is_tied = ("", id(step.weight)) in self.weights
+        return adapters.quantized_head and step.outs[0] is self.result and not is_tied
 
     def expert_weight(self, step: Step, shape: Shape) -> Tensor:
         """Returns the stacked weights of all experts, decoded where they are stored in 4 bits.
@@ -133,7 +133,7 @@ class LoraKernels(BasicKernels):
         return self.choices.like_classes and self.adapters is None and bool(step.options["fused"])
 
     def _fused_projections(self, step: Step) -> list[Step]:
-        """Returns the projections fused with this one, in order; none if it runs alone."""
+        """Returns the projections fused with this step's projection, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv or self._is_fused_by_its_class(step)):
             return []
@@ -152,10 +152,10 @@ class LoraKernels(BasicKernels):
     def _run_as_one_product(self, steps: list[Step]) -> None:
         x, widths = self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
         total = sum(widths)
-        biased = [step for step in steps if step.options["bias"]]
-        if len(biased) not in (0, len(steps)):
+        biased_steps = [step for step in steps if step.options["bias"]]
+        if len(biased_steps) not in (0, len(steps)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
-        bias = self.weight(f"{TOGETHER}.bias", (total,)) if biased else None
+        bias = self.weight(f"{TOGETHER}.bias", (total,)) if biased_steps else None
         if self._is_quantised(steps[0]):
             weight = self._new_quantised_weight(TOGETHER, total, x.shape[-1])
         else:
@@ -166,7 +166,7 @@ class LoraKernels(BasicKernels):
             self.set(step.outs[0], step_output)
 
     def _run_as_its_class(self, steps: list[Step]) -> None:
-        """Runs one product, whose result is split. Its weight is kept as those of the projections.
+        """Runs one product and splits its result. The weight is stored as the separate projections' weights.
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
@@ -181,9 +181,10 @@ class LoraKernels(BasicKernels):
         shape, weight_shapes = x.shape, [weight.shape for weight in weights]
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            needed = needs_input_grad[1 : 1 + len(weights)]
+            needed_gradients = needs_input_grad[1 : 1 + len(weights)]
             of_weights = [
-                graph.new(of, g.dtype) if need else None for of, need in zip(weight_shapes, needed, strict=True)
+                graph.new(of, g.dtype) if need else None
+                for of, need in zip(weight_shapes, needed_gradients, strict=True)
             ]
             of_x = graph.new(shape, g.dtype) if needs_input_grad[0] else None
             of_biases = [graph.sum_to_shape((width,), self.t.slice(g, width)) for width in widths[: len(biases)]]
@@ -204,17 +205,17 @@ class LoraKernels(BasicKernels):
 
     def _with_adapters(self, steps: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
         adapters = self.adapters
-        adapted = [] if adapters is None else [step for step in steps if step.name in adapters.targets]
-        if adapters is None or not adapted:
+        adapted_steps = [] if adapters is None else [step for step in steps if step.name in adapters.targets]
+        if adapters is None or not adapted_steps:
             return product
         if adapters.library == "litgpt":
-            return self._run_grouped_adapter(x, product, [step.outs[0].width for step in adapted])
-        if len(adapted) < len(steps):
+            return self._run_grouped_adapter(x, product, [step.outs[0].width for step in adapted_steps])
+        if len(adapted_steps) < len(steps):
             names = ", ".join(step.name for step in steps)
             raise self.unsupported(f"one product has one adapter; expected all of {names} in --lora-targets, or none")
         return self._add_adapter(TOGETHER, x, product, weight)
 
-    def _run_grouped_adapter(self, x: Tensor, pretrained: Tensor, widths: list[Any]) -> Tensor:
+    def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
@@ -224,9 +225,9 @@ class LoraKernels(BasicKernels):
         after_a = t.linear(t.dropout(x) if adapters.dropout else x, lora_a)
         after_b = t.convolution(t.transpose(after_a, -1, -2), t.unsqueeze(lora_b, -1), None, x.shape[1])
         after_b = t.transpose(after_b, -1, -2)
-        width = pretrained.shape[-1]
+        width = pretrained_output.shape[-1]
         lora = t.scale(after_b if same(total, width) else self._pad_adapter_output(after_b, width))
-        return t.add(pretrained, lora)
+        return t.add(pretrained_output, lora)
 
     def _pad_adapter_output(self, x: Tensor, width: Number) -> Tensor:
         """Pads an adapter's output [batch, tokens, …] with zeros; saves a copy for the gradient's shape.
@@ -249,7 +250,7 @@ class LoraKernels(BasicKernels):
     # --- products ---------------------------------------------------------------------------------------------------
 
     def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes x·Wᵀ plus the adapter's output, if the layer has one."""
+        """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
         width = step.outs[0].width
         if not self.has_adapter(step):
             return self.product(x, weight, bias, width)
@@ -265,7 +266,7 @@ class LoraKernels(BasicKernels):
         return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module)
 
     def _add_adapter(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
-        """Adds the adapter's output to a linear layer's. module: default the current one."""
+        """Adds the adapter's output to a linear layer's output. module: default the current module."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
         lora_a = self.adapter(f"{name}.lora_A.weight", (adapters.rank, x.shape[-1]), module)
@@ -321,7 +322,7 @@ class LoraKernels(BasicKernels):
         return product
 
     def _product_in_8_bits(self, x: Tensor, weight: Tensor, width: Number) -> Tensor:
-        """Computes x·Wᵀ in int8, without columns of outliers, which depend on the values.
+        """Computes x·Wᵀ in int8, without the columns of outliers, whose number depends on the values.
 
         Sources: bitsandbytes/autograd/_functions.py, `MatMul8bitLt`, which keeps its input as an attribute of the node;
         bitsandbytes/backends/cuda/ops.py, `int8_vectorwise_quant` and `int8_mm_dequant`.

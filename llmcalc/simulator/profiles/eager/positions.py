@@ -15,11 +15,11 @@ from .attention_variants import AttentionVariantKernels
 class PositionKernels(AttentionVariantKernels):
     """Kernels of relative positions: tensors that depend on the distance between a query and a key."""
 
-    def _distances(self, queries: Any, keys: Any) -> Tensor:
+    def _relative_positions(self, queries: Any, keys: Any) -> Tensor:
         """Computes the distance [queries, keys] of every key from every query."""
         return self.t.like(self.t.unsqueeze(self.span(queries), 1), self.t.unsqueeze(self.span(keys), 0))
 
-    def _lengths(self, step: Step) -> tuple[Any, Any]:
+    def _query_and_key_counts(self, step: Step) -> tuple[Any, Any]:
         """Returns the numbers of queries and keys, from the last two inputs of a step."""
         q, k = (self.get(value) for value in step.ins[-2:])
         return q.shape[1], k.shape[1]
@@ -29,17 +29,17 @@ class PositionKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_alibi(self, step: Step) -> None:
         out = step.outs[0]
-        heads, (queries, keys) = out.axes[0].size, self._lengths(step)
+        heads, (queries, keys) = out.axes[0].size, self._query_and_key_counts(step)
         key = ("alibi", heads, queries, keys)
         if key not in self.memo:
-            self.memo[key] = self._alibi(heads, queries, keys)
+            self.memo[key] = self._alibi_bias(heads, queries, keys)
         self.bind(out, self.memo[key])
 
-    def _alibi(self, heads: Any, queries: Any, keys: Any) -> Tensor:
+    def _alibi_bias(self, heads: Any, queries: Any, keys: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
         t = self.t
         slopes = t.like(t.like(t.like(t.new((heads,), INT64), dtype=FLOAT32)))
-        return t.like(t.like(t.unsqueeze(t.unsqueeze(slopes, 1), 2)), t.like(self._distances(queries, keys)))
+        return t.like(t.like(t.unsqueeze(t.unsqueeze(slopes, 1), 2)), t.like(self._relative_positions(queries, keys)))
 
     @compared(BY_TORCH)
     def do_distance_bias(self, step: Step) -> None:
@@ -100,12 +100,12 @@ class PositionKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_distances(self, step: Step) -> None:
-        t, options, (queries, keys) = self.t, step.options, self._lengths(step)
+        t, options, (queries, keys) = self.t, step.options, self._query_and_key_counts(step)
         key = ("distance", queries, keys, options["binned"])
         if key in self.memo:
             index = self.memo[key]
         else:
-            index = self._bin_distances(queries, keys) if options["binned"] else self._distances(queries, keys)
+            index = self._bin_distances(queries, keys) if options["binned"] else self._relative_positions(queries, keys)
         if options["stored"]:
             self.memo[key] = index
         for changes in (options["shifted"], options["clamped"]):
@@ -115,11 +115,11 @@ class PositionKernels(AttentionVariantKernels):
     def _bin_distances(self, queries: Any, keys: Any) -> Tensor:
         """Assigns distances to bins; far distances share logarithmic bins."""
         t = self.t
-        distance = self._distances(queries, keys)
+        distance = self._relative_positions(queries, keys)
         log_bins = t.like(t.like(t.like(distance)), dtype=FLOAT32)
-        binned = t.like(t.like(t.like(t.like(t.like(t.like(log_bins)))), dtype=INT64))
+        bin_indices = t.like(t.like(t.like(t.like(t.like(t.like(log_bins)))), dtype=INT64))
         is_near = t.compare(t.like(distance))
-        return t.like(is_near, distance, t.like(binned, t.like(distance)))
+        return t.like(is_near, distance, t.like(bin_indices, t.like(distance)))
 
     @compared(BY_TORCH)
     def do_at_distance(self, step: Step) -> None:

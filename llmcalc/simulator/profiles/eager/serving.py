@@ -37,16 +37,16 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     @property
     def scores_in_kernel(self) -> bool:
-        """Whether one kernel computes all of attention, with every change of its scores."""
+        """Whether one kernel computes all of attention, including every term and mask of its scores."""
         return self.choices.attention == "flash" and not self.trained
 
     def branch(self, item: Alternatives) -> Scope:
         """Returns the absorbed form of latent attention to selected keys, in a prefill too."""
-        absorbed = item.branches.get("absorbed")
-        if absorbed is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
+        absorbed_form = item.branches.get("absorbed")
+        if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().branch(item)
-        selects = any(step.options.get("selected") is not None for step in absorbed.steps(idle=False))
-        return absorbed if selects else super().branch(item)
+        selects = any(step.options.get("selected") is not None for step in absorbed_form.steps(idle=False))
+        return absorbed_form if selects else super().branch(item)
 
     def step(self, step: Step) -> None:
         if self.scores_in_kernel and step.verb not in SELECTIONS and step.outs and all(map(is_of_pairs, step.outs)):
@@ -143,9 +143,9 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         if not self.scores_in_kernel:
             super().do_among(step)
             return
-        selected, entries = (self.get(value) for value in step.ins[1:])
+        selected_mask, entries = (self.get(value) for value in step.ins[1:])
         self.values.pop(id(step.ins[2]), None)
-        self.bind(step.outs[0], selected)
+        self.bind(step.outs[0], selected_mask)
         self.bind(step.outs[1], entries)
 
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------
@@ -192,5 +192,5 @@ SELECTIONS = frozenset({"choose_entries", "select_blocks", "whole_entries"})
 
 
 def is_of_pairs(value: Value) -> bool:
-    """Whether a value has an element for each query and key."""
+    """Whether a value has an element for each pair of a query and a key."""
     return isinstance(value.rows, QueryKeyPairs)

@@ -1,4 +1,4 @@
-"""Decoding one token of a recurrence from its state, line by line as the references do.
+"""Decoding of one token by a recurrence from its state, line by line as the references do.
 
 A method `decode_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one
 whose name begins with an underscore is only held.
@@ -25,10 +25,10 @@ class StepKernels(ScanKernels):
     """Kernels that decode one token of a recurrence."""
 
     def state_before(self, name: str) -> Tensor:
-        """Returns a state's single tensor."""
-        cached = self.cached(name)
-        assert cached is not None
-        return cached[0]
+        """Returns the single tensor of a recurrent state."""
+        cached_states = self.cached(name)
+        assert cached_states is not None
+        return cached_states[0]
 
     def norm_output(self, steps: Steps, x: Tensor, width: Any) -> Tensor:
         """Runs a norm on a module's output, by groups if the norm has groups."""
@@ -59,7 +59,7 @@ class StepKernels(ScanKernels):
         del dt_b_c
         if "dt_norm" in steps:
             step, b, c = (self._normalize_with(steps[name], y) for name, y in zip(NORMS, (step, b, c), strict=True))
-        step = t.function("softplus", self._delta(steps["dt_proj"], t.flatten(step, 2), heads, by_head))
+        step = t.function("softplus", self._time_step(steps["dt_proj"], t.flatten(step, 2), heads, by_head))
         shape = (heads, exact_div(op.inner, heads), op.state) if by_head else (op.inner, op.state)
         _cached_state = self.cached("ssm_state")
         y, last_state = self._decode_scan(
@@ -68,7 +68,7 @@ class StepKernels(ScanKernels):
         self.keep("ssm_state", last_state)
         return self.project(steps["out_proj"], t.mul(y, self.apply_activation(gate, kind)))
 
-    def _delta(self, step: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
+    def _time_step(self, step: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
         """Projects to the time step Δ."""
         return self._head_map(step, x, heads, step.outs[0].width) if by_head else self.project(step, x)
 
@@ -107,14 +107,14 @@ class StepKernels(ScanKernels):
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, ChunkedScan)
         inner_width = op.heads * op.head_dim
-        shared = exact_div(steps["conv1d"].outs[0].width - inner_width, 2)
-        groups = exact_div(shared, op.state)
+        group_width = exact_div(steps["conv1d"].outs[0].width - inner_width, 2)
+        groups = exact_div(group_width, op.state)
         gate, conv_input, step = t.split(
-            self.project(steps["in_proj"], x), [inner_width, inner_width + 2 * shared, op.heads]
+            self.project(steps["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )
         conv_input = self.conv_with_state(steps["conv1d"], t.transpose(conv_input, 1, 2), "conv_state")
         conv_input = t.transpose(self.apply_activation(conv_input, kind), 1, 2)
-        x, b, c = t.split(conv_input, [inner_width, shared, shared])
+        x, b, c = t.split(conv_input, [inner_width, group_width, group_width])
         b, c = (t.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, groups), 2) for y in (b, c))
         _cached_state = self.cached("ssm_state")
         y, last_state = self._decode_chunked_scan(self.by_head(x, op.head_dim), step, b, c)
@@ -134,13 +134,13 @@ class StepKernels(ScanKernels):
     def _chunked_scan_step(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Runs ChunkedScan._decode_step."""
         t, previous_state = self.t, self.state_before("ssm_state")
-        decayed = t.mul(previous_state, t.unsqueeze(t.unsqueeze(t.select(t.exp(log), 1), -1), -1))
-        state = t.add(decayed, t.mul(t.unsqueeze(t.select(x, 1), -1), t.unsqueeze(t.select(b, 1), -2)))
-        del decayed
+        decayed_state = t.mul(previous_state, t.unsqueeze(t.unsqueeze(t.select(t.exp(log), 1), -1), -1))
+        state = t.add(decayed_state, t.mul(t.unsqueeze(t.select(x, 1), -1), t.unsqueeze(t.select(b, 1), -2)))
+        del decayed_state
         return t.unsqueeze(t.select(t.matmul(state, t.unsqueeze(t.select(c, 1), -1)), -1), 1), state
 
     def _gated(self, steps: Steps, y: Tensor, gate: Tensor, kind: str, inner_width: Any) -> Tensor:
-        """Runs Mamba2Reference._gated."""
+        """Runs Mamba2Reference._gated_output."""
         activated_gate = self.apply_activation(gate, kind)
         for step in steps.all:
             if step.verb == "mul":
@@ -168,11 +168,11 @@ class StepKernels(ScanKernels):
         group = exact_div(op.heads * op.key_dim, widths[0])
         q, k = (self._split_and_repeat_heads(y, op.key_dim, group) for y in (q, k))
         speed = t.scale(t.exp(t.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
-        raw = t.to(self.project(steps["a_proj"], x), FLOAT32)
-        raw = t.add(raw, t.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
-        raw = t.function("softplus", raw)
-        decay = t.mul(speed, raw)
-        del speed, raw
+        raw_decay = t.to(self.project(steps["a_proj"], x), FLOAT32)
+        raw_decay = t.add(raw_decay, t.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
+        raw_decay = t.function("softplus", raw_decay)
+        decay = t.mul(speed, raw_decay)
+        del speed, raw_decay
         beta = t.scale(t.function("sigmoid", self.project(steps["b_proj"], x)))
         v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
         decay, beta = t.unsqueeze(t.transpose(decay, 1, 2), -1), t.transpose(beta, 1, 2)
@@ -197,16 +197,16 @@ class StepKernels(ScanKernels):
         q_heads, k_heads, v_heads = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k, v))
         out = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(steps, x), beta)
         normed = self._normalize_with(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype))
-        normed = t.mul(t.flatten(normed, 2), t.function("sigmoid", self._gate("g", steps, x)))
+        normed = t.mul(t.flatten(normed, 2), t.function("sigmoid", self._gate_projection("g", steps, x)))
         return self.project(steps["o_proj"], normed)
 
     def _log_decay(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs KimiDeltaAttentionReference._log_decay."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
-        raw, bias = self._gate("f", steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
-        float_gate = t.to(raw, FLOAT32)
-        del raw
+        raw_decay, bias = self._gate_projection("f", steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
+        float_gate = t.to(raw_decay, FLOAT32)
+        del raw_decay
         speed = t.transpose(self.by_head(t.add(float_gate, t.to(bias, FLOAT32)), op.key_dim), 1, 2)
         del float_gate
         negative_a = t.exp(t.to(self.weight("A_log", (op.heads,)), FLOAT32))
@@ -219,25 +219,25 @@ class StepKernels(ScanKernels):
         """Runs DeltaRule.forward of both references."""
         t = self.t
         q, k, v, g, beta = [t.to(x, FLOAT32) for x in (q, k, v, g, beta)]
-        q_unit = t.scale(self._unit(q))
-        q, k = q_unit, self._unit(k)
+        q_unit = t.scale(self._unit_length(q))
+        q, k = q_unit, self._unit_length(k)
         del q_unit
         out, next_state = self._delta_rule_step(q, k, v, g, beta, self.state_before("recurrent_state"))
         self.keep("recurrent_state", next_state)
         return out
 
-    def _unit(self, x: Tensor) -> Tensor:
+    def _unit_length(self, x: Tensor) -> Tensor:
         t = self.t
         return t.mul(x, t.rsqrt(t.add_number(t.sum(t.square(x), keep=True))))
 
     def _delta_rule_step(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Runs DeltaRule._step."""
+        """Runs DeltaRule._run_token."""
         t = self.t
         state = t.mul(state, t.exp(t.unsqueeze(t.select(g, 2), -1)))
-        predicted = t.sum(t.mul(state, t.unsqueeze(t.select(k, 2), -1)), -2)
-        correction = t.mul(t.sub(t.select(v, 2), predicted), beta)
+        predicted_values = t.sum(t.mul(state, t.unsqueeze(t.select(k, 2), -1)), -2)
+        correction = t.mul(t.sub(t.select(v, 2), predicted_values), beta)
         state = t.add(state, t.mul(t.unsqueeze(t.select(k, 2), -1), t.unsqueeze(correction, -2)))
         return t.unsqueeze(t.sum(t.mul(state, t.unsqueeze(t.select(q, 2), -1)), -2), 2), state
 
@@ -253,27 +253,27 @@ class StepKernels(ScanKernels):
         t, op = self.t, steps["core"].op
         assert isinstance(op, MatrixMemory)
         q, k, v = (self._float_heads(steps[name], x, op.heads) for name in "qkv")
-        cached = self.cached("recurrent_state")
-        assert cached is not None
-        h, state = self._token(
+        cached_states = self.cached("recurrent_state")
+        assert cached_states is not None
+        h, state = self._decode_memory_token(
             q,
             k,
             v,
             self._float_gate(steps["igate"], x, op.heads),
             self._float_gate(steps["fgate"], x, op.heads),
-            [t.to(y, FLOAT32) for y in cached],
+            [t.to(y, FLOAT32) for y in cached_states],
         )
         state_copies = [t.to(y, x.dtype) for y in state]
         self.keep("recurrent_state", *state_copies)
         del state_copies
-        flat = t.to(t.flatten(t.transpose(h, 1, 2), 2), x.dtype)
-        normed = self.norm_output(steps, flat, op.heads * op.value_dim)
-        del flat
+        flat_output = t.to(t.flatten(t.transpose(h, 1, 2), 2), x.dtype)
+        normed = self.norm_output(steps, flat_output, op.heads * op.value_dim)
+        del flat_output
         out = t.mul(t.function("sigmoid", self.project(steps["ogate"], x)), normed)
         return self.project(steps["out_proj"], out)
 
     def _float_heads(self, step: Step, x: Tensor, heads: Any) -> Tensor:
-        """Runs MLSTMReference._heads_of."""
+        """Runs MLSTMReference._split_heads."""
         t = self.t
         y = t.to(self.project(step, x), FLOAT32)
         return t.transpose(t.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
@@ -284,7 +284,7 @@ class StepKernels(ScanKernels):
         scaled_gate = self.t.function("tanh", scaled_gate)
         return self.t.scale(scaled_gate)
 
-    def _token(
+    def _decode_memory_token(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs Core.forward of mLSTM's reference, for one token."""
@@ -301,58 +301,62 @@ class StepKernels(ScanKernels):
     def _matrix_memory_step(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Runs Core._token."""
+        """Runs Core._run_token."""
         t = self.t
-        memory, norm, largest = states
-        next_exponent = t.like(t.add(log_f, largest), i)
-        decay = t.exp(t.sub(t.add(log_f, largest), next_exponent))
+        memory, norm, largest_exponent = states
+        next_exponent = t.like(t.add(log_f, largest_exponent), i)
+        decay = t.exp(t.sub(t.add(log_f, largest_exponent), next_exponent))
         write = t.exp(t.sub(i, next_exponent))
-        faded = t.mul(t.unsqueeze(decay, -1), memory)
-        memory = t.add(faded, t.mul(t.unsqueeze(write, -1), t.matmul(t.transpose(k, -1, -2), v)))
-        del faded
-        faded = t.mul(decay, norm)
-        norm = t.add(faded, t.mul(write, t.select(k, 2)))
-        del faded
+        decayed_memory = t.mul(t.unsqueeze(decay, -1), memory)
+        memory = t.add(decayed_memory, t.mul(t.unsqueeze(write, -1), t.matmul(t.transpose(k, -1, -2), v)))
+        del decayed_memory
+        decayed_memory = t.mul(decay, norm)
+        norm = t.add(decayed_memory, t.mul(write, t.select(k, 2)))
+        del decayed_memory
         denominator = t.select(t.matmul(q, t.unsqueeze(norm, -1)), -1)
-        top = t.matmul(q, memory)
+        numerator = t.matmul(q, memory)
         denominator_bound = t.like(t.function("abs", denominator), t.exp(t.scale(next_exponent, "neg")))
         denominator_bound = t.add_number(denominator_bound)
-        return t.div(top, t.unsqueeze(denominator_bound, -1)), [memory, norm, next_exponent]
+        return t.div(numerator, t.unsqueeze(denominator_bound, -1)), [memory, norm, next_exponent]
 
     @compared(DECODED)
     def next_wkv(self, step: Step) -> None:
         self.set(step.outs[0], self._average(*map(self.get, step.ins)))
 
     def _average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
-        """Runs TimeMixReference._average."""
+        """Runs TimeMixReference._weighted_average."""
         t, dtype = self.t, key.dtype
         key, value = t.to(key, FLOAT32), t.to(value, FLOAT32)
         time_first, decay = t.to(time_first, FLOAT32), t.scale(t.exp(t.to(decay, FLOAT32)), "neg")
-        cached = self.cached("recurrent_state")
-        assert cached is not None
-        _zero, (top, denominator, largest) = t.like(t.select(key, 1)), cached
+        cached_states = self.cached("recurrent_state")
+        assert cached_states is not None
+        _zero, (numerator, denominator, largest_exponent) = t.like(t.select(key, 1)), cached_states
         k, v = t.select(key, 1), t.select(value, 1)
-        peak = t.like(largest, t.add(k, time_first))
-        past = t.exp(t.sub(largest, peak))
+        peak = t.like(largest_exponent, t.add(k, time_first))
+        past = t.exp(t.sub(largest_exponent, peak))
         current_weight = t.exp(t.sub(t.add(k, time_first), peak))
-        out = [t.div(self._weighted_sum(past, top, current_weight, v), t.add(t.mul(past, denominator), current_weight))]
-        peak = t.like(t.add(largest, decay), k)
-        past_next = t.exp(t.sub(t.add(largest, decay), peak))
+        out = [
+            t.div(
+                self._weighted_sum(past, numerator, current_weight, v), t.add(t.mul(past, denominator), current_weight)
+            )
+        ]
+        peak = t.like(t.add(largest_exponent, decay), k)
+        past_next = t.exp(t.sub(t.add(largest_exponent, decay), peak))
         now_next = t.exp(t.sub(k, peak))
         past, current_weight = past_next, now_next
         del past_next, now_next
-        top = self._weighted_sum(past, top, current_weight, v)
+        numerator = self._weighted_sum(past, numerator, current_weight, v)
         denominator = t.add(t.mul(past, denominator), current_weight)
-        largest = peak
-        self.keep("recurrent_state", top, denominator, largest)
+        largest_exponent = peak
+        self.keep("recurrent_state", numerator, denominator, largest_exponent)
         average = t.stack(out, 1)
         del (
             out,
             past,
             current_weight,
-            top,
+            numerator,
             denominator,
-            largest,
+            largest_exponent,
             peak,
             time_first,
             decay,
@@ -361,7 +365,7 @@ class StepKernels(ScanKernels):
             key,
             value,
             _zero,
-            cached,
+            cached_states,
         )
         return t.to(average, dtype)
 
@@ -385,9 +389,9 @@ class StepKernels(ScanKernels):
         del speed
         _is_first_token = t.compare(t.unsqueeze(self.span(x.shape[1]), 1))
         decay = t.like(log_a)
-        saved = t.like(_is_first_token, decay, t.sqrt(t.scale(t.expm1(t.scale(log_a)), "neg")), dtype=FLOAT32)
+        saved_gates = t.like(_is_first_token, decay, t.sqrt(t.scale(t.expm1(t.scale(log_a)), "neg")), dtype=FLOAT32)
         del decay
-        gated_input = t.mul(t.to(t.mul(u, self._sigmoid_gate(steps["input_gate"], u)), FLOAT32), saved)
+        gated_input = t.mul(t.to(t.mul(u, self._sigmoid_gate(steps["input_gate"], u)), FLOAT32), saved_gates)
         _cached_state = self.cached("recurrent_state")
         states = self._recurrence_step(t.exp(log_a), gated_input, self.state_before("recurrent_state"))
         self.keep("recurrent_state", t.select(states, 1))
@@ -403,8 +407,8 @@ class StepKernels(ScanKernels):
         size = exact_div(x.shape[-1], op.blocks)
         weight = self.weight(f"{step.name}.weight", (op.blocks, size, size))
         bias = self.weight(f"{step.name}.bias", (op.blocks, size))
-        parts = t.transpose(t.flatten(t.unflatten(x, -1, (op.blocks, size)), 0, 1), 0, 1)
-        out = t.baddbmm(t.unsqueeze(bias, 1), parts, t.transpose(weight, 1, 2))
+        input_blocks = t.transpose(t.flatten(t.unflatten(x, -1, (op.blocks, size)), 0, 1), 0, 1)
+        out = t.baddbmm(t.unsqueeze(bias, 1), input_blocks, t.transpose(weight, 1, 2))
         return t.unflatten(t.flatten(t.transpose(out, 0, 1), 1), 0, x.shape[:2])
 
     def _recurrence_step(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:

@@ -51,10 +51,10 @@ class StreamKernels(Lowering):
     def core_StreamOffsets(self, step: Step) -> None:
         """Applies a scale per kind of weight and an offset per weight (Offsets.forward)."""
         t, sizes = self.t, [out.width for out in step.outs]
-        parts = t.split(self.get(step.ins[0]), sizes)
+        weight_parts = t.split(self.get(step.ins[0]), sizes)
         base, scale = self.weight(f"{step.name}.base", (sum(sizes),)), self.weight(f"{step.name}.scale", (len(sizes),))
         for out, weight_logits, scale_element, offset in zip(
-            step.outs, parts, t.unbind(scale), t.split(base, sizes), strict=True
+            step.outs, weight_parts, t.unbind(scale), t.split(base, sizes), strict=True
         ):
             self.set(out, t.add(t.mul(weight_logits, scale_element), offset))
 

@@ -40,21 +40,21 @@ def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: in
     family: its record.
     width: width of the text model.
     """
-    supported, towers, notes = sections_of(kind, family.tower_file), Table(), list[str]()
-    for name in dict.fromkeys((*SECTIONS, *supported, *family.uncounted_encoders)):
+    supported_sections, towers, notes = sections_of(kind, family.tower_file), Table(), list[str]()
+    for name in dict.fromkeys((*SECTIONS, *supported_sections, *family.uncounted_encoders)):
         section = wrapper.get(name)
-        if name not in supported:
+        if name not in supported_sections:
             stated_type = section.get("model_type") if isinstance(section, dict) else None
             if isinstance(section, dict) or name in family.uncounted_encoders:
                 encoder_type = stated_type or family.uncounted_encoders.get(name, name.removesuffix("_config"))
                 notes.append(f"its encoder is not counted: {name}: '{encoder_type}' is not supported")
             continue
-        if section is None and supported[name].built is None:
+        if section is None and supported_sections[name].built is None:
             continue
         if section is None:
             notes.append(f"{name}: not given; its encoder has its class's defaults")
         try:
-            tables, remarks = _read_section(kind, wrapper, name, supported[name], width)
+            tables, remarks = _read_section(kind, wrapper, name, supported_sections[name], width)
         except InputError as error:
             notes.append(f"its encoder is not counted: {error}")
         else:
@@ -62,12 +62,12 @@ def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: in
             notes += remarks
     if (
         family.text is not None
-        and supported
+        and supported_sections
         and not towers
         and not notes
-        and not any(name in wrapper for name in supported)
+        and not any(name in wrapper for name in supported_sections)
     ):
-        notes.append(f"no vision or audio encoder is described: there is no {' and no '.join(supported)}")
+        notes.append(f"no vision or audio encoder is described: there is no {' and no '.join(supported_sections)}")
     return towers, notes
 
 

@@ -39,7 +39,7 @@ def _qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _clips(config: Config, merge: int, **fields: bool) -> Table:
-    """Returns how Whisper's processor cuts audio, with `merge` positions of the encoder to a token."""
+    """Returns how Whisper's processor cuts audio, with `merge` encoder positions per token."""
     return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge, **fields}
 
 
@@ -64,10 +64,10 @@ def _audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _moss(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MOSS-Transcribe-Diarize: consecutive positions are concatenated, and a norm after the linear layers."""
+    """Reads MOSS-Transcribe-Diarize: consecutive positions are concatenated, and a norm follows the linear layers."""
     towers = _audio_flamingo(wrapper, config, width)
-    merged: Table = {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
-    return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], **merged}}
+    merge_fields: Table = {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
+    return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], **merge_fields}}
 
 
 def _phi4_vision(wrapper: Config, config: Config, width: int) -> Table:

@@ -32,7 +32,7 @@ def _llava(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _one_square(wrapper: Config, config: Config) -> Table:
-    """Returns how LLaVA's processor makes one square of an image, or shrinks it for Pixtral's encoder.
+    """Returns how LLaVA's processor resizes an image to one square, or shrinks the image for Pixtral's encoder.
 
     Nothing where the vector that the class leaves out (`default`) is a patch, or a class vector becomes a token.
     """
@@ -46,7 +46,7 @@ def _one_square(wrapper: Config, config: Config) -> Table:
 
 
 def _pinpoints(wrapper: Config, config: Config) -> Table:
-    """Returns how LLaVA-NeXT's processor cuts an image into tiles; nothing where that is not known."""
+    """Returns how LLaVA-NeXT's processor cuts an image into tiles; nothing if the config does not state it."""
     resolutions = wrapper.get("image_grid_pinpoints")
     if config.model_type == "pixtral" or "image" not in _one_square(wrapper, config) or not resolutions:
         return {}
@@ -54,7 +54,7 @@ def _pinpoints(wrapper: Config, config: Config) -> Table:
 
 
 def _onevision(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads LLaVA-OneVision: like LLaVA-NeXT, with a limit of the tokens of an image."""
+    """Reads LLaVA-OneVision: like LLaVA-NeXT, with a limited number of tokens per image."""
     towers = _llava_next(wrapper, config, width)
     ratio = wrapper.get("vision_aspect_ratio")
     limit = ratio.removeprefix("anyres_max_") if isinstance(ratio, str) else ""
@@ -66,7 +66,7 @@ def _onevision(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _llava_next(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads LLaVA-NeXT: like LLaVA, with a vector for the ends of lines."""
+    """Reads LLaVA-NeXT: like LLaVA, with a learned vector at the end of each row of tokens."""
     towers = _llava(wrapper, config, width)
     towers["vision_tower"].pop("image", None)
     return {
@@ -76,7 +76,7 @@ def _llava_next(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _video_llava(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Video-LLaVA: an encoder of images and an encoder of videos of the same sizes, with one projector."""
+    """Reads Video-LLaVA: an image encoder and a video encoder of equal sizes, with one projector."""
     towers = _llava(wrapper, config, width)
     towers["vision_tower"].pop("image", None)
     return {
@@ -173,7 +173,7 @@ def internvl(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _square_size(config: Config, name: str) -> int:
-    """Reads a size that is one number, or two equal ones."""
+    """Reads a size that is one number or two equal numbers."""
     size = config.get(name)
     if (
         isinstance(size, list | tuple)

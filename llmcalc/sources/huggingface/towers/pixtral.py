@@ -1,4 +1,4 @@
-"""Vision encoders with RoPE, of Mistral 3, LightOnOCR, Llama 4, LFM3-VL; and HunyuanOCR's.
+"""Vision encoders with RoPE (Mistral 3, LightOnOCR, Llama 4, LFM3-VL), and HunyuanOCR's vision encoder.
 
 Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3, lighton_ocr; models/llama4,
 lfm3_vl, hunyuan_vl.
@@ -24,7 +24,7 @@ def pixtral(config: Config) -> Table:
 
 
 def _mistral3(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Mistral 3: square blocks of patches are merged into one patch's width, then two linear layers."""
+    """Reads Mistral 3: square blocks of patches are merged to the width of one patch, then two linear layers."""
     one_layer(wrapper)
     maps = two_maps(
         wrapper, config.size("hidden_size"), width, merge=wrapper.size("spatial_merge_size"), norm=rmsnorm(1e-5)
@@ -125,7 +125,7 @@ def _lfm3(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _hunyuan(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads HunyuanOCR: a position embedding, and a merger of four times the width.
+    """Reads HunyuanOCR: a position embedding, and a merger that is four times as wide.
 
     Vectors mark the ends of lines and of images.
     """

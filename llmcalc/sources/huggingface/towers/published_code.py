@@ -1,4 +1,4 @@
-"""Vision encoders of wrappers whose class is code of the model's own repository: InternViT, MoonViT, EVA-CLIP and more.
+"""Vision encoders of wrappers whose class is repository code: InternViT, MoonViT, EVA-CLIP and others.
 
 InternViT (Chen 2023, arXiv:2312.14238), MoonViT (Kimi-VL: 2025, arXiv:2504.07491), DeepSeek-VL2 (Wu 2024,
 arXiv:2412.10302), EVA-CLIP (Sun 2023, arXiv:2303.15389) in GLM-4V, SigLIP in Eagle 2.5, Isaac, Keye-VL and
@@ -22,7 +22,7 @@ DUMMY_HEADS = 7
 
 
 def _internvit(config: Config, dummy_heads: int = 0) -> Table:
-    """Returns InternViT: a class vector, and scaled outputs of the sublayers. dummy_heads: further heads."""
+    """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: additional heads."""
     norm = config.choice(
         {
             "layer_norm": layernorm(config.number("layer_norm_eps")),
@@ -55,7 +55,7 @@ def _internvit(config: Config, dummy_heads: int = 0) -> Table:
 
 
 def _merge(wrapper: Config) -> int:
-    """Returns the side of the squares of patches that are merged. Raises `InputError` for another ratio."""
+    """Returns the side of the merged squares of patches. Raises `InputError` for an unsupported ratio."""
     ratio = wrapper.number("downsample_ratio")
     merge = merged_by(ratio)
     if not merge:
@@ -70,7 +70,7 @@ def _merged_maps(wrapper: Config, encoder_width: int, width: int) -> Table:
 
 
 def _internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads InternVL's own code: its tiles are those of `max_dynamic_patch`, with two marks around an image."""
+    """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     wrapper.must("select_layer", -1)
     tokens = max(side(config) ** 2 // _merge(wrapper) ** 2, 1)
     image = {"type": "tiles", "size": config.size("image_size"), "max_tiles": wrapper.size("max_dynamic_patch")}
@@ -81,7 +81,7 @@ def _internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _internvit_chat(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads a class with InternVL's encoder and projector whose processor's rule is not read."""
+    """Reads a class with InternVL's encoder and projector, without a rule for its processor."""
     return {
         "vision_model": _internvit(config),
         "vision_projector": _merged_maps(wrapper, config.size("hidden_size"), width),
@@ -93,8 +93,10 @@ def _nvlm(wrapper: Config, config: Config, width: int) -> Table:
     text = wrapper.table("llm_config")
     ffn_width = Config(text, {}, "llm_config", where="llm_config.").size("intermediate_size")
     maps = ((ffn_width, False, "gelu"), (width, False, "identity"))
-    merged = projector(config.size("hidden_size"), *maps, merge=_merge(wrapper), norm=layernorm(), norm_of="merged")
-    return {"vision_model": _internvit(config, DUMMY_HEADS), "vision_projector": merged}
+    merging_projector = projector(
+        config.size("hidden_size"), *maps, merge=_merge(wrapper), norm=layernorm(), norm_of="merged"
+    )
+    return {"vision_model": _internvit(config, DUMMY_HEADS), "vision_projector": merging_projector}
 
 
 def _eagle(wrapper: Config, config: Config, width: int) -> Table:
@@ -127,7 +129,7 @@ def _kimi_vl(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads DeepSeek-VL2: SigLIP under timm's names with its pooling head, and vectors for line ends and views."""
+    """Reads DeepSeek-VL2: SigLIP under timm's names with a pooling head, and vectors for row ends and views."""
     wrapper.must("tile_tag", "2D")
     config.must("class_token", False)
     config.must("global_pool", "map")
@@ -154,8 +156,8 @@ def _deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
     fields.must("token_pooling", False)
     fields.must("n_embed", width)
     fields.must("input_dim", h)
-    inner = width * fields.size("mlp_ratio")
-    maps = [(inner, True, "gelu")] * (fields.size("depth") - 1) + [(width, True, "identity")]
+    inner_width = width * fields.size("mlp_ratio")
+    maps = [(inner_width, True, "gelu")] * (fields.size("depth") - 1) + [(width, True, "identity")]
     if not 2 <= len(maps) <= 10:
         raise fields.wrong("depth", fields.get("depth"), "2 to 10")
     return {
@@ -166,12 +168,14 @@ def _deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
 
 def _isaac(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Isaac: SigLIP 2 without its head, merged patches, and two linear layers without biases."""
-    wrapped = Config({**config.data, "vision_use_head": False}, config.defaults, config.model_type, where=config.where)
+    changed_config = Config(
+        {**config.data, "vision_use_head": False}, config.defaults, config.model_type, where=config.where
+    )
     h, merge = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
-    tower = siglip2(wrapped)
-    config.fields_read |= wrapped.fields_read
-    inner = 4 * h * merge**2
-    maps = projector(h, (inner, False, "silu"), (width, False, "identity"), merge=merge)
+    tower = siglip2(changed_config)
+    config.fields_read |= changed_config.fields_read
+    inner_width = 4 * h * merge**2
+    maps = projector(h, (inner_width, False, "silu"), (width, False, "identity"), merge=merge)
     return {"vision_embedding": tower, "vision_projector": maps}
 
 
@@ -197,11 +201,11 @@ def _dots_ocr(wrapper: Config, config: Config, width: int) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    last: Table = {"final_norm": norm} if config.flag("post_norm") else {}
+    final_norm_fields: Table = {"final_norm": norm} if config.flag("post_norm") else {}
     tower = vit(
         config,
         block,
-        stack={"embedding_norm": norm, **last},
+        stack={"embedding_norm": norm, **final_norm_fields},
         patches={
             "num_channels": config.size("num_channels"),
             "temporal_patch_size": config.size("temporal_patch_size"),
@@ -227,7 +231,7 @@ def _keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
-    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, whose rows are counted as those of one."""
+    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, which are counted as one embedding."""
     norm, h, edge = layernorm(config.number("layer_norm_eps")), config.size("hidden_size"), 2
     config.must("spatial_merge_size", edge)
     tower = vit(
@@ -238,17 +242,17 @@ def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
         positions={"rows": side(config) ** 2 + PACKED_POSITIONS},
     )
     maps = ((h * edge * edge, True, "gelu"), (width, True, "identity"))
-    merged = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=norm_of)
-    return {"vision_model": tower, "vision_projector": merged}
+    merging_projector = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=norm_of)
+    return {"vision_model": tower, "vision_projector": merging_projector}
 
 
 def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads GLM-4V: EVA-CLIP with norms on the outputs of the sublayers, a convolution that merges patches.
+    """Reads GLM-4V: EVA-CLIP with norms on the sublayer outputs, and a convolution that merges patches.
 
     Its adapter has a norm, an activation, a gated network of the text model's width, and two vectors around an image.
     """
     norm, h = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
-    inner = wrapper.size("ffn_hidden_size")
+    inner_width = wrapper.size("ffn_hidden_size")
     block = biased(config, norm, heads="num_heads") | {"norm_placement": "output"}
     tower = vit(
         config,
@@ -257,12 +261,12 @@ def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
         positions={"rows": config.size("num_positions")},
         class_embedding=True,
     )
-    merged = projector(
+    merging_projector = projector(
         h, (width, True, "identity"), (width, False, "identity"), merge=2, out_norm=layernorm(), out_act="gelu"
     )
-    gated = [{"size": 2 * inner, "hidden_act": "silu", "gated": True}, {"size": width}]
+    gated = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": width}]
     adapter = {**projector(width), "maps": gated, "output_marks": 2}
-    return {"vision_model": tower, "vision_projector": merged, "vision_adapter_projector": adapter}
+    return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter}
 
 
 def _resampler(config: Config, input_width: int, width: int, queries: int, positions: bool = False) -> Table:
@@ -288,9 +292,12 @@ def _minicpmv(wrapper: Config, config: Config, width: int) -> Table:
 
     Version 2.0 has timm's encoder of images of 384 pixels, and stores the positions of its queries.
     """
-    first = str(wrapper.get("version")) == "2.0" or (wrapper.get("version") is None and width == 2304)
-    changed = {"vision_use_head": False, **({"image_size": 384} if first and not wrapper.has("vision_config") else {})}
-    sizes = Config({**config.data, **changed}, config.defaults, config.model_type, where=config.where)
+    is_first_version = str(wrapper.get("version")) == "2.0" or (wrapper.get("version") is None and width == 2304)
+    changed_fields = {
+        "vision_use_head": False,
+        **({"image_size": 384} if is_first_version and not wrapper.has("vision_config") else {}),
+    }
+    sizes = Config({**config.data, **changed_fields}, config.defaults, config.model_type, where=config.where)
     tower = siglip(sizes)
     config.fields_read |= sizes.fields_read
     if wrapper.flag("drop_vision_last_layer"):
@@ -299,7 +306,10 @@ def _minicpmv(wrapper: Config, config: Config, width: int) -> Table:
             raise config.wrong("num_hidden_layers", depth, "at least 2, for the last one is dropped")
         tower["stack"]["num_hidden_layers"] = depth - 1
     queries = wrapper.size("query_num")
-    return {"vision": tower, "resampler": _resampler(config, config.size("hidden_size"), width, queries, first)}
+    return {
+        "vision": tower,
+        "resampler": _resampler(config, config.size("hidden_size"), width, queries, is_first_version),
+    }
 
 
 def _qwen_vl(wrapper: Config, config: Config, width: int) -> Table:
@@ -328,16 +338,16 @@ QWEN_VL_ROWS = 256
 
 
 def _phi3v(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Phi-3-vision: CLIP's large encoder, whose sizes its class states, and two linear layers.
+    """Reads Phi-3-vision: CLIP's large encoder, whose sizes are constants in its class, and two linear layers.
 
     Two vectors of four patches' width mark the ends of lines and of the whole image.
     """
     config.must("name", "clip_vision_model")
     config.must("image_dim_out", CLIP_LARGE["hidden_size"])
-    large = Config({**CLIP_LARGE}, CLIP, "clip_vision_model", where=config.where)
+    clip_config = Config({**CLIP_LARGE}, CLIP, "clip_vision_model", where=config.where)
     maps = ((width, True, "gelu"), (width, True, "identity"))
     return {
-        "vision_model": clip(large),
+        "vision_model": clip(clip_config),
         "vision_projector": projector(CLIP_LARGE["hidden_size"], *maps, merge=2, input_marks=2),
     }
 

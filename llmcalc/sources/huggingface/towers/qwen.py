@@ -25,13 +25,13 @@ PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 
 
 def _image(config: Config) -> Table:
-    """Returns how Qwen's processor cuts an image: sides that are multiples of merged patches."""
-    least, most = PIXELS.get(config.size("patch_size"), PIXELS[14])
+    """Returns how Qwen's processor resizes an image: both sides become multiples of a merged patch's side."""
+    least_pixels, most_pixels = PIXELS.get(config.size("patch_size"), PIXELS[14])
     return {
         "type": "smart_resize",
         "merge": config.size("spatial_merge_size"),
-        "min_pixels": least,
-        "max_pixels": most,
+        "min_pixels": least_pixels,
+        "max_pixels": most_pixels,
     }
 
 
@@ -91,15 +91,15 @@ def _qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _windows(config: Config) -> Table:
-    """Returns the fields of a stack in whose layers, but for a few, attention is limited to squares of patches."""
+    """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
     merge, patch, window = (config.size(name) for name in ("spatial_merge_size", "patch_size", "window_size"))
     side = window // merge // patch * merge
     if side == 0:
         raise config.wrong("window_size", window, f"{merge * patch} or more, the side of merged patches")
-    full, depth = config.get("fullatt_block_indexes"), config.size("depth")
-    if not isinstance(full, list | tuple) or any(type(i) is not int for i in full):
-        raise config.wrong("fullatt_block_indexes", full, "a list of layers")
-    names = ["block" if i in full else "windowed" for i in range(depth)]
+    full_blocks, depth = config.get("fullatt_block_indexes"), config.size("depth")
+    if not isinstance(full_blocks, list | tuple) or any(type(i) is not int for i in full_blocks):
+        raise config.wrong("fullatt_block_indexes", full_blocks, "a list of layers")
+    names = ["block" if i in full_blocks else "windowed" for i in range(depth)]
     if "windowed" not in names:
         return {}
     return {"variants": {"windowed": {"attention": {"grid_window": side}}}, **layer_pattern(names)}
@@ -144,7 +144,7 @@ def _qwen3_5(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _qwen3(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Qwen3-VL: like Qwen3.5, with further mergers for the outputs of lower layers (DeepStack).
+    """Reads Qwen3-VL: like Qwen3.5, with additional mergers for the outputs of lower layers (DeepStack).
 
     Meng 2024 (arXiv:2406.04334).
     """
@@ -162,10 +162,11 @@ def _qwen3(wrapper: Config, config: Config, width: int) -> Table:
 
 def _kimi(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
-    for name, published in KIMI_NAMES.items():
-        stated = config.data.get(name)
-        if stated is not None and published in config.data and config.data[published] != stated:
-            raise config.wrong(published, config.data[published], f"{stated}, as {name} says, or none")
+    for name, published_name in KIMI_NAMES.items():
+        stated_value = config.data.get(name)
+        is_stated_twice = stated_value is not None and published_name in config.data
+        if is_stated_twice and config.data[published_name] != stated_value:
+            raise config.wrong(published_name, config.data[published_name], f"{stated_value}, as {name} says, or none")
     if config.has("mm_projector_type"):
         config.must("mm_projector_type", "patchmerger")
     wrapper.must("projection_hidden_size", config.size("hidden_size"))
@@ -232,7 +233,7 @@ def _ernie(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _minimax(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MiniMax-M3: each patch through two linear layers, then square blocks of their outputs through two more."""
+    """Reads MiniMax-M3: two linear layers on each patch, then two more on square blocks of their outputs."""
     norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     tower = vit(config, biased(config, norm, **TURNED), stack={"embedding_norm": norm}, patches=patches)

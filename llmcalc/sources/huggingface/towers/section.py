@@ -85,7 +85,7 @@ def two_maps(
 
 
 def one_layer(wrapper: Config) -> None:
-    """Raises `InputError` if the projector uses the outputs of several layers of the encoder."""
+    """Raises `InputError` if the projector uses the outputs of several encoder layers."""
     if type(wrapper.get("vision_feature_layer")) is not int:
         raise wrapper.wrong("vision_feature_layer", wrapper.get("vision_feature_layer"), "one layer")
 
@@ -99,7 +99,7 @@ def side(config: Config) -> int:
 
 
 def merged_by(ratio: float) -> int:
-    """Returns the patches per side that are merged into one to shrink their number by `ratio`; 0 if no integer."""
+    """Returns how many patches per side are merged to reduce their number by `ratio`; 0 if no integer does."""
     merge = round(1 / ratio) if ratio > 0 else 0
     return merge if merge >= 1 and merge * ratio == 1 else 0
 

@@ -23,7 +23,7 @@ def siglip(config: Config) -> Table:
 
 
 def siglip2(config: Config) -> Table:
-    """Returns SigLIP 2's encoder: a position embedding for a number of patches in images of any shape."""
+    """Returns SigLIP 2's encoder: a position embedding for a number of patches, in images of any shape."""
     return _siglip(config, config.size("num_patches"), config.flag("vision_use_head"))
 
 
@@ -74,7 +74,7 @@ def clip(config: Config) -> Table:
 
 
 def _gemma3(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Gemma 3: SigLIP, and the mean of each square block of patches."""
+    """Reads Gemma 3: SigLIP, and the average of each square block of patches."""
     tokens = int(wrapper.size("mm_tokens_per_image") ** 0.5)
     if side(config) < tokens:
         raise wrapper.wrong(
@@ -89,7 +89,7 @@ def _gemma3(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _t5gemma2(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads T5Gemma 2: like Gemma 3, with a vector for the end of an image.
+    """Reads T5Gemma 2: like Gemma 3, with a learned vector at the end of an image.
 
     Encoder and decoder share the vector if their embeddings are tied.
     """
@@ -119,7 +119,7 @@ def _gated(wrapper: Config, config: Config, width: int, gated_width: int, **fiel
 
 
 def _aya_tiles(wrapper: Config, config: Config) -> Table:
-    """Returns how Aya Vision's processor cuts an image into tiles, with a mark before each and two around all."""
+    """Returns how Aya Vision's processor cuts an image into tiles, with a mark before each tile and two around all."""
     merge = wrapper.size("downsample_factor")
     tokens = max((side(config) // merge) ** 2, 1)
     size = config.size("image_size")
@@ -143,7 +143,7 @@ def _cohere2(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _lfm2(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads LFM2-VL: concatenated square blocks of patches, a norm on them, two linear layers."""
+    """Reads LFM2-VL: concatenated square blocks of patches, a norm, and two linear layers."""
     bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     norm_fields: Table = {"norm": layernorm(), "norm_of": "merged"} if wrapper.flag("projector_use_layernorm") else {}
     maps = ((wrapper.size("projector_hidden_size"), bias, act), (width, bias, "identity"))

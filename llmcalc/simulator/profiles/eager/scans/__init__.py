@@ -1,4 +1,4 @@
-"""Recurrent parts by published training kernels instead of the reference's loop.
+"""Recurrent parts, replayed with published training kernels instead of the reference's loop over tokens.
 
 A part whose published module computes the same runs as that module does, line by line. Another part (extra norms,
 another activation) runs its own steps, and the published kernel of its scan among them. All parameters are in the run's

@@ -44,31 +44,31 @@ class DecayKernels(ScanModules):
         projections = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
         q, k, v = (t.transpose(self.by_head(self.apply_activation(y, kind), op.head_dim), 1, 2) for y in projections)
         del projections
-        out, state = self._tokens(q, k, v)
+        out, state = self._decode_from_state(q, k, v)
         self.keep("recurrent_state", state)
         normed = self._normalize_with(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
         gated = t.function("sigmoid", self.project(steps["g_proj"], x))
         gated = t.mul(gated, normed)
         return self.project(steps["o_proj"], gated)
 
-    def _tokens(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _decode_from_state(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Runs Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
         t, (batch, heads, tokens, size) = self.t, q.shape
-        slope = self._slopes(heads)
-        cached = self.cached("recurrent_state")
-        assert cached is not None
-        state, out = cached[0], []
+        slope = self._decay_slopes(heads)
+        cached_state = self.cached("recurrent_state")
+        assert cached_state is not None
+        state, out = cached_state[0], []
         q, k, v = (t.slice(y, 1, 2) for y in (q, k, v))
         if tokens > 1:
             out.append(t.new((batch, heads, tokens - 1, size), q.dtype))
         for _ in range(min(tokens, 2)):
-            faded = t.mul(t.to(t.exp(t.scale(slope, "neg")), q.dtype), state)
-            state = t.add(faded, t.matmul(t.transpose(k, -1, -2), v))
-            del faded
+            decayed_state = t.mul(t.to(t.exp(t.scale(slope, "neg")), q.dtype), state)
+            state = t.add(decayed_state, t.matmul(t.transpose(k, -1, -2), v))
+            del decayed_state
         out.append(t.matmul(q, state))
         return t.cat(out, 2), state
 
-    def _slopes(self, heads: Any) -> Tensor:
+    def _decay_slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new((heads,), INT64), 1), 2), dtype=FLOAT32)
 
     @compared(PUBLISHED)
@@ -92,7 +92,7 @@ class DecayKernels(ScanModules):
             h = mlstm_kernels.mlstm_chunkwise(t, q, k, v, input_gate, forget_gate, op.chunk)
         else:
             h, _states = mlstm_kernels.mlstm_with_states(
-                t, q, k, v, input_gate, forget_gate, op.chunk, self._memory(steps["recurrent_state"])
+                t, q, k, v, input_gate, forget_gate, op.chunk, self._memory_states(steps["recurrent_state"])
             )
             self.states(steps["recurrent_state"], *self.memory_shapes(op))
         h = t.transpose(h, 1, 2)
@@ -102,13 +102,13 @@ class DecayKernels(ScanModules):
         return self.project(steps["out_proj"], out)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
-        """Returns the shapes of the memory, its normalizer and the largest exponent of each head."""
+        """Returns the shapes of the matrix memory, its normalizer and the largest exponent of each head."""
         return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
 
-    def _memory(self, state: Step) -> list[Tensor] | None:
-        """Returns the states in float32; None for the first token."""
-        cached = self.cached(state.name)
-        return None if cached is None else [self.t.to(x, FLOAT32) for x in cached]
+    def _memory_states(self, state: Step) -> list[Tensor] | None:
+        """Returns the states in float32; None for a sequence's first token."""
+        cached_states = self.cached(state.name)
+        return None if cached_states is None else [self.t.to(x, FLOAT32) for x in cached_states]
 
     def _soft_cap(self, x: Tensor) -> Tensor:
         """Computes cap · tanh(x / cap)."""

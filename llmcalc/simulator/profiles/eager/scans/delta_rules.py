@@ -26,17 +26,19 @@ class DeltaRuleKernels(ScanModules):
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         if self.store is None:
-            parts = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-            widths = [projection.shape[-1] for projection in parts]
-            qkv = t.cat(parts)
-            del parts
+            projections = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+            widths = [projection.shape[-1] for projection in projections]
+            qkv = t.cat(projections)
+            del projections
             kernel = steps["conv1d"].options["kernel"]
-            qkv_weight = t.cat([self._filter(name, n, kernel) for name, n in zip("qkv", widths, strict=True)], 0)
+            qkv_weight = t.cat(
+                [self._convolution_weight(name, n, kernel) for name, n in zip("qkv", widths, strict=True)], 0
+            )
             qkv = fla.causal_conv1d(t, qkv, qkv_weight)
             q, k, v = t.split(qkv, widths)
         else:
             self._keep_convolved(steps)
-            q, k, v = (self._convolve(name, steps, x) for name in "qkv")
+            q, k, v = (self._convolve_by_name(name, steps, x) for name in "qkv")
         q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
         beta = self.project(steps["b_proj"], x)
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
@@ -61,7 +63,7 @@ class DeltaRuleKernels(ScanModules):
         conv = steps["conv1d"]
         self.states(steps["conv_state"], (conv.outs[0].width, conv.options["kernel"]))
 
-    def _filter(self, name: str, width: Any, kernel: Any) -> Tensor:
+    def _convolution_weight(self, name: str, width: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
         return self.t.reshape(self.weight(f"{name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
 
@@ -70,8 +72,8 @@ class DeltaRuleKernels(ScanModules):
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         self._keep_convolved(steps)
-        q, k, v = (self._convolve(name, steps, x) for name in "qkv")
-        g = self._gate("f", steps, x)
+        q, k, v = (self._convolve_by_name(name, steps, x) for name in "qkv")
+        g = self._gate_projection("f", steps, x)
         beta = self.project(steps["b_proj"], x)
         q, k, v, g = (self.by_head(tensor, op.key_dim) for tensor in (q, k, v, g))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
@@ -79,15 +81,19 @@ class DeltaRuleKernels(ScanModules):
         runs_recurrently = self.store is not None and x.shape[1] <= fla.FEW
         o = fla.fused_recurrent(t, v) if runs_recurrently else fla.chunk_kda(t, q, k, v, g, beta, a_log, dt_bias)
         weight = self.weight("norm.weight", (op.value_dim,))
-        o = fla.rms_norm_gated(t, o, self.by_head(self._gate("g", steps, x), op.value_dim), weight, self.accelerator)
+        o = fla.rms_norm_gated(
+            t, o, self.by_head(self._gate_projection("g", steps, x), op.value_dim), weight, self.accelerator
+        )
         o = t.flatten(o, 2)
         return self.project(steps["o_proj"], o)
 
-    def _convolve(self, name: str, steps: Steps, x: Tensor) -> Tensor:
+    def _convolve_by_name(self, name: str, steps: Steps, x: Tensor) -> Tensor:
         y = self.project(steps[f"{name}_proj"], x)
-        return fla.causal_conv1d(self.t, y, self._filter(name, y.shape[-1], steps["conv1d"].options["kernel"]))
+        return fla.causal_conv1d(
+            self.t, y, self._convolution_weight(name, y.shape[-1], steps["conv1d"].options["kernel"])
+        )
 
-    def _gate(self, name: str, steps: Steps, x: Tensor) -> Tensor:
+    def _gate_projection(self, name: str, steps: Steps, x: Tensor) -> Tensor:
         """Projects to a gate, by one linear layer or two of low rank."""
         if f"{name}_proj" in steps:
             return self.project(steps[f"{name}_proj"], x)

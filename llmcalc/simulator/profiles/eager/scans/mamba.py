@@ -25,8 +25,8 @@ class MambaKernels(ScanModules):
     def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
         if steps["x_proj"].verb == "experts":
             return self.mamba_of_heads(steps, x)
-        fused = 2 <= steps["conv1d"].options["kernel"] <= 4 and steps.acts[0] == "silu"
-        return self.mamba(steps, x) if fused and "dt_norm" not in steps else self.mamba_of_steps(steps, x)
+        has_fused_kernel = 2 <= steps["conv1d"].options["kernel"] <= 4 and steps.acts[0] == "silu"
+        return self.mamba(steps, x) if has_fused_kernel and "dt_norm" not in steps else self.mamba_of_steps(steps, x)
 
     def mamba(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs mamba_ssm/modules/mamba_simple.py:119 (`Mamba.forward`)."""
@@ -62,7 +62,7 @@ class MambaKernels(ScanModules):
         dt, b, c = t.split(x_dbl, [steps["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
         dt = t.mm(self.raw_weight(steps["dt_proj"]), t.transpose(dt, 0, 1))
         dt = mamba_ssm.split_tokens(t, dt, batch)
-        b, c = self._dense(b, batch), self._dense(c, batch)
+        b, c = self._dense_parameter(b, batch), self._dense_parameter(c, batch)
         d, dt_bias = t.to(d, FLOAT32), t.to(dt_bias, FLOAT32)
         y, _last_state = mamba_ssm.selective_scan_with_states(t, u, dt, a, b, c, d, z, dt_bias)
         del d, dt_bias
@@ -72,7 +72,7 @@ class MambaKernels(ScanModules):
         y = t.transpose(y, 1, 2)
         return self.project(out_proj, y)
 
-    def _dense(self, x: Tensor, batch: Any) -> Tensor:
+    def _dense_parameter(self, x: Tensor, batch: Any) -> Tensor:
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
         return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 
@@ -113,9 +113,9 @@ class MambaKernels(ScanModules):
         if self.store is None:
             return self.causal_conv(steps["conv1d"], x, kind)
         assert isinstance(state.op, State)
-        cached_tokens, cached = exact_div(state.op.size, x.shape[1]), self.cached(state.name)
+        cached_tokens, cached_inputs = exact_div(state.op.size, x.shape[1]), self.cached(state.name)
         (state_tensor,) = self.states(state, (x.shape[1], cached_tokens))
-        if cached is not None:
+        if cached_inputs is not None:
             x = t.cat([state_tensor, x])
         elif tokens < cached_tokens:
             x = t.new((*x.shape[:2], cached_tokens), x.dtype)
@@ -168,8 +168,8 @@ class MambaKernels(ScanModules):
     def module_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
         norm: Norm | None = steps["norm"].options["spec"] if "norm" in steps else None
         has_fused_norm = norm is None or (norm.type == "rmsnorm" and norm.weight and not norm.has_bias)
-        fused = 2 <= steps["conv1d"].options["kernel"] <= 4 and steps.acts[0] == "silu"
-        return (self.mamba2 if has_fused_norm and fused else self.mamba2_of_steps)(steps, x)
+        has_fused_kernel = 2 <= steps["conv1d"].options["kernel"] <= 4 and steps.acts[0] == "silu"
+        return (self.mamba2 if has_fused_norm and has_fused_kernel else self.mamba2_of_steps)(steps, x)
 
     @compared(PUBLISHED, mamba2="steps")
     def mamba2(self, steps: Steps, x: Tensor) -> Tensor:
@@ -177,8 +177,8 @@ class MambaKernels(ScanModules):
         t, op, conv, out_proj = self.t, steps["scan"].op, steps["conv1d"], steps["out_proj"]
         assert isinstance(op, ChunkedScan)
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
-        shared = exact_div(conv.outs[0].width - inner_width, 2)
-        groups = exact_div(shared, op.state)
+        group_width = exact_div(conv.outs[0].width - inner_width, 2)
+        groups = exact_div(group_width, op.state)
         zxbcdt = self.project(steps["in_proj"], x)
         a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         norm = self.weight("norm.weight", (inner_width,)) if "norm" in steps else None
@@ -199,10 +199,10 @@ class MambaKernels(ScanModules):
                 self.bias(out_proj),
                 self.accelerator,
             )
-        z, xbc, dt = t.split(zxbcdt, [inner_width, inner_width + 2 * shared, op.heads])
+        z, xbc, dt = t.split(zxbcdt, [inner_width, inner_width + 2 * group_width, op.heads])
         self.keep_inputs(steps["conv_state"], t.transpose(xbc, 1, 2))
         xbc = t.transpose(self.causal_conv(conv, t.transpose(xbc, 1, 2)), 1, 2)
-        x, b, c = t.split(xbc, [inner_width, shared, shared])
+        x, b, c = t.split(xbc, [inner_width, group_width, group_width])
         y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
             t,
             self.by_head(x, op.head_dim),
@@ -229,11 +229,13 @@ class MambaKernels(ScanModules):
         t, op, conv, kind = self.t, steps["scan"].op, steps["conv1d"], steps.acts[0]
         assert isinstance(op, ChunkedScan)
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
-        shared = exact_div(conv.outs[0].width - inner_width, 2)
-        gate, xbc, dt = t.split(self.project(steps["in_proj"], x), [inner_width, inner_width + 2 * shared, op.heads])
+        group_width = exact_div(conv.outs[0].width - inner_width, 2)
+        gate, xbc, dt = t.split(
+            self.project(steps["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
+        )
         self.keep_inputs(steps["conv_state"], t.transpose(xbc, 1, 2))
         xbc = t.transpose(self.causal_conv(conv, t.transpose(xbc, 1, 2), kind), 1, 2)
-        x, b, c = t.split(xbc, [inner_width, shared, shared])
+        x, b, c = t.split(xbc, [inner_width, group_width, group_width])
         x, b, c = self.by_head(x, op.head_dim), self.by_head(b, op.state), self.by_head(c, op.state)
         a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
@@ -248,5 +250,5 @@ class MambaKernels(ScanModules):
             if step.verb == "mul":
                 y = t.mul(y, activated_gate)
             if step.verb == "norm":
-                y = self.norm(y, step.options["spec"], step.name, (inner_width,), exact_div(shared, op.state))
+                y = self.norm(y, step.options["spec"], step.name, (inner_width,), exact_div(group_width, op.state))
         return self.project(steps["out_proj"], y)

@@ -8,7 +8,7 @@ from .....flow.program import Alternatives, Item, Scope, Step
 
 
 class Steps:
-    """The steps of a module without its submodules; of alternatives, the first branch.
+    """The steps of a module by name, without its submodules; of alternatives, the first branch.
 
     named: name → step. acts: the names of its activations, in their order.
     """

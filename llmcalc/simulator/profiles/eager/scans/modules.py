@@ -1,4 +1,4 @@
-"""Base of recurrent modules: kernels that run a whole module, and shared layers."""
+"""The base class of recurrent modules: kernels that run a whole module, and the operations that they share."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             raise self.unsupported("no published kernels under autocast; expected weights in the type of activations")
 
     def project(self, step: Step, x: Tensor) -> Tensor:
-        """Runs a linear layer."""
+        """Runs the linear layer of a step on x."""
         return self.linear_output(step, x, self.matrix(step), self.bias(step))
 
     def raw_weight(self, step: Step) -> Tensor:
@@ -95,7 +95,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         return self.t.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
 
     def decay(self, shape: tuple[Any, ...]) -> Tensor:
-        """Computes the decay: A = -exp(A_log.float())."""
+        """Computes the decay of a state-space mixer: A = -exp(A_log.float())."""
         return self.t.scale(self.t.exp(self.t.to(self.weight("A_log", shape), FLOAT32)), "neg")
 
     def causal_conv(self, step: Step, x: Tensor, kind: str | None = None) -> Tensor:
@@ -128,23 +128,23 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def conv_with_state(self, step: Step, x: Tensor, state: str, cached_inputs: Any = None) -> Tensor:
         """Runs CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
-        t, kernel, cached = self.t, step.options["kernel"], self.cached(state)
+        t, kernel, stored_inputs = self.t, step.options["kernel"], self.cached(state)
         cached_inputs = kernel if cached_inputs is None else cached_inputs
         width, tokens = step.outs[0].width, x.shape[2]
         weight = self.conv_weight(step, (width, 1, kernel))
-        if cached is None:
+        if stored_inputs is None:
             out = t.slice(t.convolution(x, weight, self.bias(step), tokens + kernel - 1), tokens)
             padded_input = t.pad(x, tokens + cached_inputs)
         else:
-            padded_input = t.cat([cached[0], x])
+            padded_input = t.cat([stored_inputs[0], x])
             out = t.convolution(t.slice(padded_input, tokens + kernel - 1), weight, self.bias(step), tokens)
         self.keep(state, t.slice(padded_input, cached_inputs))
         return out
 
     def conv_weight(self, step: Step, shape: Any) -> Tensor:
         """Returns the filters of a convolution; those of queries, keys and values are concatenated."""
-        parts = [(*self.module_path(), f"{name}_conv1d.weight") for name in "qkv"]
-        if parts[0] in self.weights:
+        filter_keys = [(*self.module_path(), f"{name}_conv1d.weight") for name in "qkv"]
+        if filter_keys[0] in self.weights:
             return self.in_pool(shape, self.dtype)
         return self.weight(f"{step.name}.weight", shape)
 
@@ -154,7 +154,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             assert isinstance(state.op, State)
             cached_tokens = exact_div(state.op.size, x.shape[1])
             self.states(state, (x.shape[1], cached_tokens))
-            _padded = self.t.new((*x.shape[:2], cached_tokens), x.dtype)
+            _padded_input = self.t.new((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state: Step, *shape: Any) -> Optional:
         """Returns the tensor to which a kernel writes the last state: the cache's, or one that is copied there."""
@@ -187,8 +187,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
     @compared(BY_TORCH)
     def do_shift(self, step: Step) -> None:
         t, x, state = self.t, self.get(step.ins[0]), step.options["state"]
-        cached = self.cached(state)
-        previous_row = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached is None else cached[0]
+        cached_row = self.cached(state)
+        previous_row = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached_row is None else cached_row[0]
         self.keep(state, t.slice(x, 1, 1))
         self.set(step.outs[0], t.cat([previous_row, t.slice(x, x.shape[1] - 1, 1)], 1))
 

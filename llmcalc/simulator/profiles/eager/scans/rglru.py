@@ -46,11 +46,11 @@ class RgLruKernels(ScanModules):
         blocks = gate.op.blocks
         size = exact_div(width, blocks)
         reset = t.new((1, tokens, 1), BOOL)
-        parts = t.transpose(t.reshape(u, (batch * tokens, blocks, size)), 0, 1)
+        input_blocks = t.transpose(t.reshape(u, (batch * tokens, blocks, size)), 0, 1)
 
         def gated(name: str) -> tuple[Tensor, Tensor]:
             bias = t.unsqueeze(self.weight(f"{name}.bias", (blocks, size)), 1)
-            gate_logits = t.baddbmm(bias, parts, self.weight(f"{name}.weight", (blocks, size, size)))
+            gate_logits = t.baddbmm(bias, input_blocks, self.weight(f"{name}.weight", (blocks, size, size)))
             return gate_logits, t.function("sigmoid", t.reshape(t.transpose(gate_logits, 0, 1), (batch, tokens, width)))
 
         _res, input_gate = gated("input_gate")
@@ -63,19 +63,19 @@ class RgLruKernels(ScanModules):
         multiplier = self._bounded_sqrt(t.scale(square, "rsub"))
         multiplier = t.add(reset, t.mul(t.like(reset), multiplier))
         x = t.mul(gated_inputs, multiplier)
-        return self._loop(x, recurrent_gate, reset)
+        return self._loop_over_tokens(x, recurrent_gate, reset)
 
     def _bounded_sqrt(self, x: Tensor) -> Tensor:
         """Runs `SqrtBoundDerivative`."""
         t = self.t
 
         def backward(g: Tensor, _: Any, x: Tensor) -> list[Tensor]:
-            clipped = t.like(t.like(x))
-            return [t.like(g, t.like(clipped))]
+            clipped_x = t.like(t.like(x))
+            return [t.like(g, t.like(clipped_x))]
 
         return record(t.graph, "SqrtBoundDerivative", (x,), t.like(x), backward, x)
 
-    def _loop(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
+    def _loop_over_tokens(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
         """Runs `RecurrentGemmaRglru._rnn_scan`: one token after the other. The module keeps the last state."""
         t, (batch, tokens, width) = self.t, x.shape
         gate = t.mul(gate, t.like(reset))
@@ -105,6 +105,6 @@ class RgLruKernels(ScanModules):
         input_shape, dtype = x.shape, x.dtype
         view = Tensor(states.shape, states.dtype, states.storage, states.strides)
         if recorded(graph, (x,)):
-            saved = [graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)]  # gates and states
-            record(graph, "tokens", (x,), view, backward, state, *saved)
+            saved_tensors = [graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)]  # gates and states
+            record(graph, "tokens", (x,), view, backward, state, *saved_tensors)
         return view, record(graph, "token", (gate,), graph.new(state.shape, state.dtype), backward)

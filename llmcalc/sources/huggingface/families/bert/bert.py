@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def bert(config: Config) -> Table:
-    """Reads BERT, and what has its fields: post-norm layers, a pooler, segments."""
+    """Reads BERT and models with the same config fields: post-norm layers, a pooler, segments."""
     pretrains = has_pretraining_head(config)
     return encoder(
         config,
@@ -161,7 +161,7 @@ def _fnet(config: Config) -> Table:
 
 
 def _big_bird(config: Config) -> Table:
-    """Reads BigBird, whose layers attend to all tokens, or of a long sequence to some blocks of tokens."""
+    """Reads BigBird, whose layers attend to all tokens, or in long sequences to some blocks of tokens."""
     if architecture(config).endswith(OF_ANSWERS):
         raise config.wrong(
             "architectures", architecture(config), "a class without a layer of its own below the answers"
@@ -266,13 +266,13 @@ def bert_score(act: str) -> Table:
 
 
 def _embedding_size(config: Config, even_if_equal: bool = False) -> Table:
-    """Returns the width of a factorised embedding, if it differs from hidden_size; in ALBERT always."""
+    """Returns the width of a factorized embedding if it differs from hidden_size; for ALBERT always."""
     size = config.size("embedding_size")
     return {"embedding_size": size} if even_if_equal or size != config.size("hidden_size") else {}
 
 
 def _input_size(model: Table) -> Table:
-    """Sets the width of the position and segment embeddings and of their norm to the token embedding's."""
+    """Sets the width of the position and segment embeddings and of their norm to the token embedding's width."""
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 
 

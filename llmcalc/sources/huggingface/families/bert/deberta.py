@@ -33,7 +33,7 @@ def _deberta(config: Config) -> Table:
 
 
 def _deberta_v2(config: Config) -> Table:
-    block, longest = bert_block(config), _span(config)
+    block, longest_distance = bert_block(config), _span(config)
     if config.has("attention_head_size") and config.size("attention_head_size") * config.size(
         "num_attention_heads"
     ) != config.size("hidden_size"):
@@ -41,14 +41,16 @@ def _deberta_v2(config: Config) -> Table:
             "attention_head_size", config.get("attention_head_size"), "hidden_size / num_attention_heads"
         )
     buckets = config.get("position_buckets")
-    binned = {"position_buckets": buckets} if is_whole(buckets) and buckets > 0 else {}
+    bin_fields = {"position_buckets": buckets} if is_whole(buckets) and buckets > 0 else {}
     norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _parts(config, "norm_rel_ebd") else None
     position: Table = {
-        "max_relative_positions": longest,
-        **binned,
+        "max_relative_positions": longest_distance,
+        **bin_fields,
         "share_att_key": config.get("share_att_key") is True,
     }
-    return _model(config, block, binned.get("position_buckets", longest), position, norm, _convolution(config))
+    return _model(
+        config, block, bin_fields.get("position_buckets", longest_distance), position, norm, _convolution(config)
+    )
 
 
 def _convolution(config: Config) -> Table:

@@ -1,4 +1,4 @@
-"""Longformer: RoBERTa with attention to a window around each token, and further projections for global attention.
+"""Longformer: RoBERTa with attention to a window around each token, and separate projections for global attention.
 
 Beltagy et al. 2020 (arXiv:2004.05150). Tokens with global attention attend to all tokens by projections of their own;
 plain text has no such tokens, so these are parameters that do not run.
@@ -45,7 +45,7 @@ def _longformer(config: Config) -> Table:
 
 
 def windows(config: Config, depth: int) -> Table:
-    """Returns the fields of a stack whose layers attend to `attention_window` tokens around each token, and to it.
+    """Returns stack fields for layers that attend to a window of `attention_window` tokens centred on each token.
 
     The field is one even number, or a list with one for each of the `depth` layers.
     """

@@ -1,4 +1,4 @@
-"""LUKE: RoBERTa with entities beside the words.
+"""LUKE: RoBERTa with embeddings of named entities in addition to the words.
 
 Yamada et al. 2020 (arXiv:2010.01057). Plain text has no entities, so their tables, their head, and the projections of
 queries between words and entities are parameters that do not run. The head of words has a weight of its own.
@@ -33,7 +33,7 @@ def _luke(config: Config) -> Table:
     block, norm = bert_block(config), layernorm(config.number("layer_norm_eps"))
     if config.flag("use_entity_aware_attention"):
         block["attention"]["idle_projections"] = AWARE
-    size, tied = config.size("entity_emb_size"), config.flag("tie_word_embeddings")
+    size, is_tied = config.size("entity_emb_size"), config.flag("tie_word_embeddings")
     entities: Table = {
         "entity_vocab_size": config.size("entity_vocab_size"),
         "max_position_embeddings": config.size("max_position_embeddings"),
@@ -42,7 +42,7 @@ def _luke(config: Config) -> Table:
         **({} if size == config.size("hidden_size") else {"entity_emb_size": size}),
     }
     if config.head == "lm":
-        entities["prediction"] = "tied" if tied else "own"
+        entities["prediction"] = "tied" if is_tied else "own"
     config.notes.append(
         "entities: their parameters are counted; their products are not counted, as plain text has none"
     )

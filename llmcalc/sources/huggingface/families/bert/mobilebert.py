@@ -48,11 +48,13 @@ def _mobilebert(config: Config) -> Table:
         model = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel}
     head = {**bert_head(config, bert_act(config)), **biases(embedding < hidden, "more_columns")}
     pretrains = has_pretraining_head(config)
-    dense = config.flag("classifier_activation")
+    has_dense_layer = config.flag("classifier_activation")
     pools = config.head == "none" or scores_sequences(config) or pretrains
-    if pretrains and not dense:
+    if pretrains and not has_dense_layer:
         raise config.wrong("classifier_activation", False, "true with a head for pretraining")
-    return encoder(config, block, stack, head, {}, **model, **pooler(pools and dense, 2 if pretrains else None))
+    return encoder(
+        config, block, stack, head, {}, **model, **pooler(pools and has_dense_layer, 2 if pretrains else None)
+    )
 
 
 WRITES: Writes = {

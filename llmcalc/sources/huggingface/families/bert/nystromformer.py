@@ -1,4 +1,4 @@
-"""BERT with approximations of attention over many tokens: Nyströmformer and YOSO.
+"""BERT with approximations of attention for long sequences: Nyströmformer and YOSO.
 
 Nyströmformer (Xiong 2021, arXiv:2102.03902) attends through landmarks where there are fewer of them than tokens, YOSO
 (Zeng 2021, arXiv:2111.09714) by hashes; by default both compute all scores. A convolution of the values stands beside.
@@ -34,7 +34,7 @@ def _yoso(config: Config) -> Table:
 
 
 def _convolving(config: Config, field: str) -> Table:
-    """Reads BERT with a convolution of the values, whose kernel is in that field, and no pooler.
+    """Reads BERT without a pooler and with a convolution of the values. field: the config field of its kernel size.
 
     A question-answering head has two scores, whatever the number of labels.
     """

@@ -1,4 +1,4 @@
-"""BERT with other embeddings, positions or heads: bert-generation, rembert, roformer.
+"""BERT variants with other embeddings, positions or heads: bert-generation, rembert, roformer.
 
 transformers: models/bert_generation, models/rembert, models/roformer.
 """
@@ -40,7 +40,7 @@ def _bert_generation(config: Config) -> Table:
 
 
 def _rembert(config: Config) -> Table:
-    """Reads RemBERT: a narrow input embedding and a wide output embedding, so they are never tied."""
+    """Reads RemBERT: its input embedding is narrower than its output embedding, so they are never tied."""
     width = config.size("input_embedding_size")
     config.fields_read.add("tie_word_embeddings")
     head = bert_head(config, bert_act(config))
@@ -54,7 +54,7 @@ def _rembert(config: Config) -> Table:
 
 
 def _roformer(config: Config) -> Table:
-    """Reads RoFormer: rotary positions, whose sines and cosines are a table in the class."""
+    """Reads RoFormer: rotary positions, whose sines and cosines are stored in a table of the class."""
     if architecture(config).endswith(OF_CHOICES):
         config.must("summary_use_proj", None, False)
     block, stack, width = bert_block(config), bert_stack(config), config.maybe("embedding_size")

@@ -1,4 +1,4 @@
-"""SqueezeBERT: BERT with projections in groups.
+"""SqueezeBERT: BERT whose projections are split into groups.
 
 Iandola et al. 2020 (arXiv:2006.11316). transformers: models/squeezebert.
 """

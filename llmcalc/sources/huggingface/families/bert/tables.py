@@ -1,4 +1,4 @@
-"""Encoders of pages and tables with BERT's layers and further embeddings.
+"""Encoders of document pages and tables: BERT's layers with additional embeddings.
 
 LayoutLM embeds coordinates on a page, TAPAS columns and rows.
 
@@ -37,7 +37,7 @@ def _layoutlm(config: Config) -> Table:
 
 
 def _tapas(config: Config) -> Table:
-    """Reads TAPAS. Its class for questions scores cells and columns, and the aggregation of the pooled vector."""
+    """Reads TAPAS. Its question-answering class scores cells and columns, and an aggregation of the pooled vector."""
     sizes = config.sizes("type_vocab_sizes")
     if not 1 <= len(sizes) <= 64 or 0 in sizes:
         raise config.wrong("type_vocab_sizes", sizes, "from 1 to 64 positive whole numbers")

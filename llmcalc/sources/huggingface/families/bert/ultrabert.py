@@ -36,16 +36,18 @@ def _ultrabert(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
     )
     kinds, window = _layers(config, depth)
-    near = {"position": rope(config, kind="sliding_attention"), "sliding_window": window}
+    window_fields = {"position": rope(config, kind="sliding_attention"), "sliding_window": window}
     block = {
         "attention": mixer,
         "feed_forward": glu(config, config.flag("mlp_bias")),
         "norm": norm,
         "norm_placement": "pre",
     }
-    variants: Table = {"full": {}, "sliding": {"attention": near}}
-    used = {name: variants[name] for name in dict.fromkeys(kinds)}
-    stack = bidirectional({"block": block, "variants": used, **layer_pattern(kinds)}, lambda distance: distance)
+    variants: Table = {"full": {}, "sliding": {"attention": window_fields}}
+    used_variants = {name: variants[name] for name in dict.fromkeys(kinds)}
+    stack = bidirectional(
+        {"block": block, "variants": used_variants, **layer_pattern(kinds)}, lambda distance: distance
+    )
     head = {
         "transform": {
             "bottleneck_size": config.size("prediction_head_size"),
@@ -58,7 +60,7 @@ def _ultrabert(config: Config) -> Table:
 
 
 def _layers(config: Config, depth: int) -> tuple[list[str], int]:
-    """Returns the kind of each layer and the distance of those with a window, from either form of the config."""
+    """Returns the kind of each layer, and the distance of layers with a window, from either form of the config."""
     kinds, distance = every_nth_full(depth, 3), config.size("sliding_window")
     if config.get("attention_windows") is not None:
         windows = config.sizes("attention_windows")

@@ -53,7 +53,7 @@ def _xlm(config: Config, placement: str = "post") -> Table:
 
 
 def _summary(config: Config) -> Table | None:
-    """Returns the classifier of a sequence's first token; None for the choice between sequences, of two layers."""
+    """Returns the classifier of a sequence's first token; None for the multiple-choice class's two-layer head."""
     if not scores_sequences(config) or architecture(config).endswith(OF_CHOICES):
         return None
     config.must("summary_use_proj", True)

@@ -1,4 +1,4 @@
-"""Multi-head latent attention with routed experts after some dense layers: DeepSeek-V2, V3 and similar models.
+"""Multi-head latent attention with routed experts above some dense layers: DeepSeek-V2, V3 and similar models.
 
 transformers: models/deepseek_v2, models/deepseek_v3, models/glm4_moe_lite, models/mistral4, models/axk1; only dense
     layers: models/minicpm3, models/youtu. Kimi K2's configs are DeepSeek-V3's with another model type.
@@ -84,7 +84,7 @@ def _deepseek_v2(config: Config) -> Table:
 
 
 def _without_latent(config: Config) -> Table:
-    """Returns attention of the published class with `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
+    """Returns multi-head attention of the published class with `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     heads = config.size("num_attention_heads")
     table: Table = {"num_attention_heads": heads, "position": full_rope(config)}
@@ -115,7 +115,7 @@ def _glm4_moe_lite(config: Config) -> Table:
 
 
 def _axk1(config: Config) -> Table:
-    """Reads A.X-K1: a norm on the output of the experts only."""
+    """Reads A.X-K1, which has a norm only on the output of the experts."""
     names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek(
         config,

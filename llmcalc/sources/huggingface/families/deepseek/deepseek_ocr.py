@@ -27,7 +27,7 @@ def _deepseek_ocr2_text(config: Config) -> Table:
 
 
 def _unlimited_ocr_text(config: Config) -> Table:
-    """Reads Unlimited-OCR, whose layers attend to the whole prompt and to a window of the tokens after it.
+    """Reads Unlimited-OCR, whose layers attend to the whole prompt and to a window of generated tokens.
 
     A spec does not tell a prompt from the tokens after it, so that its layers attend to all of them; a remark says so.
     """

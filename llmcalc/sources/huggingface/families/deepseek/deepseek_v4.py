@@ -43,18 +43,18 @@ def _deepseek_v4(config: Config) -> Table:
     rates = _rates(config)
     kinds: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
     kinds["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
-    biased = glu(config, config.flag("mlp_bias"), width)
+    biased_network = glu(config, config.flag("mlp_bias"), width)
     scoring = _scoring(config)
-    tabled: Table = {"type": "token_table", "scoring_func": scoring}
+    table_router: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        biased,
+        biased_network,
         router={"scoring_func": scoring},
     )
     networks: Table = {
-        "hash": {"feed_forward": {"router": {**tabled, "vocab_size": config.size("vocab_size")}}},
+        "hash": {"feed_forward": {"router": {**table_router, "vocab_size": config.size("vocab_size")}}},
         "moe": {"feed_forward": {"router": {"score_correction": "buffer"}}},
     }
     block = {
@@ -145,7 +145,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _compressed(facts: Facts) -> list[str]:
-    """Returns the kinds of layers in DeepSeek-V4's names."""
+    """Returns the kind of each layer under DeepSeek-V4's names."""
     kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [
         kinds[0] if m.compress_rate is None else kinds[1] if m.indexer is not None else kinds[2] for m in facts.mixers
@@ -153,7 +153,7 @@ def _compressed(facts: Facts) -> list[str]:
 
 
 def _rates_by_kind(facts: Facts) -> dict[str, int]:
-    """Returns kind of layer with compressed entries → tokens per entry."""
+    """Returns kind of layer with compressed entries → tokens per compressed entry."""
     kinds = zip(_compressed(facts), facts.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
         kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None

@@ -35,12 +35,12 @@ def _dots3_note_text(config: Config) -> Table:
     indexer = {name: config.size(name) for name in ("index_n_heads", "index_head_dim", "index_topk")}
     config.size("q_lora_rank")
     mixer = mla(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
-    shared = config.size("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
+    shared_width = config.size("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=config.size("moe_intermediate_size")),
-        glu(config, width=shared * config.size("n_shared_experts")),
+        glu(config, width=shared_width * config.size("n_shared_experts")),
         **SIGMOID,
     )
     kinds: Table = {
@@ -57,13 +57,13 @@ def _dots3_note_text(config: Config) -> Table:
 def _ranges(config: Config, depth: int) -> list[str]:
     """Returns whether each layer selects tokens (`indexed`), has a window or attends to all tokens."""
     selects = config.get("use_dsa")
-    whole = "full" if selects is False else "indexed"
+    full_kind = "full" if selects is False else "indexed"
     windows = config.flag("use_sliding_window")
-    default = [whole if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
+    default = [full_kind if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
     names = listed_kinds(config, "layer_types", RANGES, default)
     if selects is None and config.has("per_layer_config"):
         return names
-    return [name if name == "sliding" else whole for name in names]
+    return [name if name == "sliding" else full_kind for name in names]
 
 
 def _networks(config: Config, depth: int) -> list[str]:
@@ -73,8 +73,8 @@ def _networks(config: Config, depth: int) -> list[str]:
     if chosen is not None and len(chosen) < depth:
         raise config.wrong("moe_layer_freq", interval, f"an interval, or {depth} whole numbers")
     period = config.size("moe_layer_freq") if chosen is None else 1
-    routed = [bool(chosen[i]) if chosen is not None else i % period == 0 for i in range(depth)]
-    default = ["moe" if i >= first_moe and routed[i] else "dense" for i in range(depth)]
+    has_experts = [bool(chosen[i]) if chosen is not None else i % period == 0 for i in range(depth)]
+    default = ["moe" if i >= first_moe and has_experts[i] else "dense" for i in range(depth)]
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default)
 
 
@@ -83,12 +83,12 @@ def _window(config: Config) -> int:
 
 
 def _window_sizes(config: Config) -> Table:
-    """Returns the sizes of latent attention in layers with a window, from either form of the config."""
-    saved = config.get("per_layer_config")
-    if saved is not None:
+    """Returns the sizes of latent attention in window layers, from either form of the config."""
+    saved_config = config.get("per_layer_config")
+    if saved_config is not None:
         layers = config.table("per_layer_config")
-        first = next((fields for fields in layers.values() if isinstance(fields, dict)), {})
-        section = Config(first, {}, config.model_type, where=f"{config.where}per_layer_config.")
+        first_fields = next((fields for fields in layers.values() if isinstance(fields, dict)), {})
+        section = Config(first_fields, {}, config.model_type, where=f"{config.where}per_layer_config.")
         return {name: section.size(name) if section.has(name) else config.size(name) for name in LATENT_SIZES}
     sizes = {name: config.size(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
     rotary = config.maybe("swa_qk_rope_head_dim")

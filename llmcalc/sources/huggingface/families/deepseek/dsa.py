@@ -71,7 +71,7 @@ def _sparse(config: Config, choices: list[str]) -> Table:
 
 
 def _axk2(config: Config) -> Table:
-    """Reads A.X-K2: the norm before a dense FFN has no gate."""
+    """Reads A.X-K2, whose norm before a dense FFN has no gate."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     first_moe, period = (
         (config.count("first_k_dense_replace"), config.size("moe_layer_freq"))

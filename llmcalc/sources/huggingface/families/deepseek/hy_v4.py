@@ -19,7 +19,7 @@ from .dsa import DSA_MODULES
 
 
 def _hy_v4(config: Config) -> Table:
-    """Reads Hy 4. Without `indexer_types`, layers 0, 1 and each fourth layer from there have an indexer."""
+    """Reads Hy 4. Without `indexer_types`, layers 0 and 1 and every fourth layer from layer 1 on have an indexer."""
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}

@@ -16,7 +16,7 @@ from .eagle import COMMON, IGNORED
 
 
 def _dflash(config: Config) -> Table:
-    """Reads DFlash: layers of Qwen3 whose keys and values are also those of the projected states."""
+    """Reads DFlash: Qwen3's layers, whose projections also compute the keys and values of the target's states."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     mixer: Table = {
@@ -35,20 +35,20 @@ def _dflash(config: Config) -> Table:
     else:
         config.fields_read.add("sliding_window")
         stack = {}
-    listed = config.get("target_layer_ids", "aux_hidden_state_layer_ids")
-    count = depth if listed is None else len(config.sizes("target_layer_ids", "aux_hidden_state_layer_ids"))
+    listed_layers = config.get("target_layer_ids", "aux_hidden_state_layer_ids")
+    count = depth if listed_layers is None else len(config.sizes("target_layer_ids", "aux_hidden_state_layer_ids"))
     stack["streams"] = {"type": "target_states", "start": "embedding", "states": count, "output_norm": norm}
     vocab = config.size("vocab_size")
-    proposed = config.maybe("draft_vocab_size") or vocab
+    proposed_tokens = config.maybe("draft_vocab_size") or vocab
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
     return decoder(
         config,
         block,
         norm,
-        {"draft_vocab_size": proposed} if proposed != vocab else None,
+        {"draft_vocab_size": proposed_tokens} if proposed_tokens != vocab else None,
         stack,
         tie_word_embeddings=False,
-        from_target=["embed_tokens", *(["lm_head"] if proposed == vocab else [])],
+        from_target=["embed_tokens", *(["lm_head"] if proposed_tokens == vocab else [])],
     )
 
 

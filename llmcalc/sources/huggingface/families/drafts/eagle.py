@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE-2, EAGLE-3 and 3.1, and P-EAGLE: layers of Llama that read the hidden states of a target model.
+"""EAGLE 1 to 3.1 and P-EAGLE: Llama's layers that read the hidden states of a target model.
 
 Sources: eagle/model/cnets1.py and cnets.py of SafeAILab/EAGLE; specforge/modeling/draft/llama3_eagle.py and peagle.py
 of sgl-project/SpecForge; speculators/models/eagle3 and peagle of vllm-project/speculators; llama_eagle.py and
@@ -18,7 +18,7 @@ STATES = 3
 
 
 def _eagle(config: Config) -> Table:
-    """Reads EAGLE and EAGLE-2: the projection of embedding and state, and layers without the first norm."""
+    """Reads EAGLE and EAGLE-2: a projection of embedding and target state, and layers without the first norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     bias = config.flag("attention_bias")
     mixer = attention(config, **biases(config.flag("qkv_bias") or bias, *QKV), **biases(bias, "o_bias"))
@@ -34,7 +34,7 @@ def _eagle(config: Config) -> Table:
 
 
 def _eagle3(config: Config) -> Table:
-    """Reads EAGLE-3, and P-EAGLE with a vector for tokens that are not verified yet."""
+    """Reads EAGLE-3, and P-EAGLE, which has a learned vector for tokens that are not verified yet."""
     _require_states(config)
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
@@ -42,28 +42,32 @@ def _eagle3(config: Config) -> Table:
     normed = qk_norm(norm) if config.flag("use_qk_norm") else {}
     mixer = attention(config, head_dim=head_dim, **biases(bias, *QKVO), **normed)
     block: Table = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
-    first: Table = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
+    first_layer_fields: Table = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
     size = config.maybe("target_hidden_size") or hidden
-    listed = config.get("eagle_aux_hidden_state_layer_ids")
+    listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
     states = {
         "type": "target_states",
-        "states": STATES if listed is None else len(config.sizes("eagle_aux_hidden_state_layer_ids")),
+        "states": STATES if listed_layers is None else len(config.sizes("eagle_aux_hidden_state_layer_ids")),
         "masked": config.model_type == "peagle",
         **({"size": size} if size != hidden else {}),
         **({"state_norm": norm} if config.flag("fc_norm") else {}),
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
-    proposed = config.maybe("draft_vocab_size") or config.size("vocab_size")
+    proposed_tokens = config.maybe("draft_vocab_size") or config.size("vocab_size")
     stack: Table = {"streams": states}
     if config.size("num_hidden_layers") == 1:
-        block |= first
+        block |= first_layer_fields
     else:
-        stack |= {"variants": {"first": first, "later": {}}, "first_layers": ["first"], "pattern": ["later"]}
+        stack |= {
+            "variants": {"first": first_layer_fields, "later": {}},
+            "first_layers": ["first"],
+            "pattern": ["later"],
+        }
     return decoder(
         config,
         block,
         norm,
-        {"draft_vocab_size": proposed},
+        {"draft_vocab_size": proposed_tokens},
         stack,
         tie_word_embeddings=False,
         from_target=["embed_tokens"] if size == hidden else [],
@@ -71,7 +75,7 @@ def _eagle3(config: Config) -> Table:
 
 
 def _require_states(config: Config) -> None:
-    """Raises `InputError` for a draft without the projection of states."""
+    """Raises `InputError` for a draft model without the projection of target states."""
     if config.has("use_aux_hidden_state") and not config.flag("use_aux_hidden_state"):
         raise config.wrong("use_aux_hidden_state", False, "true: a draft of EAGLE-3 projects hidden states")
 

@@ -45,7 +45,7 @@ def _experts(config: Config, shared_width: int) -> Table:
 
 
 def _networks(config: Config, names: list[str], shared_width: int) -> tuple[list[str], Table]:
-    """Returns one axis of `combined_kinds`: `dense` layers, which are the block, and layers of experts."""
+    """Returns one axis of `combined_kinds`: `dense` layers, whose table is the block, and layers of experts."""
     return names, {"dense": {}, "moe": {"feed_forward": _experts(config, shared_width)} if "moe" in names else {}}
 
 
@@ -93,8 +93,8 @@ def _laguna(config: Config) -> Table:
     if len(heads) != depth or 0 in heads:
         raise config.wrong("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
     ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    varied = len({*zip(ranges, heads, strict=True)}) > len({*ranges})
-    names = [f"{kind}{head_count}" if varied else kind for kind, head_count in zip(ranges, heads, strict=True)]
+    heads_vary = len({*zip(ranges, heads, strict=True)}) > len({*ranges})
+    names = [f"{kind}{head_count}" if heads_vary else kind for kind, head_count in zip(ranges, heads, strict=True)]
     window = {"full": {}, "sliding": _window(config)}
     attention_fields = {
         name: {"attention": {"num_attention_heads": head_count, **window[kind]}}

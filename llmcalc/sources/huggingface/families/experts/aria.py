@@ -1,4 +1,4 @@
-"""The text models of Aria, with experts in every layer, and of Emu 3, which is Llama's.
+"""The text models of Aria (experts in every layer) and of Emu 3 (Llama's layers).
 
 Their vision parts are not counted.
 

@@ -40,7 +40,7 @@ def _beam(config: Config) -> Table:
     default = ["sliding" if (i + 1) % 6 and i < depth - 1 else "full" for i in range(depth)]
     ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
     angles = config.data.get("rope_parameters") or {}
-    full = {} if angles.get("full_attention") else {"attention": {"position": "none"}}
+    full_layer_changes = {} if angles.get("full_attention") else {"attention": {"position": "none"}}
     window = config.maybe("sliding_window")
     if window is None and "sliding" in ranges:
         raise config.wrong("sliding_window", None, "a number of tokens, for there are layers with a window")
@@ -51,7 +51,7 @@ def _beam(config: Config) -> Table:
         **SIGMOID,
     )
     block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
-    kinds: Table = {"full": full, "sliding": {"attention": {"sliding_window": window}}}
+    kinds: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     stack = combined_kinds((ranges, kinds), (dense_or_moe(config, depth, 3), network_kinds))
     return decoder(config, block, norm, stack=stack)

@@ -1,4 +1,4 @@
-"""Doge: an attention mask computed from the values, and optionally very many experts of one unit each.
+"""Doge: an attention mask computed from the values, and optionally very many experts of one hidden unit each.
 
 The residual has a learned weight.
 
@@ -35,10 +35,10 @@ def _doge(config: Config) -> Table:
     }
     if config.maybe("sliding_window") is not None:
         mixer["sliding_window"] = config.size("sliding_window")
-    dense = glu(config, config.flag("mlp_bias"))
+    dense_network = glu(config, config.flag("mlp_bias"))
     block = {
         "attention": mixer,
-        "feed_forward": _experts(config, dense) if config.flag("is_moe") else dense,
+        "feed_forward": _experts(config, dense_network) if config.flag("is_moe") else dense_network,
         "norm": norm,
         "norm_placement": "pre",
     }
@@ -46,27 +46,27 @@ def _doge(config: Config) -> Table:
 
 
 def _head_dim(config: Config, hidden: int, heads: int) -> int:
-    """Returns a head's share of hidden_size, rounded down."""
+    """Returns the size of a head: hidden_size / heads, rounded down."""
     if heads > hidden:
         raise config.wrong("num_attention_heads", heads, f"at most hidden_size {hidden}")
     return hidden // heads
 
 
 def _experts(config: Config, shared_expert: Table) -> Table:
-    """Returns the experts: the largest square number of num_experts, and the dense FFN as the shared expert."""
+    """Returns the largest square number up to num_experts of experts, with the dense FFN as the shared expert."""
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     keys = isqrt(experts)
     if top_k > keys**2:
         raise config.wrong(
             "num_experts_per_tok", top_k, f"at most the {keys**2} of {experts} experts that form a square"
         )
-    routed = {
+    routed_experts_table = {
         "num_experts": experts,
         "num_keys": keys,
         "num_experts_per_tok": top_k,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    return {"type": "product_key_moe", **routed, "shared_expert": shared_expert}
+    return {"type": "product_key_moe", **routed_experts_table, "shared_expert": shared_expert}
 
 
 OF_FIRST_CODE = frozenset(

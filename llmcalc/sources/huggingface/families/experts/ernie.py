@@ -1,4 +1,4 @@
-"""Baidu's ERNIE 4.5: Llama's layers (0.3B, PaddleOCR-VL), or dense layers and then layers with experts (21B, 300B).
+"""Baidu's ERNIE 4.5: Llama's layers (0.3B, PaddleOCR-VL), or dense layers below layers with experts (21B, 300B).
 
 The experts' score correction is a parameter.
 

@@ -45,7 +45,7 @@ def _mixer(config: Config, order: str = "after_rope", **fields: Any) -> Table:
 
 
 def _check_published_fields(config: Config) -> None:
-    """Checks fields of Tencent's own code that the class ignores; the class implements these values only."""
+    """Raises `InputError` for values in Tencent's own fields that the class of transformers does not implement."""
     for name, values in (
         ("use_qk_norm", (True,)),
         ("use_cla", (False,)),
@@ -96,9 +96,9 @@ def _hunyuan_v1_moe(config: Config) -> Table:
         config.size("intermediate_size"),
         config.size("num_experts", "num_local_experts"),
     )
-    for name, expected in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
-        if config.has(name) and {*_values_per_layer(config, name)} != {expected}:
-            raise config.wrong(name, config.get(name), f"{expected} in every layer, as in the class")
+    for name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
+        if config.has(name) and {*_values_per_layer(config, name)} != {expected_value}:
+            raise config.wrong(name, config.get(name), f"{expected_value} in every layer, as in the class")
     if config.has("moe_layer_num_skipped"):
         config.must("moe_layer_num_skipped", 0)
     top_k_by_layer = _values_per_layer(config, "num_experts_per_tok")

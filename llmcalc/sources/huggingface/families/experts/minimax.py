@@ -19,7 +19,10 @@ def _minimax(config: Config) -> Table:
 
 
 def minimax(config: Config, names: list[str], position: Table) -> Table:
-    """Returns the decoder. names: `linear` or `full` for each layer. position: that of softmax attention."""
+    """Returns the decoder. names: `linear` or `full` for each layer.
+
+    position: position encoding of softmax attention.
+    """
     config.must("sliding_window", None)
     config.must("shared_intermediate_size", None, 0)
     heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))

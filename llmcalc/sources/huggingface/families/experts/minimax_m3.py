@@ -82,12 +82,14 @@ def _minimax_m3(config: Config) -> Table:
     )
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
     attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer, "norm": norm}}}}
-    dense: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
+    dense_network: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     return decoder(
         config,
         block,
         norm,
-        stack=combined_kinds((ranges, attention_fields), (networks, {"moe": {}, "dense": {"feed_forward": dense}})),
+        stack=combined_kinds(
+            (ranges, attention_fields), (networks, {"moe": {}, "dense": {"feed_forward": dense_network}})
+        ),
     )
 
 

@@ -109,7 +109,7 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
     )
     dense_ones = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     names = ["moe" if experts and i not in dense_ones and (i + 1) % step == 0 else "dense" for i in range(depth)]
-    sparse = (
+    has_experts = (
         moe(
             experts,
             config.size("num_experts_per_tok"),
@@ -119,9 +119,9 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
         if "moe" in names
         else {}
     )
-    network = glu(config) if "dense" in names else sparse
+    network = glu(config) if "dense" in names else has_experts
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"dense": {}, "moe": {"feed_forward": sparse} if "dense" in names else {}}
+    kinds: Table = {"dense": {}, "moe": {"feed_forward": has_experts} if "dense" in names else {}}
     return decoder(config, block, norm, stack=combined_kinds(*axes, (names, kinds)))
 
 

@@ -60,12 +60,12 @@ def _step3p5(config: Config) -> Table:
 
 
 def _first_layers(config: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
-    """Returns the kind of each layer, from a list that may go on with the layers of multi-token prediction."""
+    """Returns the kind of each layer, from a list that may also contain multi-token-prediction layers."""
     if config.get(field) is None:
         return default
     names, depth = [kinds.get(name, "") for name in config.texts(field)], len(default)
-    extra = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
-    if "" in names or len(names) not in (depth, depth + extra):
+    extra_layers = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
+    if "" in names or len(names) not in (depth, depth + extra_layers):
         raise config.wrong(
             field, config.get(field), f"{depth} times {' or '.join(kinds)}" + length_hint(names, default)
         )
@@ -73,13 +73,17 @@ def _first_layers(config: Config, field: str, kinds: dict[str, str], default: li
 
 
 def _layers_with_experts(config: Config, depth: int) -> list[str]:
-    """Returns the kind of each layer's network: experts in the layers of `moe_layers_enum`, by default from 3 on."""
-    listed = config.get("moe_layers_enum")
-    if listed is None:
+    """Returns the kind of each layer's network: experts in the layers of `moe_layers_enum`; default from layer 3 on."""
+    listed_indices = config.get("moe_layers_enum")
+    if listed_indices is None:
         return ["dense" if i < 3 else "moe" for i in range(depth)]
-    items = [item for item in listed.split(",") if item.strip()] if isinstance(listed, str) else listed
+    items = (
+        [item for item in listed_indices.split(",") if item.strip()]
+        if isinstance(listed_indices, str)
+        else listed_indices
+    )
     if not isinstance(items, list) or not all(is_whole(item) or str(item).strip().isdecimal() for item in items):
-        raise config.wrong("moe_layers_enum", listed, "indices of layers, separated by commas")
+        raise config.wrong("moe_layers_enum", listed_indices, "indices of layers, separated by commas")
     chosen = {int(item) for item in items}
     return ["moe" if i in chosen else "dense" for i in range(depth)]
 
@@ -89,12 +93,12 @@ def _sliding_heads(config: Config) -> int:
     heads = config.maybe("num_sliding_attention_heads")
     if heads is not None:
         return heads
-    usual = config.size("num_attention_heads")
+    usual_heads = config.size("num_attention_heads")
     if not config.has("attention_other_setting"):
-        return usual
+        return usual_heads
     setting = Config(
         config.table("attention_other_setting"),
-        {"num_attention_heads": usual},
+        {"num_attention_heads": usual_heads},
         config.model_type,
         where=f"{config.where}attention_other_setting.",
     )

@@ -63,11 +63,11 @@ def _gemma3n(config: Config) -> Table:
         local: Table = (
             {"sliding_window": window, "position": {"rope_theta": local_theta(config)}} if kind == "sliding" else {}
         )
-        reused = shared_layers > 0 and i >= depth - shared_layers
-        mixer = {**local, "kv_shared": True} if reused else local
+        reuses_keys = shared_layers > 0 and i >= depth - shared_layers
+        mixer = {**local, "kv_shared": True} if reuses_keys else local
         layers.append(
             (
-                f"{kind}_shared" if reused else kind,
+                f"{kind}_shared" if reuses_keys else kind,
                 {"attention": mixer, "feed_forward": {"intermediate_size": ffn_width}},
             )
         )
@@ -139,7 +139,7 @@ IGNORED = frozenset(
 
 
 def sharing(facts: Facts) -> int:
-    """Returns the number of layers that use the keys and values of an earlier layer."""
+    """Returns the number of layers that reuse the keys and values of an earlier layer."""
     return sum(bool(mixer.kv_shared) for mixer in facts.mixers)
 
 

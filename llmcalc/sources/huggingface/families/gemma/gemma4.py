@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def _full_heads(config: Config, kinds: list[str]) -> list[Table]:
-    """Returns the head sizes of each layer that differ from the common ones.
+    """Returns the head sizes of each layer, where they differ from the other layers' sizes.
 
     They are those in `per_layer_config`, or `global_` fields in full layers.
     """
@@ -67,7 +67,7 @@ def _full_heads(config: Config, kinds: list[str]) -> list[Table]:
 
 
 def _layers(config: Config, kinds: list[str], wider: str) -> Table:
-    """Returns the fields of the stack with its kinds of layers, and the kind of each layer.
+    """Returns the stack's fields with its kinds of layers, and the kind of each layer.
 
     wider: the FFN of twice the width in layers with shared keys and values.
     """
@@ -118,8 +118,8 @@ def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    dense = glu(config, act="hidden_activation")
-    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense, "norm": norm}
+    dense_network = glu(config, act="hidden_activation")
+    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_network, "norm": norm}
     if experts:
         expert = glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation")
         block |= {
@@ -129,12 +129,12 @@ def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
                 expert,
                 router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
             ),
-            "dense": dense,
+            "dense": dense_network,
         }
     stack = _layers(config, kinds, "dense" if experts else "feed_forward")
     if per_layer:
         width = config.size("hidden_size_per_layer_input")
-        block["per_layer_input"] = {"hidden_size_per_layer_input": width, "hidden_act": dense["hidden_act"]}
+        block["per_layer_input"] = {"hidden_size_per_layer_input": width, "hidden_act": dense_network["hidden_act"]}
         rows = config.size("vocab_size_per_layer_input")
         stack["per_layer_embedding"] = {
             "vocab_size_per_layer_input": rows,

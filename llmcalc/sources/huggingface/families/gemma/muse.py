@@ -47,10 +47,14 @@ def _muse_glimmer_text(config: Config) -> Table:
 
 
 def _muse_spark_text(config: Config) -> Table:
-    """Reads Muse Spark, whose feed-forward networks are experts where the config lists no dense one."""
-    depth, eps, after = config.size("num_hidden_layers"), config.number("rms_norm_eps"), config.number("post_norm_eps")
+    """Reads Muse Spark, in which layers have experts unless the config lists them as dense."""
+    depth, eps, after_eps = (
+        config.size("num_hidden_layers"),
+        config.number("rms_norm_eps"),
+        config.number("post_norm_eps"),
+    )
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth)
-    norm, output_norm = offset_rmsnorm(eps), offset_rmsnorm(after)
+    norm, output_norm = offset_rmsnorm(eps), offset_rmsnorm(after_eps)
     experts: Table = {}
     if "moe" in networks:
         latent = {"moe_latent_size": config.size("moe_hidden_size"), "norm": norm, "expert_norm": output_norm}
@@ -61,18 +65,18 @@ def _muse_spark_text(config: Config) -> Table:
             latent=latent,
             router={"scoring_func": "sigmoid", "score_correction": "buffer"},
         )
-    dense: Table = {"type": "mlp", **glu(config)} if "dense" in networks else {}
+    dense_network: Table = {"type": "mlp", **glu(config)} if "dense" in networks else {}
     config.fields_read.add("intermediate_size")
     block = {
         "type": "residual_gate",
         "attention": {**_mixer(config), "head_norm": rmsnorm(eps, weight=False)},
-        "feed_forward": experts or dense,
+        "feed_forward": experts or dense_network,
         "norm": norm,
-        "attention_output_norm": rmsnorm(after, weight=False),
+        "attention_output_norm": rmsnorm(after_eps, weight=False),
         "feed_forward_output_norm": output_norm,
     }
     layers = [
-        (f"{kind}-{network}", {**layer, **({"feed_forward": dense} if network == "dense" and experts else {})})
+        (f"{kind}-{network}", {**layer, **({"feed_forward": dense_network} if network == "dense" and experts else {})})
         for (kind, layer), network in zip(_layers(config), networks, strict=True)
     ]
     stack = {**stack_of_layers(layers), "embedding_norm": rmsnorm(eps, weight=False)}
@@ -90,32 +94,36 @@ def _mixer(config: Config) -> Table:
 
 
 def _layers(config: Config) -> list[tuple[str, Table]]:
-    """Returns the kind of each layer, and its attention where it differs from the common one.
+    """Returns the kind of each layer, and its attention if it differs from the other layers' attention.
 
     Counted from the last layer down, every fourth has full attention and no positions.
     """
     depth = config.size("num_hidden_layers")
-    full = [(depth - 1 - i) % 4 == 0 for i in range(depth)]
-    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full" if last else "sliding" for last in full])
+    full_flags = [(depth - 1 - i) % 4 == 0 for i in range(depth)]
+    kinds = listed_kinds(
+        config, "layer_types", FULL_OR_SLIDING, ["full" if is_full else "sliding" for is_full in full_flags]
+    )
     return [
         (kind, {"attention": {**position, **_window(config, kind)}})
-        for kind, position in zip(kinds, _positions(config, full), strict=True)
+        for kind, position in zip(kinds, _positions(config, full_flags), strict=True)
     ]
 
 
-def _positions(config: Config, full: list[bool]) -> list[Table]:
-    """Returns the changed position of each layer; a base of 0 in `layer_rope_theta` means none."""
+def _positions(config: Config, full_flags: list[bool]) -> list[Table]:
+    """Returns the changed position encoding of each layer; a base of 0 in `layer_rope_theta` means none."""
     bases = config.get("layer_rope_theta")
     if bases is None:
-        return [{"position": "none"} if last else {} for last in full]
+        return [{"position": "none"} if is_full else {} for is_full in full_flags]
     if (
         not isinstance(bases, list)
-        or len(bases) != len(full)
+        or len(bases) != len(full_flags)
         or any(not is_number(base) or not 0 <= base <= LARGEST for base in bases)
     ):
-        raise config.wrong("layer_rope_theta", bases, f"{len(full)} bases of RoPE, 0 for a layer without positions")
-    turned = rope(config)
-    return [{"position": {**turned, "rope_theta": float(base)} if base else "none"} for base in bases]
+        raise config.wrong(
+            "layer_rope_theta", bases, f"{len(full_flags)} bases of RoPE, 0 for a layer without positions"
+        )
+    rotary_position = rope(config)
+    return [{"position": {**rotary_position, "rope_theta": float(base)} if base else "none"} for base in bases]
 
 
 def _window(config: Config, kind: str) -> Table:

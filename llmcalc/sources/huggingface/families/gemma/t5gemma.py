@@ -96,19 +96,29 @@ def _t5gemma2(config: Config) -> Table:
             raise decoder_config.wrong(
                 name, decoder_config.size(name), f"{encoder_config.size(name)}, which is the encoder's"
             )
-    tied, width = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
-    encoder, decoder = _gemma3_side(encoder_config), _gemma3_side(decoder_config, merged=True)
+    is_tied, width = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
+    encoder, decoder = _gemma3_side(encoder_config), _gemma3_side(decoder_config, has_merged_attention=True)
     from ...towers import read_towers
 
     towers, notes = read_towers(
-        "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": tied}, width
+        "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": is_tied}, width
     )
-    for part_config, ignored in ((encoder_wrapper, IMAGES), (encoder_config, IGNORED), (decoder_config, IGNORED)):
-        part_config.close(ignored, config)
+    for part_config, ignored_fields in (
+        (encoder_wrapper, IMAGES),
+        (encoder_config, IGNORED),
+        (decoder_config, IGNORED),
+    ):
+        part_config.close(ignored_fields, config)
     config.notes += notes
     sizes = {field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
-    table: Table = {**sizes, "tie_word_embeddings": tied, "encoder": encoder, "decoder": decoder, "head": _head(config)}
-    if not tied:
+    table: Table = {
+        **sizes,
+        "tie_word_embeddings": is_tied,
+        "encoder": encoder,
+        "decoder": decoder,
+        "head": _head(config),
+    }
+    if not is_tied:
         encoder["vocab_size"] = encoder_config.size("vocab_size")
     return {**table, "towers": towers} if towers else table
 
@@ -119,15 +129,15 @@ def _nested_config(config: Config, name: str, defaults: dict[str, Any]) -> Confi
     return Config(data, defaults, config.model_type, config.head, f"{config.where}{name}.")
 
 
-def _gemma3_side(config: Config, merged: bool = False) -> Table:
-    """Returns the stack of one side. merged: whether its attention also covers the encoder's output."""
+def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
+    """Returns the stack of one side. has_merged_attention: whether its attention also covers the encoder's output."""
     norm, depth, bias = (
         offset_rmsnorm(config.number("rms_norm_eps")),
         config.size("num_hidden_layers"),
         config.flag("attention_bias"),
     )
     position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, kind="full_attention")}}
-    if merged:
+    if has_merged_attention:
         heads = {field: config.size(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
         mixer: Table = {
             "type": "merged",

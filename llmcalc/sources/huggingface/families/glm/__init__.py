@@ -1,1 +1,1 @@
-"""GLM, dense and with vision."""
+"""GLM's dense models and its multimodal text models."""

@@ -1,4 +1,4 @@
-"""GLM-4 (glm) and GLM-4-0414 (glm4): RoPE on half of each head; the latter also has a norm on each sublayer's output.
+"""GLM-4 (glm) and GLM-4-0414 (glm4): RoPE on half of each head; GLM-4-0414 also has norms on sublayer outputs.
 
 transformers: models/glm, models/glm4. Gate and up projection are fused into one matrix there.
 """

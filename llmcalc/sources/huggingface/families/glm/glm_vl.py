@@ -1,4 +1,4 @@
-"""The text models of GLM-4.1V and GLM-OCR: GLM-4-0414's layers; of GLM-4.5V: GLM-4.5's layers with experts.
+"""The text models of GLM-4.1V and GLM-OCR (GLM-4-0414's layers) and of GLM-4.5V (GLM-4.5's layers with experts).
 
 transformers: models/glm4v, models/glm_ocr, models/glm4v_moe.
 """
@@ -15,7 +15,7 @@ from .glm import GLM4_MODULES, HALVES_MODULES
 
 
 def _head_dim(config: Config) -> int:
-    """Returns a head's share of hidden_size, rounded down as in the classes."""
+    """Returns the size of a head: hidden_size / heads, rounded down as in the classes."""
     width, heads = config.size("hidden_size"), config.size("num_attention_heads")
     if width < heads:
         raise config.wrong("num_attention_heads", heads, f"at most {width}, which is hidden_size")

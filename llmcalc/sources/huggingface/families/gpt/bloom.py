@@ -65,7 +65,7 @@ def _falcon(config: Config) -> Table:
 
 
 def _nullable_flag(config: Config, name: str) -> bool:
-    """Returns a flag that may be null, which means false."""
+    """Returns a flag whose value may be null, which means false."""
     return config.get(name) is not None and config.flag(name)
 
 
@@ -105,7 +105,7 @@ OF_ATTENTION = frozenset(
 
 
 def _groups_or_norms(facts: Facts) -> bool:
-    """Whether a model has Falcon's second architecture: two parallel norms, or grouped queries."""
+    """Whether a Falcon has the second architecture: two parallel norms, or grouped queries."""
     return facts.layers[0].parallel == "separate" or facts.usual("num_key_value_heads") not in (
         1,
         facts.named("num_attention_heads"),
@@ -123,7 +123,7 @@ def _every_head(op: Op) -> Op:
 
 
 def _grouped(spec: ModelSpec) -> bool:
-    """Whether a Falcon has the new architecture and more than the first one's single key/value head."""
+    """Whether a Falcon has the second architecture and more than a single key/value head."""
     mixer, parallel = spec.main.block.attention, spec.main.block.parallel
     return (
         isinstance(mixer, Attention)

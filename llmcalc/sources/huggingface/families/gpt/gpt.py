@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def full_width_heads(config: Config, **fields: Any) -> Table:
-    """Returns multi-head attention whose heads together have the width of the model."""
+    """Returns multi-head attention whose heads together are as wide as the model."""
     heads = config.size("num_attention_heads")
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
     return {"num_attention_heads": heads, **fields}

@@ -29,8 +29,8 @@ def _opt(config: Config) -> Table:
     }
     width = config.maybe("word_embed_proj_dim") or hidden
     final_norm = norm if pre_norm and not config.flag("_remove_final_layer_norm") else None
-    factorised: Table = {} if width == hidden else {"embedding_size": width}
-    return decoder(config, block, final_norm, stack={"position": learned_positions(config, 2)}, **factorised)
+    embedding_fields: Table = {} if width == hidden else {"embedding_size": width}
+    return decoder(config, block, final_norm, stack={"position": learned_positions(config, 2)}, **embedding_fields)
 
 
 def _xglm(config: Config) -> Table:

@@ -75,21 +75,21 @@ def _cohere2(config: Config) -> Table:
 
 def _cohere2_moe(config: Config) -> Table:
     config.must("use_qk_norm", None, False)
-    depth, dense = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
-    if dense > depth:
-        raise config.wrong("first_k_dense_replace", dense, f"at most num_hidden_layers ({depth})")
+    depth, dense_layers = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    if dense_layers > depth:
+        raise config.wrong("first_k_dense_replace", dense_layers, f"at most num_hidden_layers ({depth})")
     dense_period, period, window = (
         config.size("prefix_dense_sliding_window_pattern"),
         config.maybe("sliding_window_pattern") or 4,
         config.maybe("sliding_window"),
     )
-    default = [*every_nth_full(dense, dense_period), *every_nth_full(depth - dense, period)]
+    default = [*every_nth_full(dense_layers, dense_period), *every_nth_full(depth - dense_layers, period)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
     network_kinds = listed_kinds(
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
-        ["dense"] * dense + ["sparse"] * (depth - dense),
+        ["dense"] * dense_layers + ["sparse"] * (depth - dense_layers),
     )
     shared_count = config.count("num_shared_experts")
     experts = moe(

@@ -59,12 +59,12 @@ def _exaone_moe(config: Config) -> Table:
         config.size("num_hidden_layers"),
         config.maybe("sliding_window"),
     )
-    dense = config.count("first_k_dense_replace")
+    dense_layers = config.count("first_k_dense_replace")
     network_kinds = listed_kinds(
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
-        ["dense" if i < dense else "sparse" for i in range(depth)],
+        ["dense" if i < dense_layers else "sparse" for i in range(depth)],
     )
     if config.has("is_moe_layer") and config.get("is_moe_layer") != [kind == "sparse" for kind in network_kinds]:
         raise config.wrong(

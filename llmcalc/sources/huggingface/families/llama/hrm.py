@@ -1,4 +1,4 @@
-"""HRM-Text: two stacks of gated layers that run in turn, several times, with the same parameters in every cycle.
+"""HRM-Text: two stacks of gated layers that run alternately, several times, with the same parameters.
 
 Wang et al. 2025 (arXiv:2506.21734): the low-level stack runs L_cycles times, then the high-level stack once, and all of
 it H_cycles times. Every run of a layer has a cache of its own.
@@ -24,14 +24,14 @@ def _hrm_text(config: Config) -> Table:
     mixer = attention(
         config, num_key_value_heads=None, output_gate={"per": "element", "bias": bias}, **biases(bias, *QKVO)
     )
-    low, high = [f"low_{i}" for i in range(depth)], [f"high_{i}" for i in range(depth)]
-    names = [*low * low_cycles, *high] * cycles
+    low_names, high_names = [f"low_{i}" for i in range(depth)], [f"high_{i}" for i in range(depth)]
+    names = [*low_names * low_cycles, *high_names] * cycles
     stack = {
         "num_hidden_layers": len(names),
-        "variants": {name: {} for name in (*low, *high)},
+        "variants": {name: {} for name in (*low_names, *high_names)},
         "first_layers": names,
         "pattern": names[-1:],
-        "shared_layers": [*low, *high],
+        "shared_layers": [*low_names, *high_names],
         "second_stream": {},
     }
     block = {

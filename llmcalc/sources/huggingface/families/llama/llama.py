@@ -64,7 +64,7 @@ def _llama(config: Config) -> Table:
 
 
 def _mistral(config: Config) -> Table:
-    """Reads Mistral. `AutoConfig` reads a config with `layer_types` as Ministral's, whose class counts them."""
+    """Reads Mistral. A config with `layer_types` is read as Ministral, as `AutoConfig` does."""
     return llama_like(config, attention(config), by_layer=config.data.get("layer_types") is not None)
 
 

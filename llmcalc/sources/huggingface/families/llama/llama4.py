@@ -42,10 +42,10 @@ def _llama4_text(config: Config) -> Table:
     }
     if config.get("moe_layers") is None:
         step = config.size("interleave_moe_layer_step")
-        routed = {*range(step - 1, depth, step)}
+        expert_layers = {*range(step - 1, depth, step)}
     else:
         config.fields_read.add("interleave_moe_layer_step")
-        routed = {*config.sizes("moe_layers")}
+        expert_layers = {*config.sizes("moe_layers")}
     experts = (
         moe(
             config.size("num_local_experts"),
@@ -54,10 +54,10 @@ def _llama4_text(config: Config) -> Table:
             glu(config),
             router={"scoring_func": "sigmoid"},
         )
-        if routed
+        if expert_layers
         else {}
     )
-    networks = ["moe" if i in routed else "dense" for i in range(depth)]
+    networks = ["moe" if i in expert_layers else "dense" for i in range(depth)]
     block = {
         "attention": mixer,
         "feed_forward": glu(config, width=config.size("intermediate_size_mlp")),

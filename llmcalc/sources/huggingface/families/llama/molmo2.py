@@ -22,8 +22,8 @@ def _molmo2_text(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "output" if config.flag("norm_after") else "pre",
     }
-    further = config.count("additional_vocab_size") or None
-    return decoder(config, block, norm, additional_vocab_size=further)
+    further_rows = config.count("additional_vocab_size") or None
+    return decoder(config, block, norm, additional_vocab_size=further_rows)
 
 
 FAMILIES = {

@@ -1,4 +1,4 @@
-"""Multimodal wrappers of any text model: their vision and audio encoders are read in `towers`.
+"""Multimodal wrappers of any text model. `towers` reads their vision and audio encoders.
 
 transformers: the folders of `models` that the model types name.
 """

@@ -33,9 +33,9 @@ OF_QWEN2_5 = {"vision_config": "qwen2_5_omni_vision_encoder", "audio_config": "q
 OF_QWEN3 = {"vision_config": "qwen3_omni_moe_vision_encoder", "audio_config": "qwen3_omni_moe_audio_encoder"}
 
 
-def _of_thinker(encoders: dict[str, str], **others: str) -> dict[str, str]:
-    """Returns the encoders of a thinker and the other models beside it, by their paths in the whole model's config."""
-    return {**{f"thinker_config.{name}": encoder for name, encoder in encoders.items()}, **others}
+def _of_thinker(encoders: dict[str, str], **other_models: str) -> dict[str, str]:
+    """Returns the thinker's encoders and the other models beside it, by their paths in the whole model's config."""
+    return {**{f"thinker_config.{name}": encoder for name, encoder in encoders.items()}, **other_models}
 
 
 FAMILIES = {

@@ -56,9 +56,12 @@ def gated_delta_net(config: Config, **fields: Any) -> Table:
     }
 
 
-def _qwen(config: Config, sparse: list[bool]) -> Table:
-    """Returns a model of Qwen's layers: `linear` or `full`, or either with `_moe`. sparse: whether each has experts."""
-    norm, depth, biased = (
+def _qwen(config: Config, expert_flags: list[bool]) -> Table:
+    """Returns a model of Qwen's layers: `linear` or `full`, with or without `_moe`.
+
+    expert_flags: whether each has experts.
+    """
+    norm, depth, has_bias = (
         offset_rmsnorm(config.number("rms_norm_eps")),
         config.size("num_hidden_layers"),
         config.flag("attention_bias"),
@@ -66,15 +69,15 @@ def _qwen(config: Config, sparse: list[bool]) -> Table:
     full_attention = attention(
         config,
         position=rope(config, 0.25),
-        output_gate={"per": "element", "bias": biased},
-        **biases(biased, *QKVO),
+        output_gate={"per": "element", "bias": has_bias},
+        **biases(has_bias, *QKVO),
         **qk_norm(norm),
     )
     mixers: Table = {"linear": gated_delta_net(config), "full": {"type": "attention", **full_attention}}
     networks: Table = {}
-    if not all(sparse):
+    if not all(expert_flags):
         networks[""] = {"type": "mlp", **glu(config)}
-    if any(sparse):
+    if any(expert_flags):
         shared_expert = glu(config, width=config.size("shared_expert_intermediate_size"))
         expert = glu(config, width=config.size("moe_intermediate_size"))
         networks["_moe"] = moe(
@@ -97,7 +100,7 @@ def _qwen(config: Config, sparse: list[bool]) -> Table:
     period = config.size("full_attention_interval")
     default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
     mixing = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
-    names = [kind + ("_moe" if experts else "") for kind, experts in zip(mixing, sparse, strict=True)]
+    names = [kind + ("_moe" if experts else "") for kind, experts in zip(mixing, expert_flags, strict=True)]
     stack = stack_of_kinds(kinds, names)
     return decoder(config, stack["block"], norm, stack=stack, **_prediction(config, names))
 
@@ -118,8 +121,8 @@ def _prediction(config: Config, names: list[str]) -> Table:
 
 
 def _qwen3_next(config: Config) -> Table:
-    dense, step = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
-    dense_layers = set() if dense is None else set(config.sizes("mlp_only_layers"))
+    dense_indices, step = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
+    dense_layers = set() if dense_indices is None else set(config.sizes("mlp_only_layers"))
     experts = config.count("num_experts") > 0
     return _qwen(
         config,
@@ -224,7 +227,7 @@ def _with_latent(config: Config, linear: Table, full_attention: Table, mixing: l
 
 
 def _kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
-    """Returns the mixer of each layer: from `layer_types`, else the checkpoint's two lists, which count from 1.
+    """Returns the mixer of each layer: from `layer_types`, else from two lists of layer numbers, which start at 1.
 
     Without either, each fourth layer has full attention.
     """

@@ -76,13 +76,13 @@ def mamba2(config: Config, channels: int, **fields: Any) -> Table:
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "chunk_size": config.size("mamba_chunk_size"),
     }
-    biased, act = config.flag("mamba_proj_bias"), config.choice(ACTIVATIONS, "hidden_act")
+    has_bias, act = config.flag("mamba_proj_bias"), config.choice(ACTIVATIONS, "hidden_act")
     return {
         "type": "mamba2",
         **sizes,
         **kernel,
-        "use_bias": biased,
-        "out_bias": biased,
+        "use_bias": has_bias,
+        "out_bias": has_bias,
         "hidden_act": act,
         "norm": norm,
         **fields,
@@ -102,7 +102,7 @@ def _periodic_kinds(config: Config, prefix: str, kind: str, other_kind: str) -> 
 
 
 def _jamba(config: Config) -> Table:
-    norm, biased = rmsnorm(config.number("rms_norm_eps")), config.flag("mamba_proj_bias")
+    norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("mamba_proj_bias")
     sizes = {
         "intermediate_size": _expanded(config),
         "state_size": config.size("mamba_d_state"),
@@ -111,7 +111,7 @@ def _jamba(config: Config) -> Table:
     kernel = {
         "conv_kernel": config.size("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
-        "use_bias": biased,
+        "use_bias": has_bias,
     }
     mamba = {"type": "mamba", **sizes, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "norm": norm}
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
@@ -177,12 +177,12 @@ def _falcon_h1(config: Config) -> Table:
         **norm,
     )
     context = rmsnorm(config.number("rms_norm_eps"))
-    parts = {
+    layer_parts = {
         "attention": attention(config, **biases(config.flag("attention_bias"), *QKVO)),
         "state_space": mixer,
         "feed_forward": glu(config, config.flag("mlp_bias")),
     }
-    return decoder(config, {"type": "hybrid", **parts, "norm": context, "norm_placement": "pre"}, context)
+    return decoder(config, {"type": "hybrid", **layer_parts, "norm": context, "norm_placement": "pre"}, context)
 
 
 COMMON: Table = {

@@ -90,9 +90,11 @@ def _lfm2_moe(config: Config) -> Table:
         for network in networks
     }
     config.texts("layer_types")  # the class has no default for layer_types
-    dense = config.count("num_dense_layers")
+    dense_layers = config.count("num_dense_layers")
     mixing = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
-    stack = stack_of_kinds(kinds, [f"{mixer}_{'dense' if i < dense else 'moe'}" for i, mixer in enumerate(mixing)])
+    stack = stack_of_kinds(
+        kinds, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixing)]
+    )
     return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
 
 

@@ -1,4 +1,4 @@
-"""Stacks of state-space layers only: mamba, falcon_mamba, mamba2.
+"""Models of only state-space layers: mamba, falcon_mamba, mamba2.
 
 transformers: models/mamba, models/falcon_mamba, models/mamba2.
 """
@@ -65,7 +65,7 @@ def _mamba2(config: Config) -> Table:
         "state_size": config.size("state_size"),
         "n_groups": config.size("n_groups"),
     }
-    biased = {
+    bias_fields = {
         "use_bias": config.flag("use_bias"),
         "out_bias": config.flag("use_bias"),
         "use_conv_bias": config.flag("use_conv_bias"),
@@ -75,7 +75,9 @@ def _mamba2(config: Config) -> Table:
         "chunk_size": config.size("chunk_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    return _alone(config, {**mixer, **biased, **other_fields, "norm": rmsnorm(config.number("layer_norm_epsilon"))})
+    return _alone(
+        config, {**mixer, **bias_fields, **other_fields, "norm": rmsnorm(config.number("layer_norm_epsilon"))}
+    )
 
 
 COMMON: Table = {
@@ -134,7 +136,7 @@ def expansion(facts: Facts) -> int:
 
 
 def state_space_field(field: str) -> Value:
-    """Returns the writer of a field of the first state-space mixer."""
+    """Returns a function that writes a config field from a field of the first state-space mixer."""
     return lambda facts: getattr(facts.typed("mamba", "mamba2"), field)
 
 

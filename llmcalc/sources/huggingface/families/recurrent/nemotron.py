@@ -69,7 +69,7 @@ def _layers(config: Config) -> list[str]:
 
 
 def _mamba(config: Config) -> Table:
-    heads, biased = config.size("mamba_num_heads"), config.flag("use_bias")
+    heads, has_bias = config.size("mamba_num_heads"), config.flag("use_bias")
     sizes = {
         "num_heads": heads,
         "head_dim": config.size("mamba_head_dim"),
@@ -89,19 +89,19 @@ def _mamba(config: Config) -> Table:
         **sizes,
         **kernel,
         **other_fields,
-        "use_bias": biased,
-        "out_bias": biased,
+        "use_bias": has_bias,
+        "out_bias": has_bias,
         "norm": rmsnorm(config.number("layer_norm_epsilon")),
     }
 
 
 def _moe(config: Config, act: str) -> Table:
-    biased, latent = config.flag("mlp_bias"), config.maybe("moe_latent_size")
+    has_bias, latent = config.flag("mlp_bias"), config.maybe("moe_latent_size")
     expert, shared_expert = (
         mlp(config.size("moe_intermediate_size"), act, bias=False),
-        mlp(config.size("moe_shared_expert_intermediate_size"), act, biased),
+        mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias),
     )
-    latent_field = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": biased}}
+    latent_field = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": has_bias}}
     routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(
         config.size("n_routed_experts"),
@@ -117,7 +117,7 @@ def _nemotron_h(config: Config) -> Table:
     uncounted_prediction(config)
     norm, act = rmsnorm(config.number("layer_norm_epsilon")), config.choice(ACTIVATIONS, "mlp_hidden_act")
     names = _layers(config)
-    parts: dict[str, Any] = {
+    layer_parts: dict[str, Any] = {
         "mamba": lambda: {"attention": _mamba(config), "feed_forward": NONE},
         "attention": lambda: {"attention": hybrid_attention(config, position=None), "feed_forward": NONE},
         "mlp": lambda: {
@@ -127,7 +127,7 @@ def _nemotron_h(config: Config) -> Table:
         "moe": lambda: {"attention": NONE, "feed_forward": _moe(config, act)},
     }
     stack = stack_of_kinds(
-        {name: {**parts[name](), "norm": norm, "norm_placement": "pre"} for name in dict.fromkeys(names)}, names
+        {name: {**layer_parts[name](), "norm": norm, "norm_placement": "pre"} for name in dict.fromkeys(names)}, names
     )
     return decoder(
         config, stack.pop("block"), norm, stack={**stack, "num_hidden_layers": len(names)}, tie_word_embeddings=False
@@ -138,7 +138,7 @@ COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, 
 
 
 def _letters(facts: Facts) -> str:
-    """Returns Nemotron-H's pattern: one letter per layer; each layer is one sublayer."""
+    """Returns Nemotron-H's pattern: one letter per layer, each of which is a single sublayer."""
     mixers = {"mamba2": "M", "attention": "*"}
     return "".join(
         mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type] for layer in facts.layers

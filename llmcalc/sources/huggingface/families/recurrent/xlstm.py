@@ -15,14 +15,14 @@ from ...writes import Value
 
 
 def _xlstm(config: Config) -> Table:
-    hidden, heads, biased = config.size("hidden_size"), config.size("num_heads"), config.flag("use_bias")
+    hidden, heads, has_bias = config.size("hidden_size"), config.size("num_heads"), config.flag("use_bias")
     config.must("embedding_dim", None, hidden)
     eps = config.number("norm_eps")
-    norm = rmsnorm(eps, **biases(biased, "bias"))
+    norm = rmsnorm(eps, **biases(has_bias, "bias"))
     mixer: Table = {
         "type": "mlstm",
         "num_heads": heads,
-        "use_bias": biased,
+        "use_bias": has_bias,
         "chunk_size": config.size("chunk_size"),
         "norm_eps": eps,
     }
@@ -37,7 +37,7 @@ def _xlstm(config: Config) -> Table:
         "intermediate_size": width,
         "hidden_act": "silu",
         "gated": True,
-        **biases(biased, "gate_bias", "up_bias", "down_bias"),
+        **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
     block: Table = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     depth = {"num_hidden_layers": config.size("num_blocks")} if config.has("num_blocks") else {}
@@ -45,7 +45,7 @@ def _xlstm(config: Config) -> Table:
 
 
 def _head(config: Config, factor: str, hidden: int, heads: int) -> int:
-    """Returns the size of a head: hidden_size times the factor, divided by the number of heads.
+    """Returns the size of a head: factor · hidden_size / heads.
 
     The total must be a multiple of 64 for the class's cache.
     """
@@ -68,7 +68,7 @@ RUNNING = frozenset(
 
 
 def _width_factor(field: str) -> Value:
-    """Returns a writer for a field that is the width of all heads as a multiple of the model's width."""
+    """Returns a function that writes a config field: the width of all heads as a multiple of the model's width."""
     return lambda s: present(s.named("num_heads")) * present(s.named(field)) / s.spec.hidden_size
 
 

@@ -58,16 +58,16 @@ def _stacked(config: Config, mixer: Table, block: Table, names: list[str], block
     hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
     block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
     kinds: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
-    tied, layers = (
+    is_tied, layers = (
         config.flag("tie_word_embeddings"),
         list(block_of_layer.values()),
     )  # the classes tie the shared blocks and all other ties, or nothing
     for name in dict.fromkeys(layers):
-        adapter_fields = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not tied else {}
+        adapter_fields = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not is_tied else {}
         kinds[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
     layer_kinds = [block_of_layer.get(i, "mamba") for i in range(depth)]
     stack = stack_of_kinds(kinds, layer_kinds)
-    shared_kinds = list(dict.fromkeys(layers)) if tied else []
+    shared_kinds = list(dict.fromkeys(layers)) if is_tied else []
     return decoder(
         config,
         stack.pop("block"),
@@ -88,7 +88,7 @@ def _attention(config: Config, position: Table | None) -> Table:
 
 
 def _zamba(config: Config) -> Table:
-    heads, biased, channels = (
+    heads, has_bias, channels = (
         config.size("n_mamba_heads"),
         config.flag("mamba_proj_bias"),
         config.size("mamba_expand") * config.size("hidden_size"),
@@ -103,7 +103,7 @@ def _zamba(config: Config) -> Table:
     kernel = {
         "conv_kernel": config.size("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
-        "use_bias": biased,
+        "use_bias": has_bias,
     }
     mixer = {"type": "mamba", **sizes, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act")}
     period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
@@ -120,7 +120,7 @@ def _zamba(config: Config) -> Table:
 
 
 def _zamba2(config: Config) -> Table:
-    heads, channels, biased = (
+    heads, channels, has_bias = (
         config.size("n_mamba_heads"),
         config.size("mamba_expand") * config.size("hidden_size"),
         config.flag("add_bias_linear"),
@@ -139,7 +139,7 @@ def _zamba2(config: Config) -> Table:
         "chunk_size": config.size("chunk_size"),
         "norm": rmsnorm(1e-5),
     }
-    mixer = {"type": "mamba2", **sizes, **other_fields, "use_bias": biased, "out_bias": biased}
+    mixer = {"type": "mamba2", **sizes, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
     double_head_dim = 2 * config.size("hidden_size") // config.size("num_attention_heads")
     if (config.maybe("attention_head_dim") or double_head_dim) != double_head_dim:
         raise config.wrong(
@@ -160,7 +160,7 @@ def _zamba2(config: Config) -> Table:
             "num_attention_heads: an attention adapter is as wide as the queries",
         )
     network = glu(config, width=config.maybe("intermediate_size") or 4 * config.size("hidden_size"))
-    network |= biases(biased, "gate_bias", "up_bias", "down_bias")
+    network |= biases(has_bias, "gate_bias", "up_bias", "down_bias")
     block: Table = {
         "attention": shared_attention,
         "feed_forward": network,
@@ -173,8 +173,8 @@ def _zamba2(config: Config) -> Table:
         if layer_types is None
         else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
     )
-    long = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
-    return _stacked(config, mixer, block, names, config.size("num_mem_blocks"), **long)
+    length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
+    return _stacked(config, mixer, block, names, config.size("num_mem_blocks"), **length_fields)
 
 
 COMMON: Table = {

@@ -1,1 +1,1 @@
-"""Families whose classes are code of the model's own repository, read from its published source and never run."""
+"""Families whose classes are code in the model's own repository, which is read but never run."""

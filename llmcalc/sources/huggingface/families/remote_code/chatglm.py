@@ -1,4 +1,4 @@
-"""ChatGLM: the first one with norms before the residual additions, ChatGLM2, ChatGLM3 and GLM-4-9B with RMSNorm.
+"""ChatGLM-6B with norms before the residual additions; ChatGLM2, ChatGLM3 and GLM-4-9B with RMSNorm.
 
 Source: modeling_chatglm.py of THUDM/chatglm-6b and THUDM/chatglm3-6b. The first one adds the output of a sublayer to
 its normalised input, which is a norm on the embeddings and one after each addition; the last one is the final norm.
@@ -37,7 +37,7 @@ def _chatglm1(config: Config) -> Table:
 
 
 def _chatglm2(config: Config) -> Table:
-    """Reads ChatGLM2 and later, in which half of each head is rotary and the FFN is gated in one projection."""
+    """Reads ChatGLM2 and later: half of each head is rotary, and one projection computes the FFN's gate and values."""
     eps, heads, bias = (
         config.number("layernorm_epsilon"),
         config.size("num_attention_heads"),

@@ -1,4 +1,4 @@
-"""Language models that denoise masked tokens, whose class is code of the model's own repository: LLaDA, Dream, SDAR.
+"""Language models that denoise masked tokens, with a class in the model's own repository: LLaDA, Dream, SDAR.
 
 LLaDA and Dream attend in both directions and keep no cache, so they are read as encoders. SDAR, LLaDA 2 and
 Fast-dLLM denoise one block after another and keep the cache of earlier blocks: decoders.
@@ -57,10 +57,10 @@ def _llada(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    tied = config.flag("tie_word_embeddings")
+    is_tied = config.flag("tie_word_embeddings")
     rows = config.maybe("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
-    head = biases(bias and not tied, "bias")
+    head = biases(bias and not is_tied, "bias")
     return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": rows}
 
 
@@ -71,22 +71,24 @@ def _llada_moe(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **(qk_norm(norm) if config.flag("qk_layernorm") else {}),
     )
-    shared = config.maybe("shared_expert_intermediate_size")
+    shared_width = config.maybe("shared_expert_intermediate_size")
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=config.size("expert_intermediate_size")),
-        None if shared is None else glu(config, width=shared),
+        None if shared_width is None else glu(config, width=shared_width),
     )
     frequency = config.get("moe_layer_freq")
-    listed = frequency if isinstance(frequency, list) else [frequency] * depth
-    if len(listed) != depth or any(kind not in (0, 1) for kind in listed):
+    expert_frequencies = frequency if isinstance(frequency, list) else [frequency] * depth
+    if len(expert_frequencies) != depth or any(kind not in (0, 1) for kind in expert_frequencies):
         raise config.wrong("moe_layer_freq", frequency, f"1, or {depth} times 0 or 1")
-    names = ["moe" if kind else "dense" for kind in listed]
-    dense = {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in names else {}
+    names = ["moe" if kind else "dense" for kind in expert_frequencies]
+    dense_network = (
+        {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in names else {}
+    )
     config.fields_read.add("dense_intermediate_size")
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    stack = combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense} if dense else {}}))
+    stack = combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense_network} if dense_network else {}}))
     return encoder(config, block, {**stack, "final_norm": norm}, {})
 
 

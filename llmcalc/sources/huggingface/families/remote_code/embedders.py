@@ -1,4 +1,4 @@
-"""Encoders for embeddings whose class is code of the model's own repository.
+"""Embedding encoders whose class is code in the model's own repository.
 
 Jina embeddings 2 (jina_bert), NeoBERT, nomic's experts, Llama and Mistral without a causal mask (llama_bidirec,
 bidir_mistral of NV-Embed), and the first
@@ -34,7 +34,7 @@ from ..llama import llama
 
 
 def _jina_bert(config: Config) -> Table:
-    """Reads Jina embeddings 2: BERT with ALiBi and a gated network, whose first map has no bias.
+    """Reads Jina embeddings 2: BERT with ALiBi and a gated network, whose first linear layer has no bias.
 
     Checkpoints whose `auto_map` names the code `qk-post-norm` normalize queries and keys.
     """
@@ -60,12 +60,12 @@ def _jina_bert(config: Config) -> Table:
 
 
 def _neobert(config: Config) -> Table:
-    """Reads NeoBERT: Llama's layers without a causal mask; the network is two thirds as wide as stated.
+    """Reads NeoBERT: Llama's layers without a causal mask; the network has two thirds of the stated width.
 
     Its width is the next multiple of 8.
     """
-    norm, stated = rmsnorm(config.number("rms_norm_eps")), config.size("intermediate_size")
-    width = -(-(2 * stated // 3) // 8) * 8
+    norm, stated_width = rmsnorm(config.number("rms_norm_eps")), config.size("intermediate_size")
+    width = -(-(2 * stated_width // 3) // 8) * 8
     config.must("hidden_act", "swiglu", "SwiGLU")
     network = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
     block = {"attention": attention(config), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
@@ -87,7 +87,7 @@ def _nomic_bert_moe(config: Config) -> Table:
         "position": rope(config, theta_name="rotary_emb_base", share_name="rotary_emb_fraction"),
         **biases(config.flag("qkv_proj_bias"), *QKVO),
     }
-    dense = {
+    dense_network = {
         "type": "mlp",
         "intermediate_size": width,
         "hidden_act": "gelu",
@@ -101,7 +101,7 @@ def _nomic_bert_moe(config: Config) -> Table:
         output_bias=True,
     )
     names = ["moe" if i % period == 1 else "dense" for i in range(depth)]
-    block = {"attention": mixer, "feed_forward": dense, "norm": norm, "norm_placement": "post"}
+    block = {"attention": mixer, "feed_forward": dense_network, "norm": norm, "norm_placement": "post"}
     layers = combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
     stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     return encoder(config, block, stack, bert_head(config, "gelu", norm), {})

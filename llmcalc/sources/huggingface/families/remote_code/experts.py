@@ -87,12 +87,12 @@ def _hunyuan(config: Config) -> Table:
         expert_width = (
             _in_every_layer(config, "moe_intermediate_size", depth) if config.has("moe_intermediate_size") else width
         )
-        shared = glu(config, width=width * _in_every_layer(config, "num_shared_expert", depth))
+        shared_network = glu(config, width=width * _in_every_layer(config, "num_shared_expert", depth))
         network = moe(
             config.size("num_experts"),
             _in_every_layer(config, "moe_topk", depth),
             glu(config, width=expert_width),
-            shared if config.flag("use_mixed_mlp_moe") else None,
+            shared_network if config.flag("use_mixed_mlp_moe") else None,
         )
     kinds: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     names = ["shared" if i % period else "computed" for i in range(depth)]
@@ -127,23 +127,23 @@ def _arctic(config: Config) -> Table:
     That network is as wide as the layer.
     """
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    period, beside = config.size("moe_layer_frequency"), config.flag("use_residual")
+    period, has_residual_network = config.size("moe_layer_frequency"), config.flag("use_residual")
     names = ["moe" if (i + 1) % period == 0 else "dense" for i in range(depth)]
     experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
-    routed: Table = {"feed_forward": experts}
-    if beside:
-        routed |= {"type": "dense_residual", "dense": glu(config, width=config.size("hidden_size"))}
-    dense = {"type": "mlp", **glu(config)}
+    expert_layer: Table = {"feed_forward": experts}
+    if has_residual_network:
+        expert_layer |= {"type": "dense_residual", "dense": glu(config, width=config.size("hidden_size"))}
+    dense_network = {"type": "mlp", **glu(config)}
     block = {"attention": attention(config), "norm": norm, "norm_placement": "pre"}
-    kinds: Table = {"moe": routed, "dense": {"feed_forward": dense}}
+    kinds: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_network}}
     if {*names} == {"moe"}:
-        return decoder(config, {**block, **routed}, norm)
-    return decoder(config, {**block, "feed_forward": dense}, norm, stack=combined_kinds((names, kinds)))
+        return decoder(config, {**block, **expert_layer}, norm)
+    return decoder(config, {**block, "feed_forward": dense_network}, norm, stack=combined_kinds((names, kinds)))
 
 
 def _grok_2(config: Config) -> Table:
     """Reads Grok-2: with `residual_moe` a network beside the experts, which reads the same input."""
-    norm, beside = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
+    norm, has_residual_network = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
     width = config.maybe("moe_intermediate_size") or config.size("intermediate_size")
     config.fields_read.add("intermediate_size")
     network = {"hidden_act": "gelu_tanh", "gated": True}
@@ -151,7 +151,7 @@ def _grok_2(config: Config) -> Table:
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
         {**network, "intermediate_size": width},
-        {**network, "intermediate_size": config.size("intermediate_size")} if beside else None,
+        {**network, "intermediate_size": config.size("intermediate_size")} if has_residual_network else None,
     )
     cap = config.number("attn_logit_softcapping")
     mixer = attention(config, **({"attn_logit_softcapping": cap} if cap else {}))
@@ -162,13 +162,13 @@ def _grok_2(config: Config) -> Table:
 def _minimax_m1(config: Config) -> Table:
     """Reads MiniMax-Text-01 and M1, which list their layers as 0, lightning attention, and 1, softmax attention."""
     config.must("postnorm", True)
-    depth, listed = config.size("num_hidden_layers"), config.sizes("attn_type_list")
-    if len(listed) != depth or not {*listed} <= {0, 1}:
-        raise config.wrong("attn_type_list", listed, f"{depth} times 0 or 1, one for each layer")
+    depth, attention_flags = config.size("num_hidden_layers"), config.sizes("attn_type_list")
+    if len(attention_flags) != depth or not {*attention_flags} <= {0, 1}:
+        raise config.wrong("attn_type_list", attention_flags, f"{depth} times 0 or 1, one for each layer")
     position = full_rope(config)
     if config.has("rotary_dim"):
         position["rotary_dim"] = config.size("rotary_dim")
-    return minimax(config, ["full" if kind else "linear" for kind in listed], position)
+    return minimax(config, ["full" if kind else "linear" for kind in attention_flags], position)
 
 
 def _sarvam_mla(config: Config) -> Table:
@@ -194,13 +194,13 @@ def _smallthinker(config: Config) -> Table:
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.size("num_hidden_layers")
-    rotary, windowed = (_layout(config, name, depth, default) for name, default in LAYOUTS.items())
-    window = config.maybe("sliding_window_size") if any(windowed) else None
+    rotary, window_flags = (_layout(config, name, depth, default) for name, default in LAYOUTS.items())
+    window = config.maybe("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
     experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), network)
     norm, names, kinds = rmsnorm(config.number("rms_norm_eps")), [], {}
-    for rotates, is_windowed in zip(rotary, windowed, strict=True):
+    for rotates, is_windowed in zip(rotary, window_flags, strict=True):
         fields: Table = {} if rotates else {"position": "none"}
         fields |= {"sliding_window": window} if is_windowed and window else {}
         names.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")
@@ -214,11 +214,11 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 
 
 def _layout(config: Config, name: str, depth: int, default: int) -> list[int]:
-    """Returns 0 or 1 for each layer."""
-    listed = config.sizes(name) if config.has(name) else [default] * depth
-    if len(listed) != depth or not {*listed} <= {0, 1}:
-        raise config.wrong(name, listed, f"{depth} times 0 or 1, one for each layer")
-    return listed
+    """Returns 0 or 1 for each layer, from a list in the config."""
+    layer_flags = config.sizes(name) if config.has(name) else [default] * depth
+    if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
+        raise config.wrong(name, layer_flags, f"{depth} times 0 or 1, one for each layer")
+    return layer_flags
 
 
 COMMON: dict[str, Any] = {

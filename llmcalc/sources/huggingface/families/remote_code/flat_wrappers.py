@@ -1,4 +1,4 @@
-"""Multimodal wrappers with code of their own whose configs have the text model's fields at their top.
+"""Multimodal wrappers with repository code whose configs have the text model's fields at the top level.
 
 LLaVA's own classes, Bunny, MiniCPM-V and -o, dots.ocr, GOT-OCR, Keye-VL, Phi-4-multimodal, Moondream 2,
 Isaac, Youtu-VL, Kimi-Audio. The text model is counted.
@@ -23,9 +23,9 @@ TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5
 
 
 def _minicpmv(config: Config) -> Table:
-    """Reads MiniCPM-V: its version says which text model it has; the first two versions do not state it."""
-    first = 2.0 if config.size("hidden_size") == 2304 else 2.5
-    return _text_of_version(config, first)
+    """Reads MiniCPM-V, whose version determines the text model; the first two versions do not state their version."""
+    first_version = 2.0 if config.size("hidden_size") == 2304 else 2.5
+    return _text_of_version(config, first_version)
 
 
 def _minicpmo(config: Config) -> Table:
@@ -33,20 +33,26 @@ def _minicpmo(config: Config) -> Table:
     return _text_of_version(config, 2.6)
 
 
-def _text_of_version(config: Config, first: float) -> Table:
-    stated = config.data.get("version")
+def _text_of_version(config: Config, first_version: float) -> Table:
+    stated_version = config.data.get("version")
     config.fields_read.add("version")
     try:
-        number = float(stated) if isinstance(stated, str) or is_number(stated) else first if stated is None else None
+        number = (
+            float(stated_version)
+            if isinstance(stated_version, str) or is_number(stated_version)
+            else first_version
+            if stated_version is None
+            else None
+        )
     except (ValueError, OverflowError):
         number = None
     if number not in TEXT_OF_VERSION:
-        raise config.wrong("version", stated, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
+        raise config.wrong("version", stated_version, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
     return _text_as(config, TEXT_OF_VERSION[number], config.data)
 
 
 def _text_as(config: Config, kind: str, fields: Mapping[str, Any]) -> Table:
-    """Returns the text model that the fields describe, as its model type reads them."""
+    """Returns the text model that the fields describe, read under the given model type."""
     family = family_of(kind)
     text = config_of({**fields, "architectures": []}, kind, family, config.head, config.where)
     table: Table = family.read(text) if family.read is not None else {}
@@ -63,8 +69,8 @@ def _moondream(config: Config) -> Table:
     """
     config.must("config", None, {})
     config.notes.append(f"vision: {NOT_COUNTED}")
-    stated = config.table("text_config") if config.has("text_config") else config.data
-    return _text_as(config, "phi", stated)
+    stated_fields = config.table("text_config") if config.has("text_config") else config.data
+    return _text_as(config, "phi", stated_fields)
 
 
 NOT_COUNTED = "its encoder is not counted"

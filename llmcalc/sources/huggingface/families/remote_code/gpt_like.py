@@ -101,10 +101,10 @@ def _refined_web(config: Config) -> Table:
         "hidden_act": "gelu",
         **biases(bias, "up_bias", "down_bias"),
     }
-    grouped = config.model_type == "RefinedWeb"
+    is_grouped = config.model_type == "RefinedWeb"
     parallel: dict[str, Any] = {}
-    if grouped or config.flag("parallel_attn"):
-        parallel = {"parallel": "separate" if grouped else "shared"}
+    if is_grouped or config.flag("parallel_attn"):
+        parallel = {"parallel": "separate" if is_grouped else "shared"}
     return _gpt(config, mixer, network, **parallel)
 
 
@@ -126,16 +126,16 @@ def _phi3small(config: Config) -> Table:
     return _gpt(config, mixer, network)
 
 
-def _list_of(config: Config, name: str, length: int, is_value: Callable[[Any], bool], expected: str) -> list[Any]:
+def _list_of(config: Config, name: str, length: int, is_value: Callable[[Any], bool], expected_text: str) -> list[Any]:
     """Returns a list with one value per layer. Raises `InputError` for another length or another value."""
     values = config.get(name)
     if not isinstance(values, list) or len(values) != length or not all(map(is_value, values)):
-        raise config.wrong(name, values, f"{length} values, {expected}")
+        raise config.wrong(name, values, f"{length} values, {expected_text}")
     return values
 
 
 def _checked_width(config: Config, name: str, width: int) -> int:
-    """Returns the width of an FFN that a multiple of hidden_size gives. Raises `InputError` for one too large."""
+    """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
     if width > LARGEST:
         raise config.wrong(name, config.get(name), f"a width of at most {LARGEST}, a multiple of hidden_size")
     return width
@@ -162,9 +162,11 @@ def _openelm(config: Config) -> Table:
     for heads, kv_heads, multiplier in zip(queries, groups, multipliers, strict=True):
         if heads % kv_heads:
             raise config.wrong("num_kv_heads", kv_heads, f"a divisor of num_query_heads, here {heads}")
-        wanted = multiplier * width
-        ffn_width = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
-        ffn_width = _checked_width(config, "ffn_multipliers", ffn_width + (divisor if ffn_width < 0.9 * wanted else 0))
+        unrounded_width = multiplier * width
+        ffn_width = max(divisor, int(unrounded_width + divisor / 2) // divisor * divisor)
+        ffn_width = _checked_width(
+            config, "ffn_multipliers", ffn_width + (divisor if ffn_width < 0.9 * unrounded_width else 0)
+        )
         layers.append(
             (
                 f"heads{heads}_ffn{ffn_width}",
@@ -211,8 +213,8 @@ def _nemotron_nas(config: Config) -> Table:
                 changes["attention"]["sliding_window"] = mixer.size("window_length")
             label.append(f"kv{kv_heads}")
         if not network.flag("no_op"):
-            wanted = int(2 * network.number("ffn_mult") * width / 3)
-            ffn_width = _checked_width(network, "ffn_mult", max(256, -(-wanted // 256) * 256))
+            unrounded_width = int(2 * network.number("ffn_mult") * width / 3)
+            ffn_width = _checked_width(network, "ffn_mult", max(256, -(-unrounded_width // 256) * 256))
             changes["feed_forward"] = {
                 "intermediate_size": ffn_width,
                 "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
@@ -226,10 +228,10 @@ def _nemotron_nas(config: Config) -> Table:
 
 
 def _block_part(config: Config, layer: int, table: Table, name: str) -> Config:
-    """Returns the table of a layer's attention or FFN. Raises `InputError` for one that is a single projection."""
+    """Returns the table of a layer's attention or FFN. Raises `InputError` for a part that is a single projection."""
     location = f"{config.where}block_configs[{layer}]."
-    part = Config({name: table.get(name)}, {}, config.model_type, where=location).table(name)
-    fields = Config(part, BLOCK_PART, config.model_type, where=f"{location}{name}.")
+    part_table = Config({name: table.get(name)}, {}, config.model_type, where=location).table(name)
+    fields = Config(part_table, BLOCK_PART, config.model_type, where=f"{location}{name}.")
     fields.must("replace_with_linear", False)
     fields.must("sparsify", None)
     return fields

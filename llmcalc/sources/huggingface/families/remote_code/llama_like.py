@@ -1,4 +1,4 @@
-"""Llama's layer under other field names, with other biases, norms or positions: internlm, baichuan, exaone and others.
+"""Llama's layer under other field names, or with other biases, norms or positions: internlm, baichuan, exaone, …
 
 PLaMo has its attention and its network side by side.
 
@@ -17,7 +17,7 @@ from ..llama.llama import llama_like
 
 
 def _llama(config: Config) -> Table:
-    """Reads a class that is Llama's: grouped queries, and no bias."""
+    """Reads a class that computes Llama's layers: grouped queries, and no bias."""
     return llama_like(config, attention(config))
 
 
@@ -41,8 +41,8 @@ def _minicpm(config: Config) -> Table:
     if config.has("num_experts"):
         config.must("num_experts", None, 0)
     if config.has("sparse_config"):
-        dense = config.table("sparse_config").get("dense_len")
-        beyond = "" if dense is None else f" of more than {shown(dense)} tokens"
+        dense_length = config.table("sparse_config").get("dense_len")
+        beyond = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{beyond} attends to some blocks alone is not counted")
     return llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
 
@@ -92,7 +92,7 @@ def _step1(config: Config) -> Table:
 
 
 def _solar(config: Config) -> Table:
-    """Reads Solar Pro, which blends the states of earlier layers into later ones, by fixed weights without parameters.
+    """Reads Solar Pro, which adds earlier layers' states to later layers with fixed weights, without parameters.
 
     The engines that serve it attend to all tokens, whatever `sliding_window` says.
     """
@@ -101,7 +101,7 @@ def _solar(config: Config) -> Table:
 
 
 def _plamo(config: Config) -> Table:
-    """Reads PLaMo 1: `n_shared_head` heads of queries share one of keys and values; one norm in a layer."""
+    """Reads PLaMo 1: `n_shared_head` query heads share a key and value head; a layer has a single norm."""
     norm, heads = rmsnorm(config.number("rms_norm_eps")), config.size("num_attention_heads")
     kv_heads = config.divided("n_shared_head", heads, config.size("n_shared_head"))
     config.fields_read.add("num_key_value_heads")
@@ -111,7 +111,7 @@ def _plamo(config: Config) -> Table:
 
 
 def _cogvlm(config: Config) -> Table:
-    """Reads CogVLM 1 and 2: Llama's layers for tokens of text; those of an image have weights of their own.
+    """Reads CogVLM 1 and 2: Llama's layers for text tokens; image tokens have separate weights.
 
     CogVLM 2, which states its heads of keys and values, has a bias in the projections of queries, keys and values of
     an image.

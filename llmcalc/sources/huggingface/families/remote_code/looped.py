@@ -16,7 +16,7 @@ from ...parts import Table, attention, decoder, glu, listed_kinds, rmsnorm
 
 
 def _ouro(config: Config) -> Table:
-    """Reads Ouro as if no token left early."""
+    """Reads Ouro with all steps for every token (no early exit)."""
     depth, steps = config.size("num_hidden_layers"), config.size("total_ut_steps")
     if depth > MOST_KINDS or depth * steps > MOST_LAYERS:
         raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")

@@ -1,4 +1,4 @@
-"""OLMo 1 and Molmo 1 of the first checkpoints (hf_olmo, molmo), and DCLM (openlm).
+"""OLMo 1 and Molmo 1 in the form of the first checkpoints (hf_olmo, molmo), and DCLM (openlm).
 
 Sources: olmo/model.py and olmo/config.py of allenai/OLMo; open_lm/model.py and open_lm/norms.py of
 mlfoundations/open_lm; vllm/model_executor/models/molmo.py of vllm-project/vllm.
@@ -42,9 +42,9 @@ def _hf_olmo(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "output" if config.flag("norm_after") else "pre",
     }
-    rows, tied = config.maybe("embedding_size") or config.size("vocab_size"), config.flag("tie_word_embeddings")
+    rows, is_tied = config.maybe("embedding_size") or config.size("vocab_size"), config.flag("tie_word_embeddings")
     config.fields_read.add("vocab_size")
-    head = biases(bias and not tied, "bias")
+    head = biases(bias and not is_tied, "bias")
     return {**decoder(config, block, norm, head, stack), "vocab_size": rows}
 
 
@@ -61,14 +61,14 @@ def _kv_heads(config: Config) -> int:
     heads, kv_heads = config.size("num_attention_heads"), config.maybe("num_key_value_heads")
     if config.get("multi_query_attention") is None:
         return kv_heads or heads
-    stated = 1 if config.flag("multi_query_attention") else heads
-    if kv_heads not in (None, stated):
-        raise config.wrong("num_key_value_heads", kv_heads, f"{stated}, as multi_query_attention says, or none")
-    return stated
+    stated_heads = 1 if config.flag("multi_query_attention") else heads
+    if kv_heads not in (None, stated_heads):
+        raise config.wrong("num_key_value_heads", kv_heads, f"{stated_heads}, as multi_query_attention says, or none")
+    return stated_heads
 
 
 def _network(config: Config, bias: bool) -> Table:
-    """Returns the feed-forward network; of SwiGLU, `mlp_hidden_size` is the width of both halves together."""
+    """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
     width = config.maybe("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
     act = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
@@ -85,18 +85,18 @@ def _network(config: Config, bias: bool) -> Table:
     }
 
 
-def _network_width(config: Config, times: int) -> int:
-    """Returns `times` the width of the layers, the width of a network that states none."""
+def _network_width(config: Config, multiplier: int) -> int:
+    """Returns the width of a network whose config states none: `multiplier` the width of the layers."""
     hidden = config.size("hidden_size")
-    if times * hidden > LARGEST:
+    if multiplier * hidden > LARGEST:
         raise config.wrong(
-            "hidden_size", hidden, f"at most {LARGEST // times}, for the network is {times} times as wide"
+            "hidden_size", hidden, f"at most {LARGEST // multiplier}, for the network is {multiplier} times as wide"
         )
-    return times * hidden
+    return multiplier * hidden
 
 
 def _molmo(config: Config) -> Table:
-    """Reads Molmo 1: 128 further rows of the embedding for images, which the head does not score."""
+    """Reads Molmo 1: 128 additional embedding rows for images, which the head does not score."""
     config.must("layer_norm_type", "rms")
     config.must("tie_word_embeddings", False)
     norm = rmsnorm(config.number("layer_norm_eps"))
@@ -120,13 +120,13 @@ def _molmo(config: Config) -> Table:
 
 
 def _openlm(config: Config) -> Table:
-    """Reads models of OpenLM, whose arguments may be in a table of their own."""
+    """Reads OpenLM's models, whose arguments may be in a separate table."""
     arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
     data = {**arguments, **config.data}
-    inner = Config(data, config.defaults, config.model_type, config.head, config.where, config.aliases)
-    table = _openlm_arguments(inner)
-    config.fields_read |= inner.fields_read
+    inner_config = Config(data, config.defaults, config.model_type, config.head, config.where, config.aliases)
+    table = _openlm_arguments(inner_config)
+    config.fields_read |= inner_config.fields_read
     return table
 
 

@@ -1,4 +1,4 @@
-"""Step 3: attention with one head of keys and values and queries of a low rank, and experts beside a shared one.
+"""Step 3: low-rank queries with a single key and value head, and experts with a shared expert.
 
 Source: vllm/model_executor/models/step3_text.py and vllm/transformers_utils/configs/step3_vl.py of vllm-project/vllm.
 """
@@ -22,24 +22,26 @@ def _step3_text(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         glu(config, width=config.size("share_expert_dim")),
     )
-    routed = _layers_with_experts(config, depth)
-    names = ["moe" if i in routed else "dense" for i in range(depth)]
-    dense = {"type": "mlp", **glu(config)}
+    expert_layers = _layers_with_experts(config, depth)
+    names = ["moe" if i in expert_layers else "dense" for i in range(depth)]
+    dense_network = {"type": "mlp", **glu(config)}
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    return decoder(config, block, norm, stack=combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense}})))
+    return decoder(
+        config, block, norm, stack=combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense_network}}))
+    )
 
 
 def _layers_with_experts(config: Config, depth: int) -> set[int]:
-    """Returns the indices in `moe_layers_enum`, numbers with commas between them; by default all but the first."""
-    listed = config.get("moe_layers_enum")
-    if listed is None:
+    """Returns the layer indices in `moe_layers_enum`, a comma-separated text; default all layers but the first."""
+    listed_indices = config.get("moe_layers_enum")
+    if listed_indices is None:
         return {*range(1, depth)}
-    expected = "indices of layers with commas between them, such as 4,5,6"
-    if isinstance(listed, str) and len(listed) <= 10 * (depth + 1):
-        indices = [text.strip() for text in listed.split(",")]
+    expected_text = "indices of layers with commas between them, such as 4,5,6"
+    if isinstance(listed_indices, str) and len(listed_indices) <= 10 * (depth + 1):
+        indices = [text.strip() for text in listed_indices.split(",")]
         if all(text.isascii() and text.isdigit() for text in indices):
             return {int(text) for text in indices}
-    raise config.wrong("moe_layers_enum", listed, expected)
+    raise config.wrong("moe_layers_enum", listed_indices, expected_text)
 
 
 VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"

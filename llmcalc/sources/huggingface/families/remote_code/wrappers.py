@@ -1,4 +1,4 @@
-"""Multimodal wrappers whose class is code of the model's own repository; their text model is counted.
+"""Multimodal wrappers whose class is code in the model's own repository; only their text model is counted.
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
 """

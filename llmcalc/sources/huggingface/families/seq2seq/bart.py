@@ -1,4 +1,4 @@
-"""Encoder-decoders of fairseq.
+"""Encoder-decoders of the fairseq library: BART and its successors.
 
 bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small, plbart, mvp, fsmt.
 
@@ -44,7 +44,7 @@ def _bart(config: Config) -> Table:
 
 
 def _mvp(config: Config) -> Table:
-    """Reads MVP without the learned prompts of each layer."""
+    """Reads MVP, without the learned prompts of each layer."""
     config.must("use_prompt", False)
     return _bart(config)
 
@@ -91,7 +91,7 @@ def _pegasus(config: Config) -> Table:
 
 
 def _bigbird_pegasus(config: Config) -> Table:
-    """Reads BigBird-Pegasus, whose encoder attends to all tokens, or of a long sequence to some blocks of tokens."""
+    """Reads BigBird-Pegasus, whose encoder attends to all tokens, or in long sequences to some blocks of tokens."""
     block_sparse_note(config)
     table = bart_like(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
     if architecture(config).endswith("ForCausalLM"):  # the class of the decoder alone ties nothing
@@ -100,7 +100,7 @@ def _bigbird_pegasus(config: Config) -> Table:
 
 
 def _pp_formulanet_text(config: Config) -> Table:
-    """Reads PP-FormulaNet's decoder, mBART's, whose cross-attention reads an image and does not run on text alone."""
+    """Reads PP-FormulaNet's decoder: mBART's layers, whose cross-attention to an image does not run on text alone."""
     norm, layer = layernorm(), block(config, "decoder", "pre")
     config.notes.append(IDLE_CROSS_ATTENTION)
     stack = {
@@ -157,7 +157,7 @@ def bart_like(
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
-    name, decoder_only, tied = (
+    name, decoder_only, is_tied = (
         architecture(config),
         architecture(config).endswith("ForCausalLM"),
         config.flag("tie_word_embeddings"),
@@ -172,7 +172,7 @@ def bart_like(
     table: Table = {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": is_tied,
     }
     if position["type"] == "sinusoidal":
         table["max_position_embeddings"] = config.size("max_position_embeddings")
@@ -192,7 +192,7 @@ def bart_like(
     if decoder_only:
         del table["encoder"]
         table["decoder"]["block"] |= {"idle_cross_attention": True}
-    elif not tied and "stem" not in table["encoder"]:
+    elif not is_tied and "stem" not in table["encoder"]:
         table["encoder"]["vocab_size"] = config.size("vocab_size")
         table["unused_embedding"] = {}
     score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}

@@ -1,4 +1,4 @@
-"""EncoderDecoderModel: an encoder and a decoder of other model types, which cross-attention joins (BERT2BERT).
+"""EncoderDecoderModel: an encoder and a decoder of other model types, joined by cross-attention (BERT2BERT).
 
 Rothe et al. 2020 (arXiv:1907.12461). The decoder is the causal language model of its type. The encoder keeps the pooler
 of its class, and has a projection to the decoder's width if the two widths differ and the decoder's cross-attention

@@ -1,4 +1,4 @@
-"""LED: BART whose encoder attends as Longformer's does.
+"""LED: BART with Longformer's attention in its encoder.
 
 Beltagy et al. 2020 (arXiv:2004.05150), §7.
 transformers: models/led.

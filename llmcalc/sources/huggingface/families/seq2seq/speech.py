@@ -1,4 +1,4 @@
-"""Encoder-decoders of speech whose encoder has as many positions as the sound is long: Speech2Text and Moonshine.
+"""Speech encoder-decoders whose encoder's length depends on the length of the audio: Speech2Text and Moonshine.
 
 Wang et al. 2020 (arXiv:2010.05171); Jeffries et al. 2024 (arXiv:2410.15608).
 transformers: models/speech_to_text, models/moonshine.
@@ -37,7 +37,7 @@ def _moonshine(config: Config) -> Table:
     config.must("is_encoder_decoder", True)
     norm, hidden = layernorm(1e-5, bias=False), config.size("hidden_size")
     width = config.size("intermediate_size")
-    tied = config.flag("tie_word_embeddings")
+    is_tied = config.flag("tie_word_embeddings")
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
     mixers = {side: _mixer(config, side, hidden) for side in ("encoder", "decoder")}
@@ -67,7 +67,7 @@ def _moonshine(config: Config) -> Table:
     return {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": hidden,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": is_tied,
         "max_position_embeddings": config.size("max_position_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
@@ -76,7 +76,7 @@ def _moonshine(config: Config) -> Table:
 
 
 def _mixer(config: Config, side: str, hidden: int) -> Table:
-    """Returns the attention of a stack, which has as many heads of keys and values as of queries."""
+    """Returns the attention of a stack; it has as many key/value heads as query heads."""
     heads = config.size(f"{side}_num_attention_heads")
     kv_heads = config.maybe(f"{side}_num_key_value_heads")
     if kv_heads not in (None, heads):

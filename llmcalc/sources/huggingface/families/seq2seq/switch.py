@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 def _switch(config: Config) -> Table:
-    """Reads Switch Transformers: every token reaches its expert, regardless of the expert's load.
+    """Reads Switch Transformers without expert capacities: every token reaches its expert.
 
     In the class, `expert_capacity` drops the tokens beyond an expert's capacity.
     """
     config.must("tie_word_embeddings", True)
     config.size("expert_capacity")
-    dense = {
+    dense_network = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "dense_act_fn"),
     }
-    experts = moe(config.size("num_experts"), 1, dense, router=biases(config.flag("router_bias"), "bias"))
+    experts = moe(config.size("num_experts"), 1, dense_network, router=biases(config.flag("router_bias"), "bias"))
     sparse_depths = {
         "encoder": config.size("num_layers"),
         "decoder": t5.decoder_depth(config),
     }  # the number of layers, whatever num_hidden_layers says
-    table = t5.t5_like(config, t5.t5_block(config, dense), t5.shared_bias(config))
+    table = t5.t5_like(config, t5.t5_block(config, dense_network), t5.shared_bias(config))
     for side, step in {side: _step(config, side, depth) for side, depth in sparse_depths.items()}.items():
         if side in table:
             table[side] |= _sparse_stack(
@@ -48,11 +48,11 @@ def _switch(config: Config) -> Table:
 
 
 def _step(config: Config, side: str, depth: int) -> int:
-    """Returns the interval of layers with experts: the config's number of such layers, spread evenly."""
-    sparse = config.count(f"num_sparse_{side}_layers")
+    """Returns the interval of layers with experts, from the config's number of such layers, which are spread evenly."""
+    sparse_layers = config.count(f"num_sparse_{side}_layers")
     if config.has(f"{side}_sparse_step"):
         return config.count(f"{side}_sparse_step")
-    return depth // sparse if sparse else depth
+    return depth // sparse_layers if sparse_layers else depth
 
 
 def _has_experts(i: int, step: int) -> bool:
@@ -74,13 +74,13 @@ def _nllb_moe(config: Config) -> Table:
     return table
 
 
-def _sparse_stack(sparse: list[bool], experts: Table) -> Table:
-    """Returns the fields of a stack in which the layers marked in `sparse` have experts."""
-    if not any(sparse):
+def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
+    """Returns the fields of a stack in which the layers marked in `expert_flags` have experts."""
+    if not any(expert_flags):
         return {}
     return {
         "variants": {"sparse": {"feed_forward": experts}},
-        **layer_pattern(["sparse" if facts else "block" for facts in sparse]),
+        **layer_pattern(["sparse" if facts else "block" for facts in expert_flags]),
     }
 
 

@@ -31,7 +31,7 @@ def _umt5(config: Config) -> Table:
 
 
 def _longt5(config: Config) -> Table:
-    """Reads LongT5: T5's decoder. An encoder with block sums has a second relative position bias for them."""
+    """Reads LongT5: T5's decoder, and a local-attention encoder, which has a second position bias for block sums."""
     block = t5_block(config)
     has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
     local_attention = {"type": "local", **block["attention"], "local_radius": config.size("local_radius")}
@@ -108,7 +108,7 @@ def t5_feed_forward(config: Config) -> Table:
 
 
 def shared_bias(config: Config) -> Table:
-    """Returns the relative position bias in the first layer, shared by all layers."""
+    """Returns the relative position bias of the first layer, which all layers share."""
     names = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
     return {"relative_bias": {name: config.size(name) for name in names}}
 

@@ -1,4 +1,4 @@
-"""TrOCR's decoder, BART's with other positions, and Pix2Struct's, T5's with a gated network.
+"""TrOCR's decoder (BART's with other positions) and Pix2Struct's decoder (T5's with a gated network).
 
 Both attend to an image by cross-attention, which does not run on text alone.
 
