@@ -28,7 +28,7 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
     """
     short = {i: SHORT_RUN_REPEATS for i, loop in enumerate(stacks) if loop.can_extrapolate}
     base = run(short)
-    result = ReplayResult(base.set_up, base.after, peaks={place: _copy(peak) for place, peak in base.peaks.items()})
+    result = ReplayResult(base.set_up, base.after, peaks={place: peak.copy() for place, peak in base.peaks.items()})
     slopes: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
     runs = {i: run({**short, i: SHORT_RUN_REPEATS + 1}) for i in short}
@@ -42,9 +42,8 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
         for place in [place for place in result.peaks if stacks[i].is_second(place)]:
             second, third = longer_run.peaks[place], longer_run.peaks[stacks[i].in_later_repeat(place, 1)]
             slopes[place] = third.bytes - second.bytes
-            last_peaks[stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy(
-                result.peaks[place]
-            )
+            last_place = stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)
+            last_peaks[last_place] = peak = result.peaks[place].copy()
             _extrapolate(peak, second, third, stacks[i].repeats - SHORT_RUN_REPEATS)
     peaks = {_place_in_model(place, stacks): peak for place, peak in result.peaks.items()}
     return highest_pass(ReplayResult(result.set_up, result.after, peaks=peaks | last_peaks, slopes=slopes))
@@ -79,12 +78,6 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
             if place in result.slopes:
                 slopes[new_place] = result.slopes[place]
     return replace(result, peaks=peaks, slopes=slopes)
-
-
-def _copy(peak: Peak) -> Peak:
-    copy = Peak()
-    copy.bytes, copy.by_kind = peak.bytes, dict(peak.by_kind)
-    return copy
 
 
 def _extrapolate(peak: Peak, before: Peak, after: Peak, times: int) -> None:

@@ -104,7 +104,7 @@ def largest_run(
 
     first_batch, largest_batch = (workload.batch, MOST_BATCH) if most_batch is None else (most_batch, most_batch)
     batch = largest(partial(needed_bytes, "batch"), capacity, first_batch, largest_batch) if largest_batch else 0
-    if not longest:
+    if not longest or (batch == 0 and memory.with_(seq=1).least_device_bytes > capacity):
         return batch, 0
     block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
     all_blocks = -(-longest // block)
@@ -185,7 +185,8 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
     cheap, costly = (_training_changes if training else _inference_changes)(memory)
     costly = [*costly, *_smaller_workloads(memory, batch, seq)]
     insufficient_bytes: list[int] = []
-    evaluate = partial(_evaluate_changes, memory, current, insufficient_bytes)
+    most = FEW_CHANGES if is_deep(memory) else None
+    evaluate = partial(_evaluate_changes, memory, current, insufficient_bytes, most=most)
     combined: dict[str, Any] = {}
     for changes in cheap:
         combined |= changes
@@ -193,7 +194,7 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
     groups: list[Sequence[Mapping[str, Any]]] = [[*cheap, *costly]]
     groups += [[{**combined, **extra} for extra in several] for several in ([{}, *costly], pairs)]
     if is_deep(memory):
-        groups = [_with_least_bytes(memory, [changes for group in groups for changes in group])]
+        groups = [[changes for group in groups for changes in group]]
     candidates: list[Change] = []
     for group in groups:
         candidates += evaluate(group)
@@ -211,25 +212,19 @@ def is_deep(memory: Memory) -> bool:
     return sum(stack.num_hidden_layers for _, stack in memory.spec.stacks()) > DEEP
 
 
-def _with_least_bytes(memory: Memory, groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the `FEW_CHANGES` changes of settings with which a device has the least bytes at least."""
-    possible: list[tuple[int, int]] = []
-    for index, changes in enumerate(groups):
-        try:
-            possible.append((least_static_bytes(memory.with_(**changes)), index))
-        except InputError:
-            continue
-    return [groups[index] for _, index in sorted(possible)[:FEW_CHANGES]]
-
-
 def _evaluate_changes(
-    memory: Memory, current: Fit, insufficient_bytes: list[int], options: Sequence[Mapping[str, Any]]
+    memory: Memory,
+    current: Fit,
+    insufficient_bytes: list[int],
+    options: Sequence[Mapping[str, Any]],
+    most: int | None = None,
 ) -> list[Change]:
     """Returns the changes that need less memory, in their order.
 
     A change is left out if the bytes that it needs at least neither fit nor are among the `NEAREST` smallest.
 
     insufficient_bytes: the bytes of the changes so far that do not suffice, to which those of these are added.
+    most: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
     """
     runs: list[tuple[int, int, Memory]] = []
     for index, changes in enumerate(options):
@@ -239,7 +234,7 @@ def _evaluate_changes(
         except InputError:
             continue
     results: dict[int, Change] = {}
-    for least, index, changed in sorted(runs, key=lambda run: run[:2]):
+    for least, index, changed in sorted(runs, key=lambda run: run[:2])[:most]:
         if least > current.capacity and sum(bytes < least for bytes in insufficient_bytes) >= NEAREST:
             continue
         try:
