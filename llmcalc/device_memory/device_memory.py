@@ -275,6 +275,17 @@ class CountedRun:
             extrapolate_layers(self._counted, self.stacks) if self.repeating else highest_pass(self._counted({}))
         )
 
+    @property
+    def recordings(self) -> list[RecordedEvents]:
+        """The recorded events; none once the run was replayed on the allocator."""
+        return [analysis.recorded for analysis in self.analyses]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of tensors at the peak, without workspaces."""
+        peak = self.result.peak[1]
+        return peak.bytes - peak.kinds["overhead"]
+
     def least_bytes(self, unreplayed: Sequence[UnreplayedBytes] = ()) -> int:
         """Returns the least bytes that the device may need: tensors at the peak, and the context.
 

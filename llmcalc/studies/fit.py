@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -98,15 +98,20 @@ def largest_run(
     longest = learned_positions(memory.spec) or MOST_SEQ
     longest = longest if most_seq is None else min(longest, most_seq)
 
-    def needed_bytes(name: str, number: int) -> int:
-        run = memory if number == getattr(workload, name) else memory.with_(**{name: number})
-        return run.device.device_bytes
+    @cache
+    def run(name: str, number: int) -> Memory:
+        return memory if number == getattr(workload, name) else memory.with_(**{name: number})
 
+    def needed_bytes(name: str, number: int) -> int:
+        """Returns the bytes of a run; of a smallest one that is surely too large, those that it needs at least."""
+        least = run(name, number).least_device_bytes if number in (1, block) else 0
+        return least if least > capacity else run(name, number).device.device_bytes
+
+    block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
     first_batch, largest_batch = (workload.batch, MOST_BATCH) if most_batch is None else (most_batch, most_batch)
     batch = largest(partial(needed_bytes, "batch"), capacity, first_batch, largest_batch) if largest_batch else 0
-    if not longest or (batch == 0 and memory.with_(seq=1).least_device_bytes > capacity):
+    if not longest:
         return batch, 0
-    block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
     all_blocks = -(-longest // block)
     blocks = largest(
         lambda number: needed_bytes("seq", min(number * block, longest)),
@@ -221,7 +226,8 @@ def _evaluate_changes(
 ) -> list[Change]:
     """Returns the changes that need less memory, in their order.
 
-    A change is left out if the bytes that it needs at least neither fit nor are among the `NEAREST` smallest.
+    A change is left out if the bytes that it needs at least save nothing, or neither fit nor are among the `NEAREST`
+    smallest.
 
     insufficient_bytes: the bytes of the changes so far that do not suffice, to which those of these are added.
     most: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
@@ -234,10 +240,16 @@ def _evaluate_changes(
         except InputError:
             continue
     results: dict[int, Change] = {}
-    for least, index, changed in sorted(runs, key=lambda run: run[:2])[:most]:
-        if least > current.capacity and sum(bytes < least for bytes in insufficient_bytes) >= NEAREST:
-            continue
+
+    def is_excluded(least: int) -> bool:
+        return least >= current.needed or (
+            least > current.capacity and sum(bytes < least for bytes in insufficient_bytes) >= NEAREST
+        )
+
+    for static_bytes, index, changed in sorted(runs, key=lambda run: run[:2])[:most]:
         try:
+            if is_excluded(static_bytes) or is_excluded(changed.least_device_bytes):
+                continue
             fit = changed.device.fit_on(current.hardware)
         except InputError:
             continue
