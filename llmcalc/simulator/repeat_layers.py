@@ -429,7 +429,10 @@ class RepeatedEvents:
             if any(not step and size == FREED for _, step, size, _ in lines) or len(order) <= 2:
                 yield from ((_seen_by_allocator(events), ONCE) for events in sweep)
                 continue
-            for events in (next(sweep), next(sweep)):  # the first repeat, and the next one, which may use storages of it
+            for events in (
+                next(sweep),
+                next(sweep),
+            ):  # the first repeat, and the next one, which may use storages of it
                 yield _seen_by_allocator(events), ONCE
             yield _seen_by_allocator([(x, size, value) for x, _, size, value in lines]), order[1:-1]
             yield _seen_by_allocator(self._repeat(part, lines, order[-1])), ONCE
