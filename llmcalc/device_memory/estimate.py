@@ -37,7 +37,7 @@ from .simulated_run import (
     kernel_choices,
     training_run,
 )
-from .static import USUAL, MemoryUse
+from .static import USUAL, MemoryUse, QuantizedSizes
 from .training import Training, record
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class Memory:
     runtime: Runtime = HOPPER
     other_models: Sequence[UnreplayedBytes] = ()
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
+    _quantized_sizes: QuantizedSizes = field(default_factory=dict, repr=False, compare=False)
     _counted: dict[Runtime, CountedMemory] = field(default_factory=dict, repr=False, compare=False)
     _by_runtime: dict[Runtime, DeviceMemory] = field(default_factory=dict, repr=False, compare=False)
 
@@ -117,6 +118,7 @@ class Memory:
             self.config,
             self.runtime,
             self.other_models,
+            self._quantized_sizes,
         )
 
     def on(self, runtime: Runtime) -> DeviceMemory:
@@ -294,15 +296,18 @@ def memory(
     config: Mapping[str, Any] | Checkpoint | None = None,
     runtime: Runtime = HOPPER,
     other_models: Sequence[UnreplayedBytes] = (),
+    quantized_sizes: QuantizedSizes | None = None,
 ) -> Memory:
     """Returns the memory of a model under these settings. The first access to `device` replays the run.
 
     published, include, config: as in `static.memory`.
     runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.
     other_models: as in `Memory`.
+    quantized_sizes: as in `static.memory`.
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
     check_layers(spec)
     spec = spec.with_dropout(settings.dropout)
-    states = resident.memory(spec, settings, published, include, config)
-    return Memory(spec, settings, states, published, config, runtime, other_models)
+    sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
+    states = resident.memory(spec, settings, published, include, config, sizes)
+    return Memory(spec, settings, states, published, config, runtime, other_models, _quantized_sizes=sizes)
