@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from operator import is_
 from typing import NamedTuple, TypeVar
@@ -10,16 +10,14 @@ from typing import NamedTuple, TypeVar
 from ..flow.program import Scope
 
 
-def layer_kinds(layer_scopes: list[Scope]) -> Iterator[Scope]:
-    """Yields the kind of each layer, from the first to the last."""
+def layer_kinds(layer_scopes: list[Scope]) -> list[Scope]:
+    """Returns the kind of each layer, from the first to the last."""
     if len(layer_scopes) == 1:
         (kind,) = layer_scopes
         indices = kind.about.get("indices")
-        yield from repeat(kind, kind.about["repeat"] if indices is None else len(indices))
-        return
+        return [kind] * (kind.about["repeat"] if indices is None else len(indices))
     kind_at = {i: kind for kind in layer_scopes for i in kind.about["indices"]}
-    for i in sorted(kind_at):
-        yield kind_at[i]
+    return [kind_at[i] for i in sorted(kind_at)]
 
 
 Kind = TypeVar("Kind")
