@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..accelerator import Fit, Hardware
@@ -188,11 +189,8 @@ def device_memory(
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoders: the peaks of encoders that run before a prompt; default none.
     """
-    stacks = layer_stacks(spec, recompute_period)
-    result, is_complete = _replay_on_allocator(run, runtime, stacks)
-    _add_unreplayed(result, unreplayed)
-    _add_encoders(result, unreplayed, encoders)
-    return summarize(result, runtime, stacks, tensors, is_complete)
+    counted = CountedRun(spec, run, runtime, recompute_period)
+    return counted.memory(unreplayed, tensors, encoders)
 
 
 def summarize(
@@ -254,55 +252,103 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-@without_garbage_collection()
-def _replay_on_allocator(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
-    """Returns the result of a run on the caching allocator, and whether all layers were replayed.
+class CountedRun:
+    """A run whose tensors are counted, and which is replayed on the caching allocator when its memory is asked for.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers, two shorter runs are replayed on the allocator, and its overhead is extrapolated.
+
+    spec, runtime, recompute_period: as in `device_memory`.
+    stacks: the stacks of the model.
+    whole: whether all layers are replayed on the allocator.
+    result: the bytes of tensors, without the allocator's overhead.
     """
-    repeating = [i for i, stack in enumerate(stacks) if stack.can_extrapolate]
-    recorded_repeats = {i: stacks[i].kind_repeats(RECORDED_REPEATS) for i in repeating}
-    try:
-        analyses = [
-            RepeatAnalysis(recorded_events, stacks, repeating)
-            for recorded_events in run(recorded_repeats, runtime.workspace)
-        ]
-    except NotRepeating:
-        repeating = []
-        layers = sum(stack.layers for stack in stacks)
-        if layers > MOST_RECORDED_LAYERS:
-            message = (
-                f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
-            )
-            raise InputError(message) from None
-        analyses = [
-            RepeatAnalysis(recorded_events, stacks, repeating) for recorded_events in run({}, runtime.workspace)
-        ]
 
-    def counted(layers: Mapping[int, int]) -> ReplayResult:
-        return _join_results([analysis.counted(layers) for analysis in analyses])
-
-    def overhead(layers: Mapping[int, int]) -> AllocatorOverhead:
-        return AllocatorOverhead.joined(
-            [analysis.overhead(CachingAllocator(runtime.expandable), layers) for analysis in analyses]
+    @without_garbage_collection()
+    def __init__(self, spec: ModelSpec, run: Run, runtime: Runtime, recompute_period: int = 1) -> None:
+        self.runtime: Runtime = runtime
+        self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
+        self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.can_extrapolate]
+        self.analyses: list[RepeatAnalysis] = self._recorded(run)
+        self.whole: bool = not self.repeating or sum(stack.layers for stack in self.stacks) <= MOST_REPLAYED_LAYERS
+        self.result: ReplayResult = (
+            extrapolate_layers(self._counted, self.stacks) if self.repeating else highest_pass(self._counted({}))
         )
 
-    result = extrapolate_layers(counted, stacks) if repeating else highest_pass(counted({}))
-    is_complete = not repeating or sum(stack.layers for stack in stacks) <= MOST_REPLAYED_LAYERS
-    if is_complete:
-        added_bytes = overhead({})
-    else:
+    @property
+    def recordings(self) -> list[RecordedEvents]:
+        """The recorded events; none once the run was replayed on the allocator."""
+        return [analysis.recorded for analysis in self.analyses]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of tensors at the peak, without workspaces."""
+        peak = self.result.peak[1]
+        return peak.bytes - peak.kinds["overhead"]
+
+    def least_bytes(self, unreplayed: Sequence[UnreplayedBytes] = ()) -> int:
+        """Returns the least bytes that the device may need: tensors at the peak, and the context.
+
+        The allocator's blocks have at least the bytes of their tensors. unreplayed: bytes that the replay does not see.
+        """
+        throughout = sum(tensors.bytes for tensors in unreplayed if tensors.phases == MOMENTS)
+        return self.result.peak[1].bytes + throughout + self.runtime.context
+
+    def memory(
+        self, unreplayed: Sequence[UnreplayedBytes], tensors: Term, encoders: Sequence[EncoderPeak] = ()
+    ) -> DeviceMemory:
+        """Returns the memory of the device. Arguments are those of `device_memory`."""
+        result, overhead = self.result.copy(), self._overhead
+        result.slop, result.slop_after = overhead.slop, overhead.slop_after
+        result.reserved = result.peak[1].bytes + overhead.slop + overhead.free
+        _add_unreplayed(result, unreplayed)
+        _add_encoders(result, unreplayed, encoders)
+        return summarize(result, self.runtime, self.stacks, tensors, self.whole)
+
+    def _recorded(self, run: Run) -> list[RepeatAnalysis]:
+        """Records the run with few repeats, or with all layers if the repeats differ."""
+        few = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
+        try:
+            return [
+                RepeatAnalysis(recorded, self.stacks, self.repeating) for recorded in run(few, self.runtime.workspace)
+            ]
+        except NotRepeating:
+            self.repeating = []
+        layers = sum(stack.layers for stack in self.stacks)
+        if layers > MOST_RECORDED_LAYERS:
+            raise InputError(
+                f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
+            )
+        return [RepeatAnalysis(recorded, self.stacks, []) for recorded in run({}, self.runtime.workspace)]
+
+    def _counted(self, layers: Mapping[int, int]) -> ReplayResult:
+        """Counts the bytes of tensors. layers: stack → repeats, by default all."""
+        return _join_results([analysis.counted(layers) for analysis in self.analyses])
+
+    @cached_property
+    def _overhead(self) -> AllocatorOverhead:
+        """The allocator's overhead with all layers."""
+        with without_garbage_collection():
+            overhead = self._overhead_of({}) if self.whole else self._extrapolated_overhead()
+        self.analyses = []  # their events are no longer needed
+        return overhead
+
+    def _extrapolated_overhead(self) -> AllocatorOverhead:
+        """Extrapolates the allocator's overhead from runs with fewer layers."""
+        stacks, repeating = self.stacks, self.repeating
         shorter, longer = (
             {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating} for layers in EXTRAPOLATED_FROM
         )
         longer = {i: min(stacks[i].repeats, max(longer[i], shorter[i] + 1)) for i in repeating}
-        added_layers = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
-        missing_layers = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
-        added_bytes = overhead(shorter).extrapolate(overhead(longer), missing_layers, added_layers)
-    result.slop, result.slop_after = added_bytes.slop, added_bytes.slop_after
-    result.reserved = result.peak[1].bytes + added_bytes.slop + added_bytes.free
-    return result, is_complete
+        added = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
+        missing = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
+        return self._overhead_of(shorter).extrapolate(self._overhead_of(longer), missing, added)
+
+    def _overhead_of(self, layers: Mapping[int, int]) -> AllocatorOverhead:
+        """Returns the allocator's overhead. layers: stack → repeats, by default all."""
+        return AllocatorOverhead.joined(
+            [analysis.overhead(CachingAllocator(self.runtime.expandable), layers) for analysis in self.analyses]
+        )
 
 
 def check_layers(spec: ModelSpec) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..components.base import PUBLISHED
 from ..costs.trained_tensors import bytes_of, elements_of, trained_tensors
@@ -21,7 +21,7 @@ from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
 from . import static as resident
 from .cuda_runtime import HOPPER, Runtime
-from .device_memory import TENSORS, DeviceMemory, Run, Term, UnreplayedBytes, check_layers, device_memory, with_evidence
+from .device_memory import TENSORS, CountedRun, DeviceMemory, Run, Term, UnreplayedBytes, check_layers, with_evidence
 from .evidence import evidence_of_run
 from .host import host_terms
 from .inference import Inference, record_inference, shortened_rank
@@ -37,11 +37,19 @@ from .simulated_run import (
     kernel_choices,
     training_run,
 )
-from .static import USUAL, MemoryUse
+from .static import USUAL, MemoryUse, QuantizedSizes
 from .training import Training, record
 
 if TYPE_CHECKING:
     from .encoders import EncoderPeak
+
+
+class CountedMemory(NamedTuple):
+    """A run whose tensors are counted. attention: the implementation that runs. encoders: peaks of encoders."""
+
+    attention: AttentionImplementation
+    run: CountedRun
+    encoders: Sequence[EncoderPeak]
 
 
 @dataclass(frozen=True)
@@ -64,9 +72,9 @@ class Memory:
     runtime: Runtime = HOPPER
     other_models: Sequence[UnreplayedBytes] = ()
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
-    _by_runtime: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _quantized_sizes: QuantizedSizes = field(default_factory=dict, repr=False, compare=False)
+    _counted: dict[Runtime, CountedMemory] = field(default_factory=dict, repr=False, compare=False)
+    _by_runtime: dict[Runtime, DeviceMemory] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def device(self) -> DeviceMemory:
@@ -76,7 +84,12 @@ class Memory:
     @property
     def attention(self) -> AttentionImplementation:
         """The attention implementation: the one in the settings, else the phase's default."""
-        return self._attention_and_memory(self.runtime)[0]
+        return self._counted_on(self.runtime).attention
+
+    @property
+    def least_device_bytes(self) -> int:
+        """The least bytes that the device may need: a bound of `device.device_bytes`, without the allocator."""
+        return self._counted_on(self.runtime).run.least_bytes(self._unreplayed_bytes())
 
     @property
     def flash_bytes(self) -> int | None:
@@ -105,36 +118,42 @@ class Memory:
             self.config,
             self.runtime,
             self.other_models,
+            self._quantized_sizes,
         )
 
     def on(self, runtime: Runtime) -> DeviceMemory:
         """Returns the device memory on an accelerator with this runtime."""
-        return self._attention_and_memory(runtime)[1]
-
-    def _attention_and_memory(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
-        """Returns the attention implementation that runs, and the device memory with this implementation."""
         if runtime not in self._by_runtime:
+            self._by_runtime[runtime] = self._replay(runtime)
+        return self._by_runtime[runtime]
+
+    def _counted_on(self, runtime: Runtime) -> CountedMemory:
+        """Returns the run on an accelerator with this runtime, before it is replayed on the allocator."""
+        if runtime not in self._counted:
             default = default_attention(self.settings, self.spec)
             try:
-                self._by_runtime[runtime] = default, self._replay_run(runtime, default)
+                self._counted[runtime] = self._count(runtime, default)
             except Unsupported:
                 if default == "eager" or self.settings.attn_implementation is not None:
                     raise
-                self._by_runtime[runtime] = "eager", self._replay_run(runtime, "eager")
-        return self._by_runtime[runtime]
+                self._counted[runtime] = self._count(runtime, "eager")
+        return self._counted[runtime]
 
-    def _replay_run(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
+    def _count(self, runtime: Runtime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
             run = self._training_of(runtime)
         else:
             run = self._inference_of(attention, runtime)
-        recompute_period = self.settings.recomputed().every
-        unreplayed_bytes, encoders = self._unreplayed_bytes(), self._encoder_peaks(attention)
-        device = device_memory(
-            self.spec, run, runtime, unreplayed_bytes, self.tensors(attention), recompute_period, encoders
-        )
+        counted = CountedRun(self.spec, run, runtime, self.settings.recomputed().every)
+        return CountedMemory(attention, counted, self._encoder_peaks(attention))
+
+    def _replay(self, runtime: Runtime) -> DeviceMemory:
+        """Replays the run on the caching allocator of an accelerator with this runtime."""
+        attention, run, encoders = self._counted_on(runtime)
+        device = run.memory(self._unreplayed_bytes(), self.tensors(attention), encoders)
         if self.settings.phase != "training":
             return device
+        recompute_period = self.settings.recomputed().every
         return replace(device, host=host_terms(self.spec, self.states, self.training(), recompute_period))
 
     @property
@@ -285,15 +304,18 @@ def memory(
     config: Mapping[str, Any] | Checkpoint | None = None,
     runtime: Runtime = HOPPER,
     other_models: Sequence[UnreplayedBytes] = (),
+    quantized_sizes: QuantizedSizes | None = None,
 ) -> Memory:
     """Returns the memory of a model under these settings. The first access to `device` replays the run.
 
     published, include, config: as in `static.memory`.
     runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.
     other_models: as in `Memory`.
+    quantized_sizes: as in `static.memory`.
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
     check_layers(spec)
     spec = spec.with_dropout(settings.dropout)
-    states = resident.memory(spec, settings, published, include, config)
-    return Memory(spec, settings, states, published, config, runtime, other_models)
+    sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
+    states = resident.memory(spec, settings, published, include, config, sizes)
+    return Memory(spec, settings, states, published, config, runtime, other_models, _quantized_sizes=sizes)

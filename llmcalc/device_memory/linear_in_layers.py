@@ -28,9 +28,7 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
     """
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, loop in enumerate(stacks) if loop.can_extrapolate}
     base = run(short_run_repeats)
-    result = ReplayResult(
-        base.set_up, base.after, peaks={place: _copy_of_peak(peak) for place, peak in base.peaks.items()}
-    )
+    result = ReplayResult(base.set_up, base.after, peaks={place: peak.copy() for place, peak in base.peaks.items()})
     slopes: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
     runs = {i: run({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
@@ -46,9 +44,8 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
         for place in [place for place in result.peaks if stacks[i].is_second(place)]:
             second_peak, third_peak = longer_run.peaks[place], longer_run.peaks[stacks[i].in_later_repeat(place, 1)]
             slopes[place] = third_peak.bytes - second_peak.bytes
-            last_peaks[stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy_of_peak(
-                result.peaks[place]
-            )
+            last_place = stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)
+            last_peaks[last_place] = peak = result.peaks[place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
     peaks = {_place_in_model(place, stacks): peak for place, peak in result.peaks.items()}
     return highest_pass(ReplayResult(result.set_up, result.after, peaks=peaks | last_peaks, slopes=slopes))
@@ -85,14 +82,8 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
     return replace(result, peaks=peaks, slopes=slopes)
 
 
-def _copy_of_peak(peak: Peak) -> Peak:
-    copy = Peak()
-    copy.bytes, copy.by_kind = peak.bytes, dict(peak.by_kind)
-    return copy
-
-
 def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
-    """Returns `peak` plus `multiple` times the difference between the peaks `peak_after` and `peak_before`."""
+    """Adds `multiple` times the difference between the peaks `peak_after` and `peak_before` to `peak`."""
     peak.bytes += multiple * (peak_after.bytes - peak_before.bytes)
     for kind in peak.by_kind:
         peak.by_kind[kind] += multiple * (peak_after.by_kind[kind] - peak_before.by_kind[kind])

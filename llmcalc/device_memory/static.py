@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..algebra import Number, add, ceil_div
 from ..costs.adapters import LowRank, low_rank
@@ -177,6 +177,9 @@ class MemoryUse:
         return notes
 
 
+QuantizedSizes: TypeAlias = dict[tuple[str | None, str, frozenset[str]], QuantizedSize]
+"""(`--quantize`, format of unconverted tensors, optional parts) → the size of the weights of one model and config."""
+
 USUAL = Settings()
 """Inference with all defaults."""
 
@@ -187,6 +190,7 @@ def memory(
     published: str = "bfloat16",
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
+    quantized_sizes: QuantizedSizes | None = None,
 ) -> MemoryUse:
     """Returns the persistent memory of a model under `settings`.
 
@@ -194,6 +198,7 @@ def memory(
     include: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
     config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a `Checkpoint`
         it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
+    quantized_sizes: sizes under other settings of the same model and config, to which this adds; default none.
     Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
     phase or to the optimizer.
     """
@@ -203,7 +208,8 @@ def memory(
     count = ParameterCount(spec, spec.tree(), include)
     if settings.phase == "training":
         return _training_memory(spec, count, settings)
-    return _inference_memory(spec, count, settings, published, config)
+    sizes = {} if quantized_sizes is None else quantized_sizes
+    return _inference_memory(spec, count, settings, published, config, sizes)
 
 
 def _inference_memory(
@@ -212,13 +218,17 @@ def _inference_memory(
     settings: Settings,
     published: str,
     config: Mapping[str, Any] | Checkpoint | None,
+    quantized_sizes: QuantizedSizes,
 ) -> MemoryUse:
     weights, stored_size = dtype(settings.dtype or published), None
     scheme = _quantization_scheme(settings, config)
     if scheme is not None:
         weights = _unconverted_format(settings, published)
-        names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
-        stored_size = quantized_size(spec, scheme, weights, count.include, names)
+        key = settings.quantize, weights, count.include
+        if key not in quantized_sizes:
+            names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
+            quantized_sizes[key] = quantized_size(spec, scheme, weights, count.include, names)
+        stored_size = quantized_sizes[key]
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
     if settings.inputs.is_given and isinstance(spec, RankModel):

@@ -107,8 +107,12 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 """The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
 
 
+TensorBytesOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], int]"
+"""Bytes of tensors of one rank; 0 where they are not known. Raises `InputError` as `RankMemoryOf` does."""
+
+
 def _accept_every_run(memory: Memory, version: str) -> None:
-    """Accepts every training run; the default `Framework.check`."""
+    """Accepts every request: the framework's default for checks before a layout is known."""
 
 
 def _no_document_values(run: RunOnRanks) -> Mapping[str, Any]:
@@ -127,6 +131,8 @@ class Framework:
 
     name: the word of `--framework`. title: its name on screens.
     rank_memory: the memory of one rank in training, replayed.
+    tensor_bytes: the bytes of tensors of one rank in training, which are known before it is replayed on an allocator;
+        None (default) where they are known only afterwards.
     estimate: the memory of any rank of any layout, without an allocator, for plans.
     estimate_errors: the largest errors of that estimate.
     gradient_rules: how gradients are summed over replicas.
@@ -159,6 +165,7 @@ class Framework:
     estimate_errors: EstimateErrors
     gradient_rules: Callable[[], GradientRules]
     layouts: LayoutRules
+    tensor_bytes: TensorBytesOf | None = None
     own_messages: Callable[[RunOnRanks, int], list[Message] | None] | None = None
     attention: AttentionImplementation | None = None
     world_communicators: bool = False

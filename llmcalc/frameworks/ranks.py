@@ -128,10 +128,15 @@ class Cluster:
     def rank_memory(self, rank: int, runtime: Runtime) -> RankMemory:
         """Returns the memory of one rank; its replay is cached."""
         if (rank, runtime) not in self._replayed:
-            self._replayed[rank, runtime] = self._replayed_rank(rank, runtime)
+            self._replayed[rank, runtime] = self._replay(rank, runtime)
         return self._replayed[rank, runtime]
 
-    def _replayed_rank(self, rank: int, runtime: Runtime) -> RankMemory:
+    def tensor_bytes(self, rank: int, runtime: Runtime) -> int:
+        """Returns the bytes of tensors of a rank in training at its peak; 0 where only its replay tells them."""
+        record = self.framework
+        return record.tensor_bytes(self.run, rank, runtime) if self.trains and record.tensor_bytes else 0
+
+    def _replay(self, rank: int, runtime: Runtime) -> RankMemory:
         if self.trains:
             memory = self.framework.rank_memory(self.run, rank, runtime)
         else:

@@ -64,6 +64,9 @@ An allocation is (number of the storage, its units shifted by BITS, its units), 
 the stream (−1, −1, number of the stream).
 """
 
+ONCE = range(1)
+"""The repeats of events that occur once."""
+
 Stretch: TypeAlias = tuple[list[Step], int]
 """(steps, offset of their storage numbers)"""
 
@@ -338,6 +341,25 @@ class RequestedBytes:
         self._bytes: list[Any] = [None] * count
         self._named: dict[Any, Any] = {}
         self._units: dict[int, Step] = {}
+
+    def steps_of_repeats(self, events: Sequence[Event], repeats: range) -> list[Step]:
+        """Encodes the events of several repeats of a pattern, which follow each other; returns the steps of repeat 0.
+
+        events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
+        """
+        if repeats == ONCE:
+            return self.steps(events)
+        first, lowest, count = repeats[0], min(repeats), len(repeats)
+        before, peak_before = self.requested, self.peak_requested
+        self.peak_requested = before
+        steps = self.steps([(x + first, size, detail) for x, size, detail in events])
+        further_bytes = (count - 1) * (self.requested - before)
+        self.requested += further_bytes
+        self.peak_requested = max(peak_before, self.peak_requested + max(0, further_bytes))
+        for x, size, _ in events:
+            if size >= 0:
+                self._bytes[x + lowest : x + lowest + count] = [size] * count
+        return [(x - first, size, n) for x, size, n in steps]
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
         """Encodes the next events."""

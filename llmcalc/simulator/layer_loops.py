@@ -90,7 +90,7 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
     """Returns the layers of each stack of a program. first_layer_index: layers of the model before the program."""
     stacks = []
     for parents, layer_scopes in _stacks_of_scope(root):
-        order = list(layer_kinds(layer_scopes))
+        order = layer_kinds(layer_scopes)
         layers_before, period, repeats = find_pattern(order)
         layers_after = len(order) - layers_before - period * repeats
         path = ".".join((*parents, layer_scopes[0].name))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import repeat
+from operator import is_
 from typing import NamedTuple, TypeVar
 
 from ..flow.program import Scope
 
 
-def layer_kinds(layer_scopes: list[Scope]) -> Iterator[Scope]:
-    """Yields the kind of each layer, from the first to the last."""
-    if len(layer_scopes) == 1 and layer_scopes[0].about.get("indices") is None:
-        for _ in range(layer_scopes[0].about["repeat"]):
-            yield layer_scopes[0]
-        return
+def layer_kinds(layer_scopes: list[Scope]) -> list[Scope]:
+    """Returns the kind of each layer, from the first to the last."""
+    if len(layer_scopes) == 1:
+        (kind,) = layer_scopes
+        indices = kind.about.get("indices")
+        return [kind] * (kind.about["repeat"] if indices is None else len(indices))
     kind_at = {i: kind for kind in layer_scopes for i in kind.about["indices"]}
-    for i in sorted(kind_at):
-        yield kind_at[i]
+    return [kind_at[i] for i in sorted(kind_at)]
 
 
 Kind = TypeVar("Kind")
@@ -49,6 +50,8 @@ def find_pattern(order: Sequence[object]) -> Pattern:
     If the layers do not repeat, the pattern is the whole stack.
     """
     size = len(order)
+    if size > RECORDED_REPEATS and all(map(is_, order, repeat(order[0]))):
+        return Pattern(0, 1, size)
     best_pattern, layers_to_run = Pattern(0, size, 1), size
     for period in range(1, min(size // RECORDED_REPEATS, LONGEST) + 1):
         if RECORDED_REPEATS * period >= layers_to_run:

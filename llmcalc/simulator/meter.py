@@ -83,6 +83,12 @@ class Peak:
         """Returns bytes by kind, with 0 for missing kinds."""
         return {kind: self.by_kind.get(kind, 0) for kind in KINDS}
 
+    def copy(self) -> Peak:
+        """Returns an independent peak with the same bytes."""
+        duplicate = Peak()
+        duplicate.bytes, duplicate.by_kind = self.bytes, dict(self.by_kind)
+        return duplicate
+
 
 class Meter:
     """Counts the bytes of storages.

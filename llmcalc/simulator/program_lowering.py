@@ -233,7 +233,7 @@ class ProgramLowering(CacheTensors):
         hidden = self.get(first_layer.takes)
         self._leave(first_layer.takes)
         owners: dict[str, int] = {}
-        layer_order = shortened(list(layer_kinds(layer_scopes)), self.run_only.get(self.stack_number))
+        layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         module_after_first, self.after_first = self.after_first, None
         for layer_index, kind in enumerate(layer_order, self.first_layer_index):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from .caching_allocator import CachingAllocator, RequestedBytes
+from .caching_allocator import ONCE, CachingAllocator, RequestedBytes
 from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, RecordedEvents
 from .layer_loops import LayerStack
 from .layer_pattern import RECORDED_REPEATS
@@ -102,8 +102,16 @@ class Sweep:
     repeats: list[list[Event]]
     inner: list[InnerEvent] = field(default_factory=list)
 
+    @property
+    def ordered(self) -> list[list[Event]]:
+        """The events of each repeat, in the sweep's direction."""
+        return self.repeats if self.rising else self.repeats[::-1]
+
 
 Part: TypeAlias = list[Event] | Sweep
+
+Line: TypeAlias = tuple[Any, int, int, Any]
+"""(x, step, size, value): an event of every inner repeat, whose storage has the number x + step · repeat."""
 
 
 class RepeatAnalysis:
@@ -323,6 +331,8 @@ class RepeatAnalysis:
         outside_events: set[tuple[int, int, int]] = set()
         for part in (part for parts in self.parts.values() for part in parts):
             for events in (part.repeats[0], part.repeats[LAST]) if isinstance(part, Sweep) else (part,):
+                if any(size == NAMED and (x in self.twins or other in self.twins) for x, size, other in events):
+                    raise NotRepeating
                 outside_events |= {
                     (*self.twins[x], size) for x, size, _ in events if size in NAMING and x in self.twins
                 }
@@ -341,8 +351,8 @@ class RepeatAnalysis:
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
     def counted(self, repeats: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of a run without an allocator. repeats: stack → number of repeats; default all."""
-        events = RepeatedEvents(self, repeats, places=True)
+        """Counts the bytes of a run without an allocator. repeats: stack → repeats, by default all."""
+        events = RepeatedEvents(self, repeats)
         meter = Meter()
         blocks: list[Any] = [None] * events.count
         _replay_on_meter(meter, events.of(self.recorded.set_up), blocks)
@@ -359,24 +369,25 @@ class RepeatAnalysis:
         return result
 
     def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead in a run. repeats: stack → number of repeats; default all."""
-        events = RepeatedEvents(self, repeats, places=False)
+        """Returns the allocator's overhead of a run. repeats: stack → repeats, by default all."""
+        events = RepeatedEvents(self, repeats)
         tensors = RequestedBytes(events.count)
         for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
-            device.play(tensors.steps(events.of(piece)), events.count)
+            for stretch, repeats_of_stretch in events.stretches(piece):
+                steps = tensors.steps_of_repeats(stretch, repeats_of_stretch)
+                for repeat in repeats_of_stretch:
+                    device.play(steps, events.count, repeat)
         return AllocatorOverhead.of(device, tensors)
 
 
 class RepeatedEvents:
     """The events of a run with any number of repeats per stack.
 
-    places: whether to give the events that an allocator does not see: the run's place, and changes of a kind.
     count: the number of storages.
     """
 
-    def __init__(self, analysis: RepeatAnalysis, repeats: Mapping[int, int], places: bool) -> None:
+    def __init__(self, analysis: RepeatAnalysis, repeats: Mapping[int, int]) -> None:
         self.analysis: RepeatAnalysis = analysis
-        self.places: bool = places
         self.inner_repeats: dict[int, int] = {
             i: repeats.get(i, analysis.stacks[i].repeats) - 2 for i in analysis.repeating
         }
@@ -397,57 +408,76 @@ class RepeatedEvents:
             events = self.pieces[id(piece)] = []
             for part in self.analysis.parts[id(piece)]:
                 if isinstance(part, Sweep):
-                    self._add_sweep(events, part)
+                    for repeat_events in self._sweep(part, [self._line(event) for event in part.inner]):
+                        events += repeat_events
                 else:
-                    self._add_once(events, part)
+                    events += self._renumbered(part)
         return self.pieces[id(piece)]
 
-    def _add_once(self, events: list[Event], part_events: list[Event]) -> None:
-        """Appends the events that occur once: of the first or last repeat, or outside of all repeats."""
+    def stretches(self, piece: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
+        """Yields the events that an allocator sees, each with the repeats in which they occur in turn.
+
+        The events are those of repeat 0; a storage x of it is x + r in repeat r.
+        """
+        for part in self.analysis.parts[id(piece)]:
+            if not isinstance(part, Sweep):
+                yield _seen_by_allocator(self._renumbered(part)), ONCE
+                continue
+            lines = [self._line(event) for event in part.inner]
+            order = self._order(part)
+            sweep = self._sweep(part, lines)
+            if any(not step and size == FREED for _, step, size, _ in lines) or len(order) <= 2:
+                yield from ((_seen_by_allocator(events), ONCE) for events in sweep)
+                continue
+            for events in (
+                next(sweep),
+                next(sweep),
+            ):  # the first repeat, and the next one, which may use storages of it
+                yield _seen_by_allocator(events), ONCE
+            yield _seen_by_allocator([(x, size, value) for x, _, size, value in lines]), order[1:-1]
+            yield _seen_by_allocator(self._repeat(part, lines, order[-1])), ONCE
+            yield _seen_by_allocator(self._renumbered(part.ordered[-1])), ONCE
+
+    def _renumbered(self, events: Sequence[Event]) -> list[Event]:
+        """Returns the events of the first or last repeat, or of no repeat."""
         storage_number = self.numbers.get
-        if self.places:
-            events += [
-                (self.shifted_place(x), size, value) if size == PLACED else (storage_number(x, x), size, value)
-                for x, size, value in part_events
-            ]
-        else:
-            events += [
-                (storage_number(x, x), size, value)
-                for x, size, value in part_events
-                if size not in IGNORED_BY_ALLOCATOR
-            ]
+        return [
+            (self.shifted_place(x), size, value) if size == PLACED else (storage_number(x, x), size, value)
+            for x, size, value in events
+        ]
 
-    def _add_sweep(self, events: list[Event], sweep: Sweep) -> None:
-        """Appends the events of all repeats in the sweep's direction."""
-        last_inner = self.inner_repeats[sweep.stack] - 1
-        first_events, *_, last_events = sweep.repeats if sweep.rising else sweep.repeats[::-1]
-        self._add_once(events, first_events)
-        inner_events = [event for event in sweep.inner if self.places or event.size not in IGNORED_BY_ALLOCATOR]
-        lines = [self._event_line(event) for event in inner_events]
-        edges: dict[int, list[tuple[int, InnerEvent]]] = {0: [], last_inner: []}
-        for i, event in enumerate(inner_events):
-            if event.owner:  # a storage of a neighbouring repeat
-                edges[0 if event.owner == -1 else last_inner].append((i, event))
+    def _order(self, sweep: Sweep) -> range:
+        """Returns the inner repeats in the sweep's direction."""
+        inner_repeats = range(self.inner_repeats[sweep.stack])
+        return inner_repeats if sweep.rising else inner_repeats[::-1]
+
+    def _sweep(self, sweep: Sweep, lines: Sequence[Line]) -> Iterator[list[Event]]:
+        """Yields the events of each repeat in the sweep's direction. lines: the events of the inner repeats."""
+        yield self._renumbered(sweep.ordered[0])
+        for repeat in self._order(sweep):
+            yield self._repeat(sweep, lines, repeat)
+        yield self._renumbered(sweep.ordered[-1])
+
+    def _repeat(self, sweep: Sweep, lines: Sequence[Line], repeat: int) -> list[Event]:
+        """Returns the events of one inner repeat. lines: the events of the inner repeats."""
         in_later_repeat = self.analysis.stacks[sweep.stack].in_later_repeat
-        for repeat in range(last_inner + 1) if sweep.rising else range(last_inner, -1, -1):
-            if self.places:
-                repeat_events = [
-                    (
-                        in_later_repeat(x, repeat) if step and size == PLACED else x + step * repeat if step else x,
-                        size,
-                        value,
-                    )
-                    for x, step, size, value in lines
-                ]
-            else:
-                repeat_events = [(x + step * repeat, size, value) for x, step, size, value in lines]
-            for i, event in edges.get(repeat, ()):
-                repeat_events[i] = event.edge, event.size, event.value
-            events += repeat_events
-        self._add_once(events, last_events)
+        events = [
+            (
+                in_later_repeat(x, repeat) if step and size == PLACED else x + step * repeat if step else x,
+                size,
+                value,
+            )
+            for x, step, size, value in lines
+        ]
+        for end, owner in ((0, -1), (self.inner_repeats[sweep.stack] - 1, 1)):
+            if repeat == end:  # the storages of a neighbour that is the first or the last repeat
+                for i, event in enumerate(sweep.inner):
+                    if event.owner == owner:
+                        events[i] = event.edge, event.size, event.value
+        return events
 
-    def _event_line(self, event: InnerEvent) -> tuple[Any, int, int, Any]:
-        """Returns (x, step, size, value), where the event's storage number in a repeat is x + step · repeat."""
+    def _line(self, event: InnerEvent) -> Line:
+        """Returns the event of every inner repeat."""
         if event.owner is None:
             return event.number, 0, event.size, event.value
         if event.size == PLACED:
@@ -462,6 +492,11 @@ class RepeatedEvents:
             if stack.contains(place) and first_of_last_repeat <= place.layer_index < stack.end(RECORDED_REPEATS):
                 return stack.in_later_repeat(place, inner_repeats + 2 - RECORDED_REPEATS)
         return place
+
+
+def _seen_by_allocator(events: Sequence[Event]) -> list[Event]:
+    """Returns the events without those that an allocator does not see."""
+    return [event for event in events if event[1] not in IGNORED_BY_ALLOCATOR]
 
 
 def _replay_on_meter(meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:

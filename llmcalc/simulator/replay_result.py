@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .caching_allocator import CachingAllocator
 from .meter import Device, Peak, Place
@@ -33,6 +33,10 @@ class ReplayResult:
     slop_after: int = 0
     peaks: Mapping[Place, Peak] = field(default_factory=dict)
     slopes: Mapping[Place, int] = field(default_factory=dict)
+
+    def copy(self) -> ReplayResult:
+        """Returns an independent result with the same bytes."""
+        return replace(self, peaks={place: peak.copy() for place, peak in self.peaks.items()})
 
     def read(self, device: Device | CachingAllocator, requested: int, peak_requested: int) -> None:
         """Reads an allocator's counters. requested, peak_requested: requested bytes at the end and at the peak."""

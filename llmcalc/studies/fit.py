@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -98,15 +98,20 @@ def largest_run(
     longest_length = learned_positions(memory.spec) or MOST_SEQ
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
-    def needed_bytes(name: str, number: int) -> int:
-        run = memory if number == getattr(workload, name) else memory.with_(**{name: number})
-        return run.device.device_bytes
+    @cache
+    def run(name: str, number: int) -> Memory:
+        return memory if number == getattr(workload, name) else memory.with_(**{name: number})
 
+    def needed_bytes(name: str, number: int) -> int:
+        """Returns the bytes of a run; of a smallest one that is surely too large, those that it needs at least."""
+        least = run(name, number).least_device_bytes if number in (1, block) else 0
+        return least if least > capacity else run(name, number).device.device_bytes
+
+    block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
     first_batch, largest_batch = (workload.batch, MOST_BATCH) if most_batch is None else (most_batch, most_batch)
     batch = largest(partial(needed_bytes, "batch"), capacity, first_batch, largest_batch) if largest_batch else 0
     if not longest_length:
         return batch, 0
-    block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
     all_blocks = -(-longest_length // block)
     blocks = largest(
         lambda number: needed_bytes("seq", min(number * block, longest_length)),
@@ -193,7 +198,8 @@ def _changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable
     cheap, costly = (_training_changes if training else _inference_changes)(memory)
     costly = [*costly, *_smaller_workloads(memory, batch, seq)]
     insufficient_bytes: list[int] = []
-    evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes)
+    most = FEW_CHANGES if is_deep(memory) else None
+    evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes, most=most)
     combined_changes: dict[str, Any] = {}
     for changes in cheap:
         combined_changes |= changes
@@ -203,7 +209,7 @@ def _changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable
         [{**combined_changes, **extra_changes} for extra_changes in several] for several in ([{}, *costly], pairs)
     ]
     if is_deep(memory):
-        groups = [_with_least_bytes(memory, [changes for group in groups for changes in group])]
+        groups = [[changes for group in groups for changes in group]]
     candidates: list[Change] = []
     for group in groups:
         candidates += evaluate(group)
@@ -221,25 +227,20 @@ def is_deep(memory: Memory) -> bool:
     return sum(stack.num_hidden_layers for _, stack in memory.spec.stacks()) > DEEP
 
 
-def _with_least_bytes(memory: Memory, groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the `FEW_CHANGES` changes of settings with the smallest lower bounds of a device's bytes."""
-    possible: list[tuple[int, int]] = []
-    for index, changes in enumerate(groups):
-        try:
-            possible.append((least_static_bytes(memory.with_(**changes)), index))
-        except InputError:
-            continue
-    return [groups[index] for _, index in sorted(possible)[:FEW_CHANGES]]
-
-
 def _evaluate_changes(
-    memory: Memory, current_fit: Fit, insufficient_bytes: list[int], options: Sequence[Mapping[str, Any]]
+    memory: Memory,
+    current_fit: Fit,
+    insufficient_bytes: list[int],
+    options: Sequence[Mapping[str, Any]],
+    most: int | None = None,
 ) -> list[Change]:
     """Returns the changes that need less memory than the current settings, in their order.
 
-    A change is left out if the bytes that it needs at least neither fit nor are among the `NEAREST` smallest.
+    A change is left out if the bytes that it needs at least save nothing, or neither fit nor are among the `NEAREST`
+    smallest.
 
     insufficient_bytes: the bytes of the changes so far that do not suffice, to which those of these are added.
+    most: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
     """
     runs: list[tuple[int, int, Memory]] = []
     for index, changes in enumerate(options):
@@ -249,11 +250,17 @@ def _evaluate_changes(
         except InputError:
             continue
     results: dict[int, Change] = {}
-    for least_bytes, index, changed_memory in sorted(runs, key=lambda run: run[:2]):
-        if least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST:
-            continue
+
+    def is_excluded(least: int) -> bool:
+        return least >= current_fit.needed or (
+            least > current_fit.capacity and sum(bytes < least for bytes in insufficient_bytes) >= NEAREST
+        )
+
+    for static_bytes, index, changed in sorted(runs, key=lambda run: run[:2])[:most]:
         try:
-            fit = changed_memory.device.fit_on(current_fit.hardware)
+            if is_excluded(static_bytes) or is_excluded(changed.least_device_bytes):
+                continue
+            fit = changed.device.fit_on(current_fit.hardware)
         except InputError:
             continue
         if fit.needed < current_fit.needed:

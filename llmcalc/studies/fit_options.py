@@ -36,6 +36,11 @@ class HardwareOption:
     fit: Fit
 
 
+def _no_tensor_bytes(runtime: Runtime) -> int:
+    """Returns 0: the bytes of tensors are not known before the replay."""
+    return 0
+
+
 class _Divided(NamedTuple):
     """A run divided over a number of accelerators.
 
@@ -43,12 +48,21 @@ class _Divided(NamedTuple):
     layout: the layout over them; None for one accelerator.
     on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
     least: bytes that this accelerator needs at least, found without a replay.
+    tensor_bytes: runtime → bytes of tensors that it needs at least, found without an allocator; 0 if not known.
     """
 
     devices: int
     layout: Layout | None
     on: Callable[[Runtime], DeviceMemory]
-    least: int = 0
+    least: int
+    tensor_bytes: Callable[[Runtime], int] = _no_tensor_bytes
+
+    def least_bytes(self, runtime: Runtime) -> int:
+        """Returns bytes that the accelerator needs at least, of which tensors are counted where that is possible."""
+        try:
+            return max(self.least, self.tensor_bytes(runtime))
+        except InputError:  # the framework does not support the layout, as `on` says
+            return self.least
 
 
 def _over_ranks(cluster: Cluster) -> _Divided:
@@ -57,11 +71,14 @@ def _over_ranks(cluster: Cluster) -> _Divided:
     def largest(runtime: Runtime) -> DeviceMemory:
         return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
 
+    def tensor_bytes(runtime: Runtime) -> int:
+        return max(cluster.tensor_bytes(rank, runtime) for rank in cluster.ranks_that_may_need_most)
+
     if cluster.trains:
-        least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
+        least = least_static_bytes(cluster.memory) // cluster.layout.world
     else:
-        least_bytes = _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
-    return _Divided(cluster.layout.world, cluster.layout, largest, least_bytes)
+        least = _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
+    return _Divided(cluster.layout.world, cluster.layout, largest, least, tensor_bytes)
 
 
 def _least_bytes(memory: Memory) -> int:
@@ -124,12 +141,20 @@ def _option(
     for index, run in enumerate(divided_runs):
         if run.least > hardware.capacity_bytes:
             too_large.append((run.least, index, run))
+        elif (least := run.least_bytes(default_runtime)) > hardware.capacity_bytes:
+            too_large.append((least, index, run))
         elif (option := try_(index, run)) is not None and option.fit.verdict == "fits":
             return option
-    for least_bytes, index, run in sorted(too_large, key=lambda entry: entry[:2]):
-        if tried_options and least_bytes > min(option.fit.needed for _, option in tried_options):
+    while too_large:
+        least, index, run = entry = min(too_large, key=lambda entry: entry[:2])
+        if tried_options and least > min(option.fit.needed for _, option in tried_options):
             break
-        try_(index, run)
+        too_large.remove(entry)
+        counted = run.least_bytes(default_runtime)
+        if counted > least:
+            too_large.append((counted, index, run))  # others may need less
+        else:
+            try_(index, run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
     return min(tried_options, key=lambda entry: (entry[1].fit.needed, entry[0]))[1]

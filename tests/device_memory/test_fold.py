@@ -71,6 +71,7 @@ def test_the_pattern_that_leaves_the_fewest_layers_is_found() -> None:
     """Layers before it, and layers after it that it does not continue."""
     window, full = Scope("layers", {}), Scope("layers", {})
     assert find_pattern([window] * 9) == (0, 1, 9)
+    assert find_pattern([window] * 4) == (0, 4, 1)  # all are recorded
     assert find_pattern([full] * 3 + [window] * 9) == (3, 1, 9)
     assert find_pattern([full, window, window] * 6 + [window]) == (0, 3, 6)
     assert find_pattern([window] * 9 + [full] * 12) == (9, 1, 12)

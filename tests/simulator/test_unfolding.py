@@ -20,7 +20,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.caching_allocator import CachingAllocator
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.event_log import FREED, Event, RecordedEvents, is_repeatable, is_self_contained
+from llmcalc.simulator.event_log import FREED, NAMED, Event, RecordedEvents, is_repeatable, is_self_contained
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import Meter
@@ -136,6 +136,18 @@ def test_repeats_that_differ_are_found() -> None:
         RepeatAnalysis(tampered(recorded, event, (event[0], event[1] + 1, event[2])), stacks, [0])
     with pytest.raises(NotRepeating):  # one layer of two is computed again, and a pattern of one layer does not say so
         RepeatAnalysis(record(spec, WAYS["every other"], {0: RECORDED_REPEATS}), stacks, [0])
+
+
+def test_a_name_for_a_storage_of_a_repeat_is_found() -> None:
+    """Every repeat has such a storage, and the event says nothing of those of further repeats."""
+    spec = llmcalc.load(MODELS["dense"]).model
+    stacks = layer_stacks(spec)
+    recorded = record(spec, PLAIN, {0: RECORDED_REPEATS})
+    inner = min(RepeatAnalysis(recorded, stacks, [0]).twins)
+    batch, *others = recorded.then
+    named = replace(recorded, then=[[*batch, (inner, NAMED, inner)], *others])
+    with pytest.raises(NotRepeating):
+        RepeatAnalysis(named, stacks, [0])
 
 
 WAITING = replace(PLAIN, seq=512, offload=True, recompute=recompute_of("full"))

@@ -11,8 +11,9 @@ from llmcalc import load
 from llmcalc.accelerator import Hardware
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
+from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.sources.hardware import find_hardware
-from llmcalc.studies.fit import fit, largest, largest_run
+from llmcalc.studies.fit import FEW_CHANGES, fit, largest, largest_run
 from tests.contracts.test_parts import decoder
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
@@ -49,6 +50,42 @@ def test_the_largest_number_is_found_in_few_steps(start: int, capacity: int) -> 
 
 def test_the_largest_number_ends_where_there_are_no_more() -> None:
     assert largest(lambda n: n, 10**9, 1, 1000) == 1000
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (SMALL, Settings(phase="training", seq=256)),
+        (SMALL, Settings(phase="inference", seq=256, quantize="q4_k_m")),
+        ("gpt2", Settings(phase="prefill", seq=64)),
+    ],
+)
+def test_the_least_bytes_are_a_bound(model: str, settings: Settings) -> None:
+    """A device has its tensors and the context, which are known without the allocator, and free blocks beside them."""
+    run = memory(load(model).model, settings)
+    least, device = run.least_device_bytes, run.device
+    assert least == device.device_bytes - device.fragmentation - device.by_kind["overhead"] + sum(
+        term.bytes for term in device.terms if term.name == "cuBLAS workspaces"
+    )
+    assert run.least_device_bytes == least  # also after the replay
+
+
+def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run itself and the few changes that are listed; no shorter sequence, of which one token is too large."""
+    replays: list[RepeatAnalysis] = []
+    overhead = RepeatAnalysis.overhead
+
+    def counted(self: RepeatAnalysis, *arguments: Any) -> Any:
+        replays.append(self)
+        return overhead(self, *arguments)
+
+    monkeypatch.setattr(RepeatAnalysis, "overhead", counted)
+    fitting = fit(
+        memory(load("smollm2-135m?num_hidden_layers=300").model, Settings(phase="training")), find_hardware("4GiB")
+    )
+    assert (fitting.fit.verdict, fitting.batch, fitting.seq) == ("no", 0, 0)
+    assert len(replays) == 1 + FEW_CHANGES
+    assert len(fitting.changes) == FEW_CHANGES
 
 
 def asked(run: Any, *words: str, code: int = 0) -> Any:

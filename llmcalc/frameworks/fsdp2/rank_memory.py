@@ -10,7 +10,7 @@ from ...algebra import Number
 from ...components.evidence import evidence_of_parts
 from ...costs.trained_tensors import TrainedTensor
 from ...device_memory.cuda_runtime import HOPPER, Runtime
-from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, summarize, with_evidence
+from ...device_memory.device_memory import TORCH, CountedRun, DeviceMemory, Term, summarize, with_evidence
 from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
 from ...device_memory.host import pinned_bytes
@@ -87,12 +87,7 @@ def fsdp_memory(
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
     """
-    if layout.cp > 1 and is_recurrent(spec):
-        raise InputError(
-            f"--cp {layout.cp}: torch exchanges keys and values, and no states of recurrences or convolutions; "
-            "expected --cp 1"
-        )
-    rank_sharding = sharding(training, layout, rank, fsdp)
+    check_context_parallelism(spec, layout)
     if tensors is None:
         evidence = evidence_of_run(spec, training.choices, training.optimizer, training.include)
         framework_evidence = evidence_for(layout, trains=True).run(
@@ -110,6 +105,46 @@ def fsdp_memory(
         if replay_result is not None:
             return summarize(replay_result, runtime, layer_stacks(spec), tensors)
         return stage_memory(spec, training, layout, rank, runtime, fsdp, tensors, schedule_settings)
+    memory = counted_rank(spec, training, layout, rank, runtime, fsdp, shared).memory((), tensors)
+    return replace(memory, host=host_terms(spec, training, layout, rank, fsdp)) if fsdp.offloads else memory
+
+
+def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
+    """Raises `InputError` for context parallelism of a model with states that ranks would exchange."""
+    if layout.cp > 1 and is_recurrent(spec):
+        raise InputError(
+            f"--cp {layout.cp}: torch exchanges keys and values, and no states of recurrences or convolutions; "
+            "expected --cp 1"
+        )
+
+
+def counted_rank(
+    spec: ModelSpec,
+    training: Training,
+    layout: Layout,
+    rank: int,
+    runtime: Runtime,
+    fsdp: Fsdp,
+    shared: dict[Any, Any] | None = None,
+) -> CountedRun:
+    """Returns the run of a rank without a pipeline, whose tensors are counted. Arguments are those of `fsdp_memory`.
+
+    Ranks whose recorded events are equal have one run, which is replayed on an allocator once.
+    """
+    runs: dict[int, tuple[list[RecordedEvents], CountedRun]]
+    runs = {} if shared is None else shared.setdefault(("without a pipeline", runtime.expandable), {})
+    if rank not in runs:
+        counted = _count_rank(spec, training, layout, rank, runtime, fsdp)
+        recordings = counted.recordings
+        runs[rank] = next((known for known in runs.values() if known[0] == recordings), (recordings, counted))
+    return runs[rank][1]
+
+
+def _count_rank(
+    spec: ModelSpec, training: Training, layout: Layout, rank: int, runtime: Runtime, fsdp: Fsdp
+) -> CountedRun:
+    """Records a rank without a pipeline, and counts its tensors. Arguments are those of `fsdp_memory`."""
+    rank_sharding = sharding(training, layout, rank, fsdp)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     ring, rank_training = ring_of(layout, rank), replace(training, seq=part_of_sequence(layout, training.seq))
 
@@ -119,8 +154,7 @@ def fsdp_memory(
             raise NotRepeating(f"the first and last {fsdp.prefetch} layers gather others than those between")
         return [record(spec, rank_training, rank_sharding, fsdp, layout.reshard, layers, workspace, program, ring)]
 
-    memory = device_memory(spec, run, runtime, (), tensors, training.recompute.every)
-    return replace(memory, host=host_terms(spec, training, layout, rank, fsdp)) if fsdp.offloads else memory
+    return CountedRun(spec, run, runtime, training.recompute.every)
 
 
 def host_terms(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> tuple[Term, ...]:
@@ -152,17 +186,37 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """
     memory, layout = run.memory, run.layout
     version, settings = version_date(run.version), titan_settings(run.own_settings)
-    training = memory.training(runtime)
-    if TOWERS.name in memory.states.count.include:
-        raise InputError("FSDP2 with image and audio encoders is not modelled")
-    training, fsdp = torchtitan_training(memory.spec, training, version, settings)
-    fsdp = replace(fsdp, prefetch=layout.prefetch)
+    training, fsdp = _training_on(run, runtime)
     status = memory.tensors(training.choices.attention)
     tensors = None if status.status == "exact" else status
     schedule_settings = schedule_settings_at(torchtitan_date(version, settings), settings.schedules)
     return fsdp_memory(
         memory.spec, training, layout, rank, runtime, fsdp, tensors, schedule_settings, run.recorded_ranks(runtime)
     )
+
+
+def tensor_bytes(run: RunOnRanks, rank: int, runtime: Runtime) -> int:
+    """Returns the bytes of tensors of a rank at its peak; 0 for a stage of a pipeline, which only its replay tells.
+
+    Raises `InputError` as `rank_memory` does.
+    """
+    spec, layout = run.memory.spec, run.layout
+    if layout.pp > 1:
+        return 0
+    check_context_parallelism(spec, layout)
+    training, fsdp = _training_on(run, runtime)
+    return counted_rank(spec, training, layout, rank, runtime, fsdp, run.recorded_ranks(runtime)).tensor_bytes
+
+
+def _training_on(run: RunOnRanks, runtime: Runtime) -> tuple[Training, Fsdp]:
+    """Returns the training of a run under torchtitan at the run's date, and its sharding."""
+    memory = run.memory
+    training = memory.training(runtime)
+    if TOWERS.name in memory.states.count.include:
+        raise InputError("FSDP2 with image and audio encoders is not modelled")
+    version, settings = version_date(run.version), titan_settings(run.own_settings)
+    training, fsdp = torchtitan_training(memory.spec, training, version, settings)
+    return training, replace(fsdp, prefetch=run.layout.prefetch)
 
 
 def _weakest_status(layout: Layout, fsdp: Fsdp, tensors: Term, has_codes: bool) -> Term:

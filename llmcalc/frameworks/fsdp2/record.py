@@ -10,6 +10,7 @@ FRAMEWORK = Framework(
     name="fsdp2",
     title="FSDP2",
     rank_memory=FromFile(__package__, "rank_memory:rank_memory"),
+    tensor_bytes=FromFile(__package__, "rank_memory:tensor_bytes"),
     estimate=FromFile(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.08),
     evidence=FromFile(__package__, "evidence:evidence_for"),

@@ -54,7 +54,7 @@ class ShortenedPasses:
         self.pieces: list[Sequence[Event]] = [events[start:end] for start, end in pairwise(bounds)]
         every_stack = [stack for chunk_stacks in stacks for stack in chunk_stacks]
         analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), every_stack, range(len(every_stack)))
-        self.repeated: RepeatedEvents = RepeatedEvents(analysis, {}, places=True)
+        self.repeated: RepeatedEvents = RepeatedEvents(analysis, {})
         self.sources: list[list[tuple[int, int | None]]] = [
             self._recorded_parameters(chunk, full_chunk, chunk_stacks)
             for chunk, full_chunk, chunk_stacks in zip(chunks, full_chunks, stacks, strict=True)

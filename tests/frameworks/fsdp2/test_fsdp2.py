@@ -16,13 +16,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmcalc
 from llmcalc.components.base import Component
-from llmcalc.device_memory.cuda_runtime import Runtime
+from llmcalc.device_memory.cuda_runtime import HOPPER, Runtime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.host import pinned_bytes
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
-from llmcalc.frameworks.fsdp2.rank_memory import communication, fsdp_memory
+from llmcalc.frameworks.framework import RunOnRanks
+from llmcalc.frameworks.fsdp2.rank_memory import (
+    communication,
+    counted_rank,
+    fsdp_memory,
+    rank_memory,
+    tensor_bytes,
+)
 from llmcalc.frameworks.fsdp2.settings import TitanSettings
 from llmcalc.frameworks.fsdp2.training import (
     SEPARATE_HEAD_SINCE,
@@ -288,6 +295,22 @@ def test_codes_of_4_bits_are_sharded_and_their_scales_are_not(ranks: int, others
 
 
 # --- further witnesses ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "are_equal"), [(2, True), (7, False)])
+def test_equal_ranks_are_replayed_once(ranks: int, are_equal: bool) -> None:
+    """Seven ranks do not divide every size: the last one has fewer rows. Tensors are known before the replay."""
+    run = RunOnRanks(memory(family("llama3-8b"), Settings(phase="training", seq=64)), Layout(dp=ranks, zero=3))
+    last = ranks - 1
+    training, fsdp = torchtitan_training(run.memory.spec, run.memory.training())
+    shared: dict[Any, Any] = {}
+    first_run, last_run = (
+        counted_rank(run.memory.spec, training, run.layout, rank, HOPPER, fsdp, shared) for rank in (0, last)
+    )
+    assert (first_run is last_run) == are_equal
+    bytes_of_ranks = [tensor_bytes(run, rank, HOPPER) for rank in (0, last)]
+    assert bytes_of_ranks == [rank_memory(run, rank, HOPPER).exact_bytes for rank in (0, last)]
+    assert (bytes_of_ranks[0] == bytes_of_ranks[1]) == are_equal
 
 
 def test_a_whole_model_on_many_ranks() -> None:

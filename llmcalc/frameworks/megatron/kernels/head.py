@@ -105,7 +105,7 @@ class HeadKernels(ElementwiseKernels):
             )
         hidden = self.get(stack_input)
         self._leave(stack_input)
-        layer_order = shortened(list(layer_kinds(layer_scopes)), self.run_only.get(self.stack_number))
+        layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         group_start = 0
         while group_start < len(layer_order):
