@@ -353,6 +353,7 @@ class Stack(Component):
     @classmethod
     def examples(cls) -> list[Self]:
         from .layers.altup import AltUp, AltUpLayer
+        from .layers.block_residual import BlockResiduals, block_residual_example
         from .layers.draft import draft_example
         from .layers.gemma4 import Gemma4Layer
         from .layers.hyper import HyperStreams, hyper_example
@@ -404,6 +405,18 @@ class Stack(Component):
                 num_hidden_layers=2,
                 block=hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5),
                 streams=HyperStreams(hc_mult=3),
+            ),
+            cls(
+                num_hidden_layers=4,
+                block=block_residual_example(attention_blocks=1, starts_block=False),
+                variants={
+                    "first": block_residual_example(),
+                    "second": block_residual_example(attention_blocks=1, feed_forward_blocks=2),
+                    "last": block_residual_example(attention_blocks=2, feed_forward_blocks=2, starts_block=False),
+                },
+                first_layers=("first", BASE, "second", "last"),
+                streams=BlockResiduals(blocks=2, norm=rms),
+                final_norm=rms,
             ),
             cls(
                 num_hidden_layers=2,
@@ -554,7 +567,7 @@ def _reference() -> type[nn.Module]:
                     y = self.get_submodule("side_convolution")(x, y)
                 x = y
             for streams in self._streams:
-                x = streams.merge_streams(x)
+                x = streams.merge_streams(x, run)
             x = apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
             if hasattr(self, "pooler"):
                 self.pooler(x.detach())

@@ -28,6 +28,7 @@ PUBLISHED = {
     "KimiDeltaAttention-0",
     "KimiDeltaAttention-1",
     "KimiDeltaAttention-2",
+    "KimiDeltaAttention-3",
     "RGLRU-0",
     "RGLRU-1",
     "RwkvTimeMix-0",

@@ -68,12 +68,13 @@ class IdentityExperts(Part):
 
 
 class Latent(Part):
-    """A latent width of the routed experts, with projections into and out of it (Nemotron 3, Muse Spark).
+    """A latent width of the routed experts, with projections into and out of it (Nemotron 3, Muse Spark, Kimi K3).
 
     moe_latent_size: the latent width.
     bias: whether both projections have a bias, false by default.
     norm: the norm of the latent vector that the experts read, none by default.
     expert_norm: the norm of each expert's output, with one weight for all experts; none by default.
+    output_norm: the norm of the weighted sum of the experts' outputs, none by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -82,6 +83,7 @@ class Latent(Part):
     bias: Flag = False
     norm: Norm | None = None
     expert_norm: Norm | None = None
+    output_norm: Norm | None = None
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Records the projection to the latent width, and its norm."""
@@ -93,7 +95,9 @@ class Latent(Part):
         return y if self.expert_norm is None else f.part("expert_norm", self.expert_norm, y)
 
     def project_back(self, f: Flow, y: Value, out: Shape) -> Value:
-        """Records the projection from the latent width."""
+        """Records the norm of the experts' sum, if there is one, and the projection from the latent width."""
+        y = y if self.output_norm is None else f.part("latent_output_norm", self.output_norm, y)
+        f.hold(y=y)
         return f.linear("latent_out", y, *out, bias=self.bias)
 
     def reference(self, context: Context) -> Mapping[str, nn.Module]:
@@ -101,7 +105,11 @@ class Latent(Part):
         from torch import nn
 
         width, latent = context.hidden_size, self.moe_latent_size
-        norms = {"latent_norm": self.norm, "expert_norm": self.expert_norm}
+        norms = {
+            "latent_norm": self.norm,
+            "expert_norm": self.expert_norm,
+            "latent_output_norm": self.output_norm,
+        }
         return {
             "latent_in": nn.Linear(width, latent, bias=self.bias),
             "latent_out": nn.Linear(latent, width, bias=self.bias),
@@ -323,6 +331,9 @@ class MoE(Network):
             ),
             small_mixture(
                 latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
+            ),
+            small_mixture(
+                latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))
             ),
         ]
 
@@ -605,6 +616,7 @@ def _reference() -> type[nn.Module]:
             y = dispatch.combined(
                 norm_output(self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped)), weights
             )
+            y = self.latent_output_norm(y) if hasattr(self, "latent_output_norm") else y
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
                 shared_output = self.shared_expert(x)
