@@ -193,7 +193,9 @@ def _reference() -> type[nn.Module]:
             return heads
 
         def _gate(self, letter: str, x: Tensor) -> Tensor:
-            names = (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
+            names = (
+                (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
+            )
             for name in names:
                 x = self.get_submodule(name)(x)
             return x

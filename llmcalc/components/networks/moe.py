@@ -332,9 +332,7 @@ class MoE(Network):
             small_mixture(
                 latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
             ),
-            small_mixture(
-                latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))
-            ),
+            small_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
         ]
 
 

@@ -150,6 +150,8 @@ class Family:
     modules: nodes of the tree whose modules have unusual names in its classes.
     earlier: components of its classes' names → the names in checkpoints that other versions or libraries wrote, applied
         in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`).
+    unconverted: patterns of modules that its checkpoints keep in the model's number format although their
+        `quantization_config` does not list them, because its code never converts them.
     quirks: requirements for running its classes without real values.
     deviations: differences between its classes and the architecture.
     """
@@ -181,5 +183,6 @@ class Family:
     writes_towers: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     modules: Modules = field(default_factory=dict)
     earlier: Mapping[str, str] = field(default_factory=dict)
+    unconverted: tuple[str, ...] = ()
     quirks: Quirks = Quirks()
     deviations: tuple[Deviation, ...] = ()

@@ -29,6 +29,7 @@ ACTIVATIONS: dict[str, str] = {
     "sigmoid": "sigmoid",
     "tanh": "tanh",
     "linear": "identity",
+    "situ": "situ",
 }
 """Activation name in configs → its name here. No activation has a matrix product."""
 

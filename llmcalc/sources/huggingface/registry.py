@@ -57,6 +57,12 @@ CODE_CLASSES = {
 another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
 """
 
+CODE_FIELDS = {
+    ("nomic_bert", "moe_every_n_layers"): "nomic_bert_moe",
+    ("kimi_linear", "attn_res_block_size"): "kimi_k3_text",
+}
+"""Model type and a field that only the code of another model's repository reads → the model type that reads them."""
+
 SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
 
@@ -168,12 +174,21 @@ def _kind_of_code(data: Mapping[str, Any], name: str) -> str:
     """
     if "text_config" in data:
         return ""
-    if data.get("model_type") == "nomic_bert" and data.get("moe_every_n_layers"):
-        return "nomic_bert_moe"
+    kind = _kind_of_fields(data)
+    if kind:
+        return kind
     auto_map = data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
     kinds = (kind for start, kind in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
     return next(kinds, "")
+
+
+def _kind_of_fields(data: Mapping[str, Any]) -> str:
+    """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one."""
+    return next(
+        (kind for (stated, field), kind in CODE_FIELDS.items() if data.get("model_type") == stated and data.get(field)),
+        "",
+    )
 
 
 def _reads_differently(data: Mapping[str, Any], stated_type: str, kind: str) -> bool:
@@ -302,7 +317,7 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     text_type = section.get("model_type") or text
     if not isinstance(text_type, str):
         raise InputError(f"{name}.model_type: {shown(text_type)}; expected the name of a model type")
-    text_type = usual_name(text_type)
+    text_type = _kind_of_fields(section) or usual_name(text_type)
     architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
     if family.generates:
         architectures = {"architectures": []}
