@@ -58,6 +58,7 @@ HEADS = PartChoice(
     {
         "lm": "head:LMHead",
         "classification": "classifier:Classifier",
+        "projection": "projection_head:ProjectionHead",
         "none": "no_head:NoHead",
     },
 )

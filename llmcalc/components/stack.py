@@ -399,6 +399,11 @@ class Stack(Component):
                 pattern=("shares",),
                 per_layer_embedding=table,
             ),
+            cls(
+                num_hidden_layers=2,
+                block=gemma_layer,
+                per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rms),
+            ),
             cls(num_hidden_layers=2, block=block, final_norm=Norm(type="rmsnorm")),
             cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3), final_norm=rms),
             cls(

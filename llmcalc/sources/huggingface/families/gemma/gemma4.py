@@ -42,28 +42,31 @@ if TYPE_CHECKING:
 
 
 def _full_heads(config: Config, kinds: list[str]) -> list[Table]:
-    """Returns the head sizes of each layer that differ from the common ones.
-
-    They are those in `per_layer_config`, or `global_` fields in full layers.
-    """
-    if config.has("per_layer_config"):
-        table = config.table("per_layer_config")
-        allowed_fields = {"head_dim", "num_key_value_heads"}
-        layers = [table.get(str(i), {}) for i in range(len(kinds))]
-        if not all(
-            isinstance(layer, dict)
-            and set(layer) <= allowed_fields
-            and all(is_whole(v) and v > 0 for v in layer.values())
-            for layer in layers
-        ):
-            raise config.wrong("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
-        return layers
+    """Returns the head sizes of each layer that differ from the common ones: `global_` fields in full layers."""
     heads = config.maybe("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     full_fields: Table = {
         "head_dim": config.size("global_head_dim"),
         **({} if heads is None else {"num_key_value_heads": heads}),
     }
-    return [full_fields if kind == "full" else {} for kind in kinds]
+    return head_sizes(config, kinds, full_fields)
+
+
+def head_sizes(config: Config, kinds: list[str], full_fields: Table) -> list[Table]:
+    """Returns the head sizes of each layer that differ from the common ones: those in `per_layer_config`, if given.
+
+    full_fields: those of the full layers without `per_layer_config`.
+    """
+    if not config.has("per_layer_config"):
+        return [full_fields if kind == "full" else {} for kind in kinds]
+    table = config.table("per_layer_config")
+    allowed_fields = {"head_dim", "num_key_value_heads"}
+    layers = [table.get(str(i), {}) for i in range(len(kinds))]
+    if not all(
+        isinstance(layer, dict) and set(layer) <= allowed_fields and all(is_whole(v) and v > 0 for v in layer.values())
+        for layer in layers
+    ):
+        raise config.wrong("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
+    return layers
 
 
 def _layers(config: Config, kinds: list[str], wider: str) -> Table:
