@@ -29,7 +29,7 @@ from ...parts import (
 )
 from .gemma import local_theta
 from .gemma3n import PER_LAYER_MODULES
-from .gemma4 import head_sizes
+from .gemma4 import TOWER_MODULES, head_sizes
 
 
 def _embedding_gemma2(config: Config) -> Table:
@@ -112,5 +112,11 @@ FAMILIES = {
             "projection.proj": "embedding_projection",
         },
     ),
-    "embedding_gemma2": Family(None, {"tie_word_embeddings": False}, text="embedding_gemma2_text", tower_file="gemma"),
+    "embedding_gemma2": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="embedding_gemma2_text",
+        modules=TOWER_MODULES,
+        tower_file="gemma",
+    ),
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config, is_whole
-from ...family import Family, Quirks
+from ...family import Family, Modules, Quirks
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -225,6 +225,34 @@ def _has_wider_ffn(facts: Facts) -> bool:
     return len({network.intermediate_size for network in networks}) > 1
 
 
+TOWER_MODULES: Modules = {
+    "towers.mlp_1": "feed_forward1 - feed_forward1.pre_layer_norm - feed_forward1.post_layer_norm",
+    "towers.mlp_1.up_proj": "ffw_layer_1",
+    "towers.mlp_1.down_proj": "ffw_layer_2",
+    "towers.mlp_1_pre_norm": "feed_forward1.pre_layer_norm",
+    "towers.mlp_1_post_norm": "feed_forward1.post_layer_norm",
+    "towers.mlp_2": "feed_forward2 - feed_forward2.pre_layer_norm - feed_forward2.post_layer_norm",
+    "towers.mlp_2.up_proj": "ffw_layer_1",
+    "towers.mlp_2.down_proj": "ffw_layer_2",
+    "towers.mlp_2_pre_norm": "feed_forward2.pre_layer_norm",
+    "towers.mlp_2_post_norm": "feed_forward2.post_layer_norm",
+    "towers.convolution": "lconv1d - lconv1d.pre_layer_norm",
+    "towers.convolution_pre_norm": "lconv1d.pre_layer_norm",
+    "towers.convolution.conv": "depthwise_conv1d",
+    "towers.convolution.in_proj": "linear_start",
+    "towers.convolution.out_proj": "linear_end",
+    "towers.convolution.norm": "conv_norm",
+    "towers.audio_tower.norm": "norm_out",
+    "towers.q_scale": "per_dim_scale",
+    "towers.r_proj": "relative_k_proj",
+    "towers.subsampling": "subsample_conv_projection",
+    "towers.subsampling.conv_1": "layer0.conv",
+    "towers.subsampling.conv_2": "layer1.conv",
+    "towers.subsampling.norm_1": "layer0.norm",
+    "towers.subsampling.norm_2": "layer1.norm",
+    "towers.subsampling.proj": "input_proj_linear",
+}
+
 FAMILIES = {
     "gemma4_text": Family(
         _gemma4,
@@ -263,33 +291,7 @@ FAMILIES = {
         {"tie_word_embeddings": True},
         text="gemma4_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
-        modules={
-            "towers.mlp_1": "feed_forward1 - feed_forward1.pre_layer_norm - feed_forward1.post_layer_norm",
-            "towers.mlp_1.up_proj": "ffw_layer_1",
-            "towers.mlp_1.down_proj": "ffw_layer_2",
-            "towers.mlp_1_pre_norm": "feed_forward1.pre_layer_norm",
-            "towers.mlp_1_post_norm": "feed_forward1.post_layer_norm",
-            "towers.mlp_2": "feed_forward2 - feed_forward2.pre_layer_norm - feed_forward2.post_layer_norm",
-            "towers.mlp_2.up_proj": "ffw_layer_1",
-            "towers.mlp_2.down_proj": "ffw_layer_2",
-            "towers.mlp_2_pre_norm": "feed_forward2.pre_layer_norm",
-            "towers.mlp_2_post_norm": "feed_forward2.post_layer_norm",
-            "towers.convolution": "lconv1d - lconv1d.pre_layer_norm",
-            "towers.convolution_pre_norm": "lconv1d.pre_layer_norm",
-            "towers.convolution.conv": "depthwise_conv1d",
-            "towers.convolution.in_proj": "linear_start",
-            "towers.convolution.out_proj": "linear_end",
-            "towers.convolution.norm": "conv_norm",
-            "towers.audio_tower.norm": "norm_out",
-            "towers.q_scale": "per_dim_scale",
-            "towers.r_proj": "relative_k_proj",
-            "towers.subsampling": "subsample_conv_projection",
-            "towers.subsampling.conv_1": "layer0.conv",
-            "towers.subsampling.conv_2": "layer1.conv",
-            "towers.subsampling.norm_1": "layer0.norm",
-            "towers.subsampling.norm_2": "layer1.norm",
-            "towers.subsampling.proj": "input_proj_linear",
-        },
+        modules=TOWER_MODULES,
         tower_file="gemma",
         writes_towers=gemma4_sections,
     ),
