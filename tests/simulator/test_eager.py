@@ -36,6 +36,7 @@ PUBLISHED = {
     "ShortConv-0",
     "LightningAttention-0",
     "LightningAttention-1",
+    "LightningAttention-2",
     "MLSTM-0",
     "HybridBlock-0",
     "HybridBlock-1",

@@ -164,6 +164,8 @@ class MoE(Network):
     router: the part that selects the experts of each token; a linear layer with a softmax by default.
     vision_experts: a second set of experts for image tokens; none by default.
     latent: a latent width of the routed experts, used instead of hidden_size; none by default.
+    shared_expert_mix: whether two learned scores, whose softmax weights the outputs of the routed experts and of the
+        shared expert, are computed of the input by a linear layer with a bias (Klear); false by default.
     output_bias: whether there is a bias on the output of all experts (JetMoE), false by default.
     router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
@@ -193,6 +195,7 @@ class MoE(Network):
     identity_experts: IdentityExperts | None = None
     shared_expert: FeedForward | None = None
     shared_expert_gate: Flag = False
+    shared_expert_mix: Flag = False
     router: AnyRouter = LinearRouter()
     vision_experts: VisionExperts | None = None
     latent: Latent | None = None
@@ -213,6 +216,8 @@ class MoE(Network):
             )
         if self.shared_expert_gate and self.shared_expert is None:
             raise ValueError("shared_expert_gate: there is no shared_expert to gate")
+        if self.shared_expert_mix and (self.shared_expert is None or self.shared_expert_gate):
+            raise ValueError("shared_expert_mix: weights a shared_expert; expected one, and no shared_expert_gate")
         return self
 
     def activation(self) -> str:
@@ -259,7 +264,12 @@ class MoE(Network):
             y = self.latent.project_back(f, y, x.axes)
             f.hold(y=y)
         if self.shared_expert is not None:
-            y = f.add(y, self._shared_output(f, self.shared_expert, x))
+            shared_output = self._shared_output(f, self.shared_expert, x)
+            if self.shared_expert_mix:
+                scores = f.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
+                routed_share, shared_share = f.split(f.act(scores, "softmax"), *[(Axis("one", 1),)] * 2)
+                y, shared_output = f.mul(routed_share, y, y.axes), f.mul(shared_share, shared_output, y.axes)
+            y = f.add(y, shared_output)
             f.hold(y=y)
         if self.output_bias:
             y = f.add(y, f.vector("output_bias", *x.axes, kind="experts"))
@@ -306,6 +316,7 @@ class MoE(Network):
             small_mixture(num_experts=6),
             small_mixture(num_experts_per_tok=1, expert=ungated, router=LinearRouter(bias=True)),
             small_mixture(output_bias=True),
+            small_mixture(shared_expert=shared, shared_expert_mix=True),
             small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared, shared_expert_gate=True),
             small_mixture(num_experts=8, shared_expert=shared, router=corrected_router),
             small_mixture(expert=ungated, shared_expert=shared, latent=Latent(moe_latent_size=8, bias=True)),
@@ -601,6 +612,8 @@ def _reference() -> type[nn.Module]:
                 self.shared_expert = spec.shared_expert.reference(context)
             if spec.shared_expert_gate:
                 self.shared_expert_gate = nn.Linear(hidden, 1, bias=False)
+            if spec.shared_expert_mix:
+                self.shared_expert_mix = nn.Linear(hidden, 2)
             if spec.output_bias:
                 self.output_bias = vector(torch.zeros(hidden))
 
@@ -618,6 +631,9 @@ def _reference() -> type[nn.Module]:
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
                 shared_output = self.shared_expert(x)
+                if hasattr(self, "shared_expert_mix"):
+                    shares = self.shared_expert_mix(x).softmax(-1)
+                    y, shared_output = shares[..., :1] * y, shares[..., 1:] * shared_output
                 gated = hasattr(self, "shared_expert_gate")
                 y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
             out: Tensor = y + self.output_bias.weight if hasattr(self, "output_bias") else y
