@@ -37,6 +37,7 @@ OTHER_NAMES = {
     "cogvlm2": "cogvlm",
     "joyai_llm_flash": "deepseek_v3",
     "llava_qwen2": "llava_qwen",
+    "klear": "Klear",
     "youtu_llm": "youtu",
     "LLaVAOneVision1_5_text": "qwen3",
 }

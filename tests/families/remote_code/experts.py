@@ -38,6 +38,21 @@ LING2: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 0,
 }
+RING: dict[str, Any] = {
+    **LING2,
+    "model_type": "bailing_moe_linear",
+    "num_hidden_layers": 5,
+    "layer_group_size": 2,
+    "group_norm_size": 2,
+}
+KLEAR: dict[str, Any] = {
+    "model_type": "Klear",
+    **SMALL,
+    "moe_intermediate_size": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+}
 SARVAM: dict[str, Any] = {
     "model_type": "sarvam_mla",
     **SMALL,
