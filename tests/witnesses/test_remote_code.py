@@ -352,3 +352,29 @@ def test_kimi_k3_has_its_published_figures() -> None:
         names=names.names(spec.tree(), spec.kind),
     )
     assert round(stored.total / 1e12, 4) == 1.5608
+
+
+@pytest.mark.parametrize(
+    ("cls", "head"),
+    [
+        ("Qwen2ForRewardModel", 32 * 32 + 32 + 32 + 1),
+        ("Qwen2ForProcessRewardModel", 32 * 32 + 32 + 2 * 32 + 2),
+        ("InternLM2ForRewardModel", 32),
+    ],
+)
+def test_a_reward_model_of_code_has_the_head_of_its_class(cls: str, head: int) -> None:
+    """qwen2_rm.py and internlm2.py of vLLM: linear layers, ReLU and a score; or a score without a bias."""
+    kind = "internlm2" if cls.startswith("Intern") else "qwen2"
+    config = {
+        "model_type": kind,
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        **({"bias": False} if kind == "internlm2" else {}),
+    }
+    scored, plain = (spec_of({**config, "architectures": [name]}) for name in (cls, "Model"))
+    assert params(scored).total - params(plain).total == head
+    assert verify_reference(scored, batch=2).ok

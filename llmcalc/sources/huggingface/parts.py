@@ -274,6 +274,14 @@ def labels(config: Config) -> int:
     return config.size("num_labels") if config.has("num_labels") or "num_labels" in config.defaults else 2
 
 
+REWARD_HEADS: dict[str, Table] = {
+    "Qwen2ForRewardModel": {"num_labels": 1, "transform": {"hidden_act": "relu", "norm": None}},
+    "Qwen2ForProcessRewardModel": {"num_labels": 2, "transform": {"hidden_act": "relu", "norm": None}},
+    "InternLM2ForRewardModel": {"num_labels": 1, "bias": False},
+}
+"""Class of a reward model → its head, which scores every token (vllm/model_executor/models/qwen2_rm.py, internlm2.py)."""
+
+
 def head_table(config: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
     """Returns the head that the config's architecture names.
 
@@ -290,6 +298,8 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
                 "language-model head)"
             )
         return {"type": "none"}
+    if config.head == "classification" and name in REWARD_HEADS:
+        return {"type": "classification", "over": "token", **REWARD_HEADS[name]}
     if config.head == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
