@@ -128,6 +128,8 @@ class Family:
     like: the model type whose `transformers` class computes it, if it has no class of its own.
     code: the published source of its class, if that is code of the model's own repository (`auto_map`). It is never
         run: the witnesses of such a family are the reference and the sizes of published checkpoints.
+    projection: for a class that projects the hidden state of every token to a vector (ColPali) around a wrapper of
+        images, the field with the vector's size and its default; none by default.
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
         wrapper's, the text's, either that is true, or `never` if it ties nothing.
     filled: defaults that the wrapper's class adds to its `text_config`.
@@ -169,6 +171,7 @@ class Family:
     unread: frozenset[str] = frozenset()
     like: str | None = None
     code: str = ""
+    projection: tuple[str, int] | None = None
     ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
     filled: Mapping[str, Any] = field(default_factory=dict)
     passed: Mapping[str, tuple[str, str, int]] = field(default_factory=dict)

@@ -279,7 +279,7 @@ REWARD_HEADS: dict[str, Table] = {
     "Qwen2ForProcessRewardModel": {"num_labels": 2, "transform": {"hidden_act": "relu", "norm": None}},
     "InternLM2ForRewardModel": {"num_labels": 1, "bias": False},
 }
-"""Class of a reward model → its head, which scores every token (vllm/model_executor/models/qwen2_rm.py, internlm2.py)."""
+"""Class of a reward model → its head, which scores every token (qwen2_rm.py and internlm2.py of vLLM)."""
 
 
 def head_table(config: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:

@@ -405,6 +405,16 @@ def _builds_towers(kind: str, wrapper_config: Mapping[str, Any]) -> bool:
     return family.text is not None and not cls.endswith("ForCausalLM")
 
 
+def _projected(
+    wrapper: str, wrapper_config: Mapping[str, Any], field: str, default: int
+) -> tuple[str, Mapping[str, Any], int]:
+    """Returns the model type and the config that a class with a projection wraps, and the size of its vectors."""
+    section = wrapper_config[family_of(wrapper).text_section]
+    inner = usual_name(section.get("model_type") or str(family_of(wrapper).text))
+    size = Config(wrapper_config, {field: default}, wrapper).size(field)
+    return inner, {**section, "architectures": []}, size
+
+
 class Reading(NamedTuple):
     """The result of reading a config.
 
@@ -444,7 +454,7 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
             f"{location}model_type: '{kind}' wraps a text model, but the config has no {family.text_section}"
         )
     generates = family_of(wrapper).generates or family_of(wrapper).decodes
-    stated_head = "lm" if generates else head_of(wrapper_config)
+    stated_head = "lm" if generates else "none" if family_of(wrapper).projection else head_of(wrapper_config)
     config = config_of(data, kind, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)
@@ -458,6 +468,10 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
         f"{name}: {tower_notes.format(shown(data[name]))}" for name, tower_notes in uncounted.items() if data.get(name)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
+    projection = family_of(wrapper).projection
+    if projection is not None:
+        wrapper, wrapper_config, size = _projected(wrapper, wrapper_config, *projection)
+        model["head"] = {"type": "projection", "size": size, "bias": True}
     if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers
 

@@ -14,7 +14,7 @@ from ...family import Family
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
 
 STATES = 3
-"""The number of hidden states that EAGLE-3 reads unless the config lists their layers; ModelOpt writes an empty list."""
+"""The number of hidden states that EAGLE-3 reads unless the config lists their layers (ModelOpt lists none)."""
 
 
 def _eagle(config: Config) -> Table:

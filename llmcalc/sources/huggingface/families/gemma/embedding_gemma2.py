@@ -108,8 +108,6 @@ FAMILIES = {
             "per_layer_embedding": "ple",
             "per_layer_embedding.projection": "per_layer_model_projection",
             "per_layer_embedding.norm": "per_layer_projection_norm",
-            "projection": "",
-            "projection.proj": "embedding_projection",
         },
     ),
     "embedding_gemma2": Family(
