@@ -399,29 +399,12 @@ class Stack(Component):
                 pattern=("shares",),
                 per_layer_embedding=table,
             ),
-            cls(
-                num_hidden_layers=2,
-                block=gemma_layer,
-                per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rms),
-            ),
             cls(num_hidden_layers=2, block=block, final_norm=Norm(type="rmsnorm")),
             cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3), final_norm=rms),
             cls(
                 num_hidden_layers=2,
                 block=hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5),
                 streams=HyperStreams(hc_mult=3),
-            ),
-            cls(
-                num_hidden_layers=4,
-                block=block_residual_example(attention_blocks=1, starts_block=False),
-                variants={
-                    "first": block_residual_example(),
-                    "second": block_residual_example(attention_blocks=1, feed_forward_blocks=2),
-                    "last": block_residual_example(attention_blocks=2, feed_forward_blocks=2, starts_block=False),
-                },
-                first_layers=("first", BASE, "second", "last"),
-                streams=BlockResiduals(blocks=2, norm=rms),
-                final_norm=rms,
             ),
             cls(
                 num_hidden_layers=2,
@@ -449,6 +432,23 @@ class Stack(Component):
                 variants=kinds,
                 pattern=(BASE, BASE, "wide"),
                 shared_layers=(BASE, "wide"),
+            ),
+            cls(
+                num_hidden_layers=4,
+                block=block_residual_example(attention_blocks=1, starts_block=False),
+                variants={
+                    "first": block_residual_example(),
+                    "second": block_residual_example(attention_blocks=1, feed_forward_blocks=2),
+                    "last": block_residual_example(attention_blocks=2, feed_forward_blocks=2, starts_block=False),
+                },
+                first_layers=("first", BASE, "second", "last"),
+                streams=BlockResiduals(blocks=2, norm=rms),
+                final_norm=rms,
+            ),
+            cls(
+                num_hidden_layers=2,
+                block=gemma_layer,
+                per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rms),
             ),
         ]
 

@@ -131,8 +131,8 @@ def _references() -> dict[str, type[nn.Module]]:
             normed: Tensor = self.norm(projected.unflatten(-1, (-1, self.width)))
             if table_vectors is None:
                 return normed
-            vectors = normed + table_vectors.unflatten(-1, (-1, self.width))
-            return vectors * 2**-0.5
+            vectors: Tensor = (normed + table_vectors.unflatten(-1, (-1, self.width))) * 2**-0.5
+            return vectors
 
     class Gate(nn.Module):
         """The gated vector of one layer. x: [batch, tokens, hidden] → the term added to x."""

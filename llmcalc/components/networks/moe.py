@@ -316,7 +316,6 @@ class MoE(Network):
             small_mixture(num_experts=6),
             small_mixture(num_experts_per_tok=1, expert=ungated, router=LinearRouter(bias=True)),
             small_mixture(output_bias=True),
-            small_mixture(shared_expert=shared, shared_expert_mix=True),
             small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared, shared_expert_gate=True),
             small_mixture(num_experts=8, shared_expert=shared, router=corrected_router),
             small_mixture(expert=ungated, shared_expert=shared, latent=Latent(moe_latent_size=8, bias=True)),
@@ -344,6 +343,7 @@ class MoE(Network):
                 latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
             ),
             small_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
+            small_mixture(shared_expert=shared, shared_expert_mix=True),
         ]
 
 

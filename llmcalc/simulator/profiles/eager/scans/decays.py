@@ -10,11 +10,12 @@ from .....flow.program import Step
 from .....ops import DecayScan, LightningCore, MatrixMemory
 from ....published import lightning_attn, mlstm_kernels, rwkv
 from ....tensor import FLOAT32, INT64, Tensor
+from ..attention import AttentionKernels
 from .module_steps import Steps
 from .modules import ScanModules
 
 
-class DecayKernels(ScanModules):
+class DecayKernels(AttentionKernels, ScanModules):
     """Kernels of lightning attention, mLSTM and RWKV-4."""
 
     @compared(PUBLISHED)
