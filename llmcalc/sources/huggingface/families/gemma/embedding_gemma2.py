@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...absent import present
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -27,9 +28,9 @@ from ...parts import (
     rmsnorm,
     stack_of_layers,
 )
-from .gemma import local_theta
+from .gemma import LOCAL_THETA_WRITES, local_theta
 from .gemma3n import PER_LAYER_MODULES
-from .gemma4 import TOWER_MODULES, head_sizes
+from .gemma4 import TOWER_MODULES, full_attention, head_sizes, sliding_attention
 
 
 def _embedding_gemma2(config: Config) -> Table:
@@ -99,6 +100,16 @@ FAMILIES = {
         _embedding_gemma2,
         DEFAULTS,
         frozenset({"global_head_dim", "num_global_key_value_heads", "sliding_window_pattern"}),
+        writes={
+            **LOCAL_THETA_WRITES,
+            "head_dim": lambda s: sliding_attention(s)[2],
+            "num_key_value_heads": lambda s: sliding_attention(s)[1],
+            "global_head_dim": lambda s: full_attention(s).sizes(s.spec.hidden_size)[2],
+            "num_global_key_value_heads": lambda s: full_attention(s).sizes(s.spec.hidden_size)[1],
+            "hidden_size_per_layer_input": lambda s: present(s.first.per_layer_embedding).hidden_size_per_layer_input,
+            "embedding_dim": lambda s: s.spec.head.size,
+            "sliding_window": lambda s: (present(s.window) - 1) // 2,
+        },
         modules={
             **PER_LAYER_MODULES,
             "per_layer_input": "ple_block",

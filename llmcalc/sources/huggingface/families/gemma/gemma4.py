@@ -195,19 +195,19 @@ IGNORED = frozenset(
 )
 
 
-def _full_attention(facts: Facts) -> Any:
+def full_attention(facts: Facts) -> Any:
     """Returns the attention of a layer without a window."""
     return facts.find(Attention, condition=lambda part: part.sliding_window is None)
 
 
-def _sliding_attention(facts: Facts) -> Any:
+def sliding_attention(facts: Facts) -> Any:
     """Returns the attention of the first layer with a window, or of the first layer if no layer has one."""
     return (facts.typed("attention") if facts.window is None else facts.sliding).sizes(facts.spec.hidden_size)
 
 
 def _full_kv_heads(facts: Facts) -> int | None:
     """Returns the key/value heads of full layers, if they differ from those of the other layers."""
-    kv_heads: int | None = _full_attention(facts).num_key_value_heads
+    kv_heads: int | None = full_attention(facts).num_key_value_heads
     return kv_heads if kv_heads != facts.mixers[0].num_key_value_heads else None
 
 
@@ -260,11 +260,11 @@ FAMILIES = {
         IGNORED,
         writes={
             **LOCAL_THETA_WRITES,
-            "head_dim": lambda s: _sliding_attention(s)[2],
-            "num_key_value_heads": lambda s: _sliding_attention(s)[1],
-            "global_head_dim": lambda s: _full_attention(s).sizes(s.spec.hidden_size)[2],
+            "head_dim": lambda s: sliding_attention(s)[2],
+            "num_key_value_heads": lambda s: sliding_attention(s)[1],
+            "global_head_dim": lambda s: full_attention(s).sizes(s.spec.hidden_size)[2],
             "num_global_key_value_heads": _full_kv_heads,
-            "attention_k_eq_v": lambda s: _full_attention(s).attention_k_eq_v,
+            "attention_k_eq_v": lambda s: full_attention(s).attention_k_eq_v,
             "num_kv_shared_layers": sharing,
             "use_double_wide_mlp": _has_wider_ffn,
             "hidden_size_per_layer_input": _per_layer,
