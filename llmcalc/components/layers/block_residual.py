@@ -1,7 +1,7 @@
 """Block attention residuals: sublayers read a weighted sum of the residual streams of all blocks of layers.
 
 Kimi Team 2026 (Attention Residuals), used by Kimi K3 (arXiv:2607.24653, §2.2). Layers form blocks. The sublayers of a
-block add to one running sum; the sum of a finished block is kept. Before each sublayer, softmax attention over the kept
+block add to one running sum; the sum of a finished block stays. Before each sublayer, softmax attention over these
 sums and the running one, with one learned query per sublayer, gives the sublayer's input.
 """
 
@@ -34,13 +34,17 @@ SOURCE = "Kimi Team 2026 (arXiv:2607.24653), §2.2"
 MOST_BLOCKS = 1000
 
 
-def _record_mix(f: Flow, name: str, x: Value, kept: int, norm: Norm) -> Value:
-    """Records the weighted sum of the kept sums and the running one. x: the running sum. kept: the number kept."""
-    if not kept:
+def _record_mix(f: Flow, name: str, x: Value, block_count: int, norm: Norm) -> Value:
+    """Records the weighted sum of the sums of finished blocks and the running one.
+
+    x: the running sum. block_count: the number of finished blocks.
+    """
+    if not block_count:
         return x
-    (hidden,), sources, single = x.axes, Axis("sources", kept + 1), Axis("one", 1)
+    (hidden,), sources, single = x.axes, Axis("sources", block_count + 1), Axis("one", 1)
     with f.scope(name, kind="residual", source=SOURCE):
-        values = f.cat(f.copies(x, Axis("sources", kept)), x.view(Axis("sources", 1), hidden), axes=(sources, hidden))
+        earlier_sums = f.copies(x, Axis("sources", block_count))  # as large as those of other layers
+        values = f.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(sources, hidden))
         f.hold(values=values)
         keys = f.norm("norm", values, norm, (hidden,))
         f.hold(keys=keys)
@@ -90,12 +94,12 @@ class BlockResidualLayer(WholeLayer):
         return SOURCE
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, part, kept in (
+        for name, part, block_count in (
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
             assert isinstance(part, Component)
-            sublayer_input = _record_mix(f, f"{name}_residual", x, kept, self.norm)
+            sublayer_input = _record_mix(f, f"{name}_residual", x, block_count, self.norm)
             f.hold(x=x, read=sublayer_input)
             y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, sublayer_input))
             f.hold(y=y)
@@ -115,7 +119,7 @@ class BlockResidualLayer(WholeLayer):
 class BlockResiduals(ResidualStreams):
     """The residual sums of blocks of layers, and their weighted sum after the last layer.
 
-    blocks: the number of blocks whose sums are kept when the last layer has run.
+    blocks: the number of blocks whose sums the output reads when the last layer has run.
     norm: the norm on the sums, of which the scores are computed.
     """
 
@@ -179,15 +183,15 @@ def _references() -> dict[str, type[nn.Module]]:
             return (shares[..., None, :] @ values).squeeze(-2)
 
     class Mix(nn.Module):
-        """Attends over residual sums. kept: earlier sums, x: the running one, each [batch, tokens, hidden] → same."""
+        """Attends over residual sums. block_sums: earlier ones, x: the running one, each [batch, tokens, hidden] → same."""
 
         def __init__(self, norm: Norm, context: Context) -> None:
             super().__init__()
             self.norm, self.proj = norm.reference(context), vector(torch.zeros(context.hidden_size))
             self.scores, self.mix = Scores(), WeightedSum()
 
-        def forward(self, kept: list[Tensor], x: Tensor) -> Tensor:
-            values = torch.stack([*kept, x], 2)
+        def forward(self, block_sums: list[Tensor], x: Tensor) -> Tensor:
+            values = torch.stack([*block_sums, x], 2)
             mixed: Tensor = self.mix(self.scores(self.norm(values), self.proj.weight).softmax(-1), values)
             return mixed
 
@@ -197,12 +201,12 @@ def _references() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: BlockResidualLayer, context: Context) -> None:
             super().__init__()
             self.spec = spec
-            for name, part, kept in (
+            for name, part, block_count in (
                 ("self_attn", spec.attention, spec.attention_blocks),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
                 assert isinstance(part, Component)
-                if kept:
+                if block_count:
                     self.add_module(f"{name}_residual", Mix(spec.norm, context))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
                 self.add_module(name, part.reference(context))
@@ -210,9 +214,9 @@ def _references() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             sums: list[Tensor] = run.memo["block_sums"]
             spec = self.spec
-            for name, kept in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
-                assert len(sums) == kept, f"a layer that reads {kept} blocks stands above {len(sums)}"
-                sublayer_input = self.get_submodule(f"{name}_residual")(sums, x) if kept else x
+            for name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
+                assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
+                sublayer_input = self.get_submodule(f"{name}_residual")(sums, x) if block_count else x
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), run)
                 starts = name == "self_attn" and spec.starts_block
                 if starts:
