@@ -183,7 +183,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return (shares[..., None, :] @ values).squeeze(-2)
 
     class Mix(nn.Module):
-        """Attends over residual sums. block_sums: earlier ones, x: the running one, each [batch, tokens, hidden] → same."""
+        """Attends over residual sums. block_sums: earlier ones, x: the running one; each [batch, tokens, hidden]."""
 
         def __init__(self, norm: Norm, context: Context) -> None:
             super().__init__()
