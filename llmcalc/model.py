@@ -370,13 +370,15 @@ class ModelSpec(Part):
             f.hold(pooled=values_read["pooler"])
         output_states = x
         if self.top_size is not None:
-            kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
-            rows = x.rows if self.head.type == "none" else LOGITS
+            kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
+            rows = x.rows if self.head.type in ("none", "projection") else LOGITS
             x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind)
         f.result = x
         if self.head.type == "classification":
             pooled_vector = values_read.get("pooler", x) if self.head.over == "sequence" else x
             f.result = f.part("classifier", self.head, pooled_vector)
+        if self.head.type == "projection":
+            f.result = f.part("projection", self.head, x)
         if isinstance(self.head, LMHead):
             output = table if self.tie_word_embeddings else None
             if self.mtp is not None and output is None:
@@ -452,6 +454,8 @@ def _reference_class() -> type[nn.Module]:
                 self.head_proj = nn.Linear(hidden, mapped_width, bias=False)
             if spec.head.type == "classification":
                 self.classifier = spec.head.reference(Context(mapped_width or hidden))
+            if spec.head.type == "projection":
+                self.projection = spec.head.reference(Context(mapped_width or hidden))
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(Context(hidden), spec.vocab_size, spec.embedding_size)
                 output: Any = self.lm_head if spec.head.transform is None else self.lm_head.decoder
@@ -560,6 +564,9 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "classifier"):
                 of_tokens: Tensor = self.classifier(head_input)
                 return of_tokens
+            if hasattr(self, "projection"):
+                vectors: Tensor = self.projection(head_input)
+                return vectors
             logits: Tensor = self.lm_head(head_input) if hasattr(self, "lm_head") else head_input
             return logits
 

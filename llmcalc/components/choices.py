@@ -58,6 +58,7 @@ HEADS = PartChoice(
     {
         "lm": "head:LMHead",
         "classification": "classifier:Classifier",
+        "projection": "projection_head:ProjectionHead",
         "none": "no_head:NoHead",
     },
 )
@@ -79,6 +80,7 @@ LAYERS = PartChoice(
         "bottleneck": "layers.bottleneck:BottleneckLayer",
         "dense_residual": "layers.dense_residual:DenseResidualLayer",
         "residual_gate": "layers.residual_gate:ResidualGateLayer",
+        "block_residual": "layers.block_residual:BlockResidualLayer",
     },
 )
 """Every kind of layer in a stack."""
@@ -89,6 +91,7 @@ STREAMS = PartChoice(
         "altup": "layers.altup:AltUp",
         "hyper": "layers.hyper:HyperStreams",
         "target_states": "target_states:TargetStates",
+        "block_residual": "layers.block_residual:BlockResiduals",
     },
 )
 """Parts that start the residual stream from something else than the embedding alone, or split it into several before

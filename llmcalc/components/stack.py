@@ -354,6 +354,7 @@ class Stack(Component):
     @classmethod
     def examples(cls) -> list[Self]:
         from .layers.altup import AltUp, AltUpLayer
+        from .layers.block_residual import BlockResiduals, block_residual_example
         from .layers.draft import draft_example
         from .layers.gemma4 import Gemma4Layer
         from .layers.hyper import HyperStreams, hyper_example
@@ -441,6 +442,23 @@ class Stack(Component):
                 variants=kinds,
                 pattern=(BASE, BASE, "wide"),
                 shared_layers=(BASE, "wide"),
+            ),
+            cls(
+                num_hidden_layers=4,
+                block=block_residual_example(attention_blocks=1, starts_block=False),
+                variants={
+                    "first": block_residual_example(),
+                    "second": block_residual_example(attention_blocks=1, feed_forward_blocks=2),
+                    "last": block_residual_example(attention_blocks=2, feed_forward_blocks=2, starts_block=False),
+                },
+                first_layers=("first", BASE, "second", "last"),
+                streams=BlockResiduals(blocks=2, norm=rms),
+                final_norm=rms,
+            ),
+            cls(
+                num_hidden_layers=2,
+                block=gemma_layer,
+                per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rms),
             ),
         ]
 
@@ -564,7 +582,7 @@ def _reference_class() -> type[nn.Module]:
                     y = self.get_submodule("side_convolution")(x, y)
                 x = y
             for streams in self._streams:
-                x = streams.merge_streams(x)
+                x = streams.merge_streams(x, run)
             x = apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
             if hasattr(self, "pooler"):
                 self.pooler(x.detach())

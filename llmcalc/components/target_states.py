@@ -158,7 +158,7 @@ def _reference_class() -> type[nn.Module]:
             run.memo["target_states"] = projected
             return x if self.start == "embedding" else projected
 
-        def merge_streams(self, x: Tensor) -> Tensor:
+        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
             return x
 
     return Holder

@@ -43,6 +43,8 @@ USUAL: Mapping[str, str] = {
     "lm_head": "lm_head | language_model.lm_head",
     "classifier": "classifier | score | qa_outputs",
     "classifier.out_proj": "out_proj | .score | .classifier | .qa_outputs",
+    "projection": "embedding_projection | embedding_proj_layer",
+    "projection.proj": ".embedding_projection | .embedding_proj_layer",
 }
 """Names that most classes use instead of the reference's: those of Llama's class and classes modelled on it."""
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..algebra import Number
 from ..components.base import TokenMixer
-from ..components.no_head import NoHead
 from ..costs.context_length import learned_positions
 from ..costs.flops import forward_of, step_of
 from ..costs.params import buffers_of, total_of
@@ -270,7 +269,7 @@ def _checks(
         return
 
     store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
-    has_head = not isinstance(spec.head, NoHead)
+    has_head = spec.head.type in ("lm", "classification")
     prefill, _ = count_flops(module, lambda: [module(ids, source, store=store, last_only=has_head)])
     yield from against(
         "prefill_flops", forward_of, with_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")

@@ -30,6 +30,7 @@ from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
+from llmcalc.components.projection_head import ProjectionHead
 from llmcalc.components.proposal import Proposal
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import Stem
@@ -218,7 +219,9 @@ def test_decoding_from_the_cache_gives_the_full_pass(example: Component) -> None
         pieces = [net(ids[:, :4], source, store=store)]
         pieces += [net(ids[:, i : i + 1], store=store, past=i) for i in range(4, 13)]
     proposed = spec.vocab_size if not isinstance(spec.head, LMHead) else spec.head.draft_vocab_size or spec.vocab_size
-    assert at_once.shape == (2, 13, spec.head.num_labels if isinstance(spec.head, Classifier) else proposed)
+    sizes = {Classifier: "num_labels", ProjectionHead: "size"}
+    proposed = getattr(spec.head, sizes.get(type(spec.head), ""), proposed)
+    assert at_once.shape == (2, 13, proposed)
     torch.testing.assert_close(torch.cat(pieces, 1), at_once, atol=2e-5, rtol=1e-4)
 
 

@@ -19,10 +19,13 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
+from llmcalc.costs.quantization import quantized_size, scheme_of_config
 from llmcalc.errors import InputError
+from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read
 from llmcalc.witnesses.reference import verify_reference
 from tests.builders import WITH_CLASSES, fields_of, spec_of
+from tests.families.remote_code.kimi_k3 import TEXT as KIMI_K3
 from tests.samples import sampled
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "remote_code.json").read_text())
@@ -90,11 +93,12 @@ def test_encoders_agree_with_the_reference(name: str) -> None:
 def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
-    MiniCPM-o's is MiniCPM-V's. Phi-3-vision's is as large as its class states, and compared with a published total.
+    MiniCPM-o's is MiniCPM-V's. Phi-3-vision's is as large as its class states, and compared with a published total, as
+    Kimi K3's is.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
-        *(config["model_type"] for config in ENCODERS.values()), "deepseek_vl_v2", "minicpmo", "phi3_v"
+        *(config["model_type"] for config in ENCODERS.values()), "deepseek_vl_v2", "kimi_k3", "minicpmo", "phi3_v"
     }  # fmt: skip
 
 
@@ -320,3 +324,57 @@ def test_the_weights_of_images_in_the_layers_of_cogvlm_are_named() -> None:
     assert llmcalc.params(config).total == 8_030_261_248
     assert [note for note in llmcalc.load(config).notes if f"{32 * layer:,} parameters" in note]
     assert 32 * layer == 6_979_518_464
+
+
+def test_kimi_k3_has_its_published_figures() -> None:
+    """The technical report (arXiv:2607.24653, table 1): 2.78T parameters, 104.2B active, an encoder of 401M.
+
+    The active ones are counted without the embedding. The checkpoint takes 1.5609 TB: its experts are in MXFP4, and its
+    latent projections are not, although its `quantization_config` does not list them.
+    """
+    record = json.loads((Path(__file__).parents[1] / "data" / "kimi_k3.json").read_text())
+    description = llmcalc.load(record["config"])
+    count = llmcalc.params(description)
+    assert count.total == 2_779_484_379_232
+    assert round((count.active - count.embedding) / 1e9, 1) == 104.2
+    spec, projector = description.model, 4096 * 4096 + 4096 * 7168 + 7168
+    encoder = llmcalc.params(description, with_towers=True).total - count.total - projector
+    assert round(encoder / 1e6) == 401
+    vision = {**record["config"]["vision_config"], "text_hidden_size": KIMI_K3["hidden_size"]}
+    small = spec_of({**record["config"], "text_config": KIMI_K3, "vision_config": vision})
+    assert small.towers
+    assert verify_reference(small, batch=2).ok
+    names = checkpoint_of(record["config"])
+    stored = quantized_size(
+        spec,
+        scheme_of_config(names.config),
+        include=frozenset({"towers"}),
+        names=names.names(spec.tree(), spec.kind),
+    )
+    assert round(stored.total / 1e12, 4) == 1.5608
+
+
+@pytest.mark.parametrize(
+    ("cls", "head"),
+    [
+        ("Qwen2ForRewardModel", 32 * 32 + 32 + 32 + 1),
+        ("Qwen2ForProcessRewardModel", 32 * 32 + 32 + 2 * 32 + 2),
+        ("InternLM2ForRewardModel", 32),
+    ],
+)
+def test_a_reward_model_of_code_has_the_head_of_its_class(cls: str, head: int) -> None:
+    """qwen2_rm.py and internlm2.py of vLLM: linear layers, ReLU and a score; or a score without a bias."""
+    kind = "internlm2" if cls.startswith("Intern") else "qwen2"
+    config = {
+        "model_type": kind,
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        **({"bias": False} if kind == "internlm2" else {}),
+    }
+    scored, plain = (spec_of({**config, "architectures": [name]}) for name in (cls, "Model"))
+    assert params(scored).total - params(plain).total == head
+    assert verify_reference(scored, batch=2).ok

@@ -238,7 +238,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             streams: Tensor = self.streams_in(x)
             return streams
 
-        def merge_streams(self, x: Tensor) -> Tensor:
+        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
             stream: Tensor = self.streams_out(x)
             return stream
 

@@ -262,7 +262,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def split_streams(self, x: Tensor, run: Run) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
-        def merge_streams(self, x: Tensor) -> Tensor:
+        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
             stream: Tensor = self.hyper_streams(x)
             return stream
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class PerLayerEmbedding(StackPart):
     """An embedding table with the vectors of all layers, and a projection of the token embedding that is added to them.
 
-    vocab_size_per_layer_input: the number of rows of the table; a token beyond them uses the first row.
+    vocab_size_per_layer_input: the number of rows of the table; a token beyond them uses the first row. None (default)
+        for the projection alone (EmbeddingGemma 2).
     hidden_size_per_layer_input: the width of one layer's vector.
     norm: the norm on each layer's part of the projection.
     """
@@ -33,7 +34,7 @@ class PerLayerEmbedding(StackPart):
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
-    vocab_size_per_layer_input: PerLayerVocab
+    vocab_size_per_layer_input: PerLayerVocab | None = None
     hidden_size_per_layer_input: PerLayer
     norm: Norm
 
@@ -51,11 +52,15 @@ class PerLayerEmbedding(StackPart):
     def flow(self, f: Flow, x: Value, layers: Number = 1) -> Value:
         vector_axes = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
         vocab, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
-        table_vectors, _ = f.table("embed", Axis("vocab", vocab), *vector_axes, of=x.rows, by="known ids")
-        table_vectors = f.scale(table_vectors, width**0.5)
+        table_vectors = None
+        if vocab is not None:
+            table_vectors, _ = f.table("embed", Axis("vocab", vocab), *vector_axes, of=x.rows, by="known ids")
+            table_vectors = f.scale(table_vectors, width**0.5)
         projected = f.scale(f.linear("projection", x, *vector_axes), x.width**-0.5)
-        f.hold(looked_up=table_vectors, mapped=projected)
+        f.hold(mapped=projected, **({} if table_vectors is None else {"looked_up": table_vectors}))
         normed = f.norm("norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.source())
+        if table_vectors is None:
+            return normed
         vectors = f.add(normed, table_vectors)
         f.hold(both=vectors)
         return f.scale(vectors, 2**-0.5)
@@ -115,18 +120,22 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 spec.hidden_size_per_layer_input,
                 context.hidden_size,
             )
-            self.embed = nn.Embedding(self.rows, layers * self.width)
+            if self.rows is not None:
+                self.embed = nn.Embedding(self.rows, layers * self.width)
             self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
             self.norm = spec.norm.reference(Context(self.width))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            assert run.ids is not None, "per-layer embeddings are looked up by token"
-            table_vectors = self.embed(run.ids * (run.ids < self.rows)) * self.width**0.5
+            table_vectors = None
+            if self.rows is not None:
+                assert run.ids is not None, "per-layer embeddings are looked up by token"
+                table_vectors = self.embed(run.ids * (run.ids < self.rows)) * self.width**0.5
             projected = self.projection(x) * self.hidden**-0.5
-            vectors: Tensor = self.norm(projected.unflatten(-1, (-1, self.width))) + table_vectors.unflatten(
-                -1, (-1, self.width)
-            )
-            return vectors * 2**-0.5
+            normed: Tensor = self.norm(projected.unflatten(-1, (-1, self.width)))
+            if table_vectors is None:
+                return normed
+            vectors: Tensor = (normed + table_vectors.unflatten(-1, (-1, self.width))) * 2**-0.5
+            return vectors
 
     class Gate(nn.Module):
         """The gated vector of one layer. x: [batch, tokens, hidden] → the term added to x."""

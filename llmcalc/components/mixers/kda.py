@@ -1,8 +1,8 @@
 """Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692, §3): a delta rule with a separate decay for each key channel.
 
 It is like Gated DeltaNet otherwise, except that key and value heads are equal in number, and low-rank projections make
-the decay and the output gate, which is a sigmoid. In Ling 3 these projections have full rank. transformers:
-models/kimi_linear, models/bailing_hybrid.
+the decay and the output gate, which is a sigmoid. In Ling 3 these projections have full rank, in Kimi K3 the gate's.
+transformers: models/kimi_linear, models/bailing_hybrid.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class KimiDeltaAttention(TokenMixer):
     linear_head_dim: the size of a query, key or value head.
     linear_conv_kernel_dim: the kernel size of the convolution, 4 by default.
     low_rank_gates: whether the projections of decay and output gate have rank linear_head_dim, true by default.
+    full_rank_output_gate: whether the output gate's projection has full rank although low_rank_gates is true, false by
+        default.
     kda_lower_bound: the lower bound of the log decay; None (default) where it has no bound.
     chunk_size: the number of tokens computed at once, 64 by default; FLOPs depend on it, the state does not.
     norm_eps: the ε of the norm on the output, 1e-5 by default.
@@ -69,6 +71,7 @@ class KimiDeltaAttention(TokenMixer):
     linear_head_dim: LinearHeadDim
     linear_conv_kernel_dim: Kernel = 4
     low_rank_gates: Flag = True
+    full_rank_output_gate: Flag = False
     kda_lower_bound: Real | None = Field(default=None, lt=0)
     chunk_size: ChunkSize = CHUNK
     norm_eps: Real = Field(default=1e-5, ge=0)
@@ -77,6 +80,8 @@ class KimiDeltaAttention(TokenMixer):
     def _check_fields(self) -> Self:
         if self.chunk_size == 1:
             raise ValueError("chunk_size: chunks of 1 have no system to solve, as is counted; expected at least 2")
+        if self.full_rank_output_gate and not self.low_rank_gates:
+            raise ValueError("full_rank_output_gate: without low_rank_gates both gates have full rank; expected false")
         return self
 
     def heads(self, width: Number) -> HeadSizes:
@@ -112,6 +117,10 @@ class KimiDeltaAttention(TokenMixer):
         y = f.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
         return f.linear("o_proj", f.mul(y, f.act(self._gate(f, "g", x, all_heads), "sigmoid")), *x.axes)
 
+    def _has_low_rank(self, letter: str) -> bool:
+        """Whether a gate's projection has low rank. letter: `f` for the decay, `g` for the output gate."""
+        return self.low_rank_gates and not (letter == "g" and self.full_rank_output_gate)
+
     def _decay(self, f: Flow, x: Value, all_heads: Shape) -> Value:
         """Returns the log decay of each channel of the state."""
         heads, *_ = all_heads
@@ -123,7 +132,7 @@ class KimiDeltaAttention(TokenMixer):
 
     def _gate(self, f: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
         """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
-        if not self.low_rank_gates:
+        if not self._has_low_rank(letter):
             return f.linear(f"{letter}_proj", x, *all_heads)
         low_rank = f.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
         return f.linear(f"{letter}_b_proj", low_rank, *all_heads)
@@ -140,6 +149,7 @@ class KimiDeltaAttention(TokenMixer):
             cls(linear_num_heads=3, linear_head_dim=6),
             cls(linear_num_heads=2, linear_head_dim=8, linear_conv_kernel_dim=3, chunk_size=4),
             cls(linear_num_heads=2, linear_head_dim=5, low_rank_gates=False, kda_lower_bound=-5.0),
+            cls(linear_num_heads=3, linear_head_dim=6, full_rank_output_gate=True, kda_lower_bound=-5.0),
         ]
 
 
@@ -161,9 +171,10 @@ def _reference_class() -> type[nn.Module]:
             width = self.heads * head
             self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=False) for _ in range(3))
             self.conv1d = causal_conv_class()(3 * width, spec.linear_conv_kernel_dim, False)
-            self.low_rank, self.lower_bound = spec.low_rank_gates, spec.kda_lower_bound
-            for gate in ("f", "g"):
-                if spec.low_rank_gates:
+            self.lower_bound = spec.kda_lower_bound
+            low_rank = {"f": spec.low_rank_gates, "g": spec.low_rank_gates and not spec.full_rank_output_gate}
+            for gate, is_low_rank in low_rank.items():
+                if is_low_rank:
                     self.add_module(f"{gate}_a_proj", nn.Linear(hidden, head, bias=False))
                     self.add_module(f"{gate}_b_proj", nn.Linear(head, width, bias=False))
                 else:
@@ -182,7 +193,10 @@ def _reference_class() -> type[nn.Module]:
             return heads
 
         def _gate(self, letter: str, x: Tensor) -> Tensor:
-            for name in (f"{letter}_a_proj", f"{letter}_b_proj") if self.low_rank else (f"{letter}_proj",):
+            names = (
+                (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
+            )
+            for name in names:
                 x = self.get_submodule(name)(x)
             return x
 

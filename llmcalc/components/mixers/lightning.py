@@ -15,9 +15,22 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LightningCore
-from ..base import PUBLISHED, ChunkSize, Context, HeadDim, Heads, HeadSizes, PartWitness, TokenMixer, Unscalable
+from ..base import (
+    PUBLISHED,
+    ChunkSize,
+    Context,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    PartWitness,
+    Standing,
+    TokenMixer,
+    Unscalable,
+)
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
+from ..position import Rope
 from ..runtime import Run, state_class
 
 if TYPE_CHECKING:
@@ -31,6 +44,9 @@ class LightningAttention(TokenMixer):
     head_dim: the size of a query, key or value head.
     block_size: the number of tokens computed at once, 256 by default.
     hidden_act: the activation on queries, keys and values, silu by default.
+    qk_norm: the norm on each query and key head, none by default.
+    position: RoPE on queries and keys (Ring-linear), none by default.
+    qkv_bias, o_bias: whether the projections have biases, false by default.
     """
 
     witness: ClassVar[PartWitness] = PUBLISHED
@@ -43,6 +59,18 @@ class LightningAttention(TokenMixer):
     head_dim: HeadDim
     block_size: ChunkSize = 256
     hidden_act: Activation = "silu"
+    qk_norm: Norm | None = None
+    position: Rope | None = None
+    qkv_bias: Flag = False
+    o_bias: Flag = False
+
+    def score_position(self) -> Rope | None:
+        return self.position
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        if self.position is not None:
+            self.position.check_place(place, self.head_dim)
 
     def heads(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
@@ -61,7 +89,8 @@ class LightningAttention(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
-        q, k, v = (f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (f.linear(name, x, *all_heads, bias=self.qkv_bias) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k = self._turned(f, "q_norm", q, dim), self._turned(f, "k_norm", k, dim)
         activated_qkv = f.act(q, self.hidden_act), f.act(k, self.hidden_act), f.act(v, self.hidden_act)
         sizes = q.axes[0].size, dim.size, x.rows
         y = f.alternatives(
@@ -70,7 +99,13 @@ class LightningAttention(TokenMixer):
         )
         f.state("recurrent_state", heads, dim, dim)
         y = f.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
-        return f.linear("o_proj", f.mul(f.act(f.linear("g_proj", x, *all_heads), "sigmoid"), y), *x.axes)
+        gated = f.mul(f.act(f.linear("g_proj", x, *all_heads), "sigmoid"), y)
+        return f.linear("o_proj", gated, *x.axes, bias=self.o_bias)
+
+    def _turned(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
+        """Returns queries or keys after their norm and RoPE. name: that of the norm."""
+        x = x if self.qk_norm is None else f.norm(name, x, self.qk_norm, (dim,))
+        return x if self.position is None else f.rope(x, self.position)
 
     def describe(self, hidden_size: int) -> str:
         return f"lightning attention {self.num_attention_heads} × {self.head_dim}"
@@ -83,6 +118,16 @@ class LightningAttention(TokenMixer):
         return [
             cls(num_attention_heads=3, head_dim=6),
             cls(num_attention_heads=4, head_dim=5, block_size=4, hidden_act="relu"),
+            cls(
+                num_attention_heads=2,
+                head_dim=8,
+                block_size=4,
+                hidden_act="identity",
+                qk_norm=Norm(type="rmsnorm"),
+                position=Rope(),
+                qkv_bias=True,
+                o_bias=True,
+            ),
         ]
 
 
@@ -137,19 +182,30 @@ def _reference_class() -> type[nn.Module]:
                 spec.num_attention_heads * spec.head_dim,
                 spec.hidden_act,
             )
-            self.q_proj, self.k_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
-            self.v_proj, self.g_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
+            self.spec = spec
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=spec.qkv_bias) for _ in range(3))
+            self.g_proj = nn.Linear(hidden, width, bias=False)
+            if spec.qk_norm is not None:
+                self.q_norm, self.k_norm = (norm_reference(spec.qk_norm, spec.head_dim) for _ in range(2))
             self.core, self.recurrent_state = Core(self.heads, spec.block_size), state_class()()
             self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), width)
-            self.o_proj = nn.Linear(width, hidden, bias=False)
+            self.o_proj = nn.Linear(width, hidden, bias=spec.o_bias)
 
-        def _split_heads(self, x: Tensor) -> Tensor:
-            heads: Tensor = activate(self.act, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            return heads
+        def _split_heads(self, letter: str, x: Tensor, run: Run) -> Tensor:
+            """Returns the heads of queries, keys or values, [batch, heads, tokens, d]. x: their projection."""
+            heads: Tensor = x.unflatten(-1, (self.heads, -1))
+            if hasattr(self, f"{letter}_norm"):
+                heads = self.get_submodule(f"{letter}_norm")(heads)
+            heads = heads.transpose(1, 2)
+            if self.spec.position is not None and letter != "v":
+                heads = self.spec.position.rotated(heads, run, run.past)
+            return activate(self.act, heads)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             stored_state = self.recurrent_state.load(run)
-            q, k, v = (self._split_heads(y) for y in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+            projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
+            q, k, v = (self._split_heads(letter, y, run) for letter, y in projections.items())
+            del projections
             out, state = self.core(q, k, v, None if stored_state is None else stored_state[0])
             self.recurrent_state.keep(run, state)
             normed = self.norm(out.transpose(1, 2).flatten(2))

@@ -22,9 +22,12 @@ from ..runtime import Run, apply_dropout, vector
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "gelu_new", "silu", "sigmoid", "tanh", "identity"]
+Activation: TypeAlias = Literal[
+    "relu", "relu2", "gelu", "gelu_tanh", "gelu_new", "silu", "sigmoid", "tanh", "identity", "situ"
+]
 """Names of activations. `gelu_tanh` is GELU's approximation by tanh as one kernel; `gelu_new` computes the same step by
-step (transformers' NewGELUActivation), and the backward pass keeps three of the steps."""
+step (transformers' NewGELUActivation), and the backward pass keeps three of the steps. `situ` is SiLU with a bound,
+β · tanh(x / β) · σ(x) with β = 4 (Kimi K3)."""
 
 GLU_NAMES = {
     "silu": "SwiGLU",
@@ -35,6 +38,7 @@ GLU_NAMES = {
     "sigmoid": "GLU",
     "tanh": "GTU",
     "identity": "bilinear",
+    "situ": "SiTU-GLU",
 }
 PLAIN_NAMES = {
     "relu": "ReLU",
@@ -46,6 +50,7 @@ PLAIN_NAMES = {
     "sigmoid": "sigmoid",
     "tanh": "tanh",
     "identity": "linear",
+    "situ": "SiTU",
 }
 
 
@@ -125,6 +130,7 @@ class FeedForward(SingleWidthNetwork):
             cls(intermediate_size=24, hidden_act="xielu"),
             cls(intermediate_size=20, hidden_act="relu2", gated=True, sub_norm=Norm(type="rmsnorm")),
             cls(intermediate_size=24, hidden_act="gelu_new"),
+            cls(intermediate_size=24, hidden_act="situ", gated=True),
         ]
 
 
@@ -135,6 +141,8 @@ def activate(name: str, x: Tensor) -> Tensor:
 
     if name == "gelu_new":
         return 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3))))
+    if name == "situ":
+        return torch.tanh(x / 4) * 4 * torch.sigmoid(x)
     if name == "relu2":
         return F.relu(x).square()
     if name == "gelu_tanh":

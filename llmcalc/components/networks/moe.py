@@ -68,12 +68,13 @@ class IdentityExperts(Part):
 
 
 class Latent(Part):
-    """A latent width of the routed experts, with projections into and out of it (Nemotron 3, Muse Spark).
+    """A latent width of the routed experts, with projections into and out of it (Nemotron 3, Muse Spark, Kimi K3).
 
     moe_latent_size: the latent width.
     bias: whether both projections have a bias, false by default.
     norm: the norm of the latent vector that the experts read, none by default.
     expert_norm: the norm of each expert's output, with one weight for all experts; none by default.
+    output_norm: the norm of the weighted sum of the experts' outputs, none by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -82,6 +83,7 @@ class Latent(Part):
     bias: Flag = False
     norm: Norm | None = None
     expert_norm: Norm | None = None
+    output_norm: Norm | None = None
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Records the projection to the latent width, and its norm."""
@@ -93,7 +95,9 @@ class Latent(Part):
         return y if self.expert_norm is None else f.part("expert_norm", self.expert_norm, y)
 
     def project_back(self, f: Flow, y: Value, out: Shape) -> Value:
-        """Records the projection from the latent width."""
+        """Records the norm of the experts' sum, if there is one, and the projection from the latent width."""
+        y = y if self.output_norm is None else f.part("latent_output_norm", self.output_norm, y)
+        f.hold(y=y)
         return f.linear("latent_out", y, *out, bias=self.bias)
 
     def reference(self, context: Context) -> Mapping[str, nn.Module]:
@@ -101,7 +105,11 @@ class Latent(Part):
         from torch import nn
 
         width, latent = context.hidden_size, self.moe_latent_size
-        norms = {"latent_norm": self.norm, "expert_norm": self.expert_norm}
+        norms = {
+            "latent_norm": self.norm,
+            "expert_norm": self.expert_norm,
+            "latent_output_norm": self.output_norm,
+        }
         return {
             "latent_in": nn.Linear(width, latent, bias=self.bias),
             "latent_out": nn.Linear(latent, width, bias=self.bias),
@@ -156,6 +164,8 @@ class MoE(Network):
     router: the part that selects the experts of each token; a linear layer with a softmax by default.
     vision_experts: a second set of experts for image tokens; none by default.
     latent: a latent width of the routed experts, used instead of hidden_size; none by default.
+    shared_expert_mix: whether two learned scores, whose softmax weights the outputs of the routed experts and of the
+        shared expert, are computed of the input by a linear layer with a bias (Klear); false by default.
     output_bias: whether there is a bias on the output of all experts (JetMoE), false by default.
     router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
@@ -185,6 +195,7 @@ class MoE(Network):
     identity_experts: IdentityExperts | None = None
     shared_expert: FeedForward | None = None
     shared_expert_gate: Flag = False
+    shared_expert_mix: Flag = False
     router: AnyRouter = LinearRouter()
     vision_experts: VisionExperts | None = None
     latent: Latent | None = None
@@ -205,6 +216,8 @@ class MoE(Network):
             )
         if self.shared_expert_gate and self.shared_expert is None:
             raise ValueError("shared_expert_gate: there is no shared_expert to gate")
+        if self.shared_expert_mix and (self.shared_expert is None or self.shared_expert_gate):
+            raise ValueError("shared_expert_mix: weights a shared_expert; expected one, and no shared_expert_gate")
         return self
 
     def activation(self) -> str:
@@ -251,7 +264,12 @@ class MoE(Network):
             y = self.latent.project_back(f, y, x.axes)
             f.hold(y=y)
         if self.shared_expert is not None:
-            y = f.add(y, self._shared_output(f, self.shared_expert, x))
+            shared_output = self._shared_output(f, self.shared_expert, x)
+            if self.shared_expert_mix:
+                scores = f.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
+                routed_share, shared_share = f.split(f.act(scores, "softmax"), *[(Axis("one", 1),)] * 2)
+                y, shared_output = f.mul(routed_share, y, y.axes), f.mul(shared_share, shared_output, y.axes)
+            y = f.add(y, shared_output)
             f.hold(y=y)
         if self.output_bias:
             y = f.add(y, f.vector("output_bias", *x.axes, kind="experts"))
@@ -328,6 +346,8 @@ class MoE(Network):
             small_mixture(
                 latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
             ),
+            small_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
+            small_mixture(shared_expert=shared_network, shared_expert_mix=True),
         ]
 
 
@@ -598,6 +618,8 @@ def _reference_class() -> type[nn.Module]:
                 self.shared_expert = spec.shared_expert.reference(context)
             if spec.shared_expert_gate:
                 self.shared_expert_gate = nn.Linear(hidden, 1, bias=False)
+            if spec.shared_expert_mix:
+                self.shared_expert_mix = nn.Linear(hidden, 2)
             if spec.output_bias:
                 self.output_bias = vector(torch.zeros(hidden))
 
@@ -611,9 +633,13 @@ def _reference_class() -> type[nn.Module]:
             y = dispatch.combined(
                 norm_output(self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped)), weights
             )
+            y = self.latent_output_norm(y) if hasattr(self, "latent_output_norm") else y
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
                 shared_output = self.shared_expert(x)
+                if hasattr(self, "shared_expert_mix"):
+                    shares = self.shared_expert_mix(x).softmax(-1)
+                    y, shared_output = shares[..., :1] * y, shares[..., 1:] * shared_output
                 gated = hasattr(self, "shared_expert_gate")
                 y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
             out: Tensor = y + self.output_bias.weight if hasattr(self, "output_bias") else y

@@ -40,6 +40,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     if not isinstance(table, dict):
         raise InputError(f"quantization_config: {type(table).__name__}; expected a table of fields ({WITHOUT})")
     method = table.get("quant_method", _method_without_name(table))
+    method = OTHER_METHODS.get(method, method) if isinstance(method, str) else method
     if not isinstance(method, str) or method not in METHODS:
         known_methods = ", ".join(METHODS)
         suggestion = suggest(method, list(METHODS)) if isinstance(method, str) else ""
@@ -193,9 +194,11 @@ def _read_gptq(c: Fields) -> Scheme:
         "v2",
         "quantizer",
         "pack_dtype",
+        "hf_format",
         "hyb_act",
         "offload_to_disk",
     )
+    c.must("method", "gptq", absent="gptq")
     c.one_of("checkpoint_format", c.lower("checkpoint_format", c.get("format", "gptq")), "gptq", "gptq_v2")
     c.must("is_marlin_format", False, None)
     bits, group = c.get("bits"), c.group("group_size", 128)
@@ -329,3 +332,11 @@ METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
     "exl3": libraries.exl3,
 }
 """`quant_method` → the function that reads its config."""
+
+OTHER_METHODS = {
+    "modelopt_fp4": "modelopt",
+    "petit_nvfp4": "modelopt",
+    "intel/auto-round": "auto-round",
+    "inc": "auto-round",
+}
+"""Name of a method in vLLM, in SGLang or in earlier versions of its tool → its name here."""

@@ -109,7 +109,15 @@ def hqq(c: Fields) -> Scheme:
 
 def quark(c: Fields) -> Scheme:
     """Reads a config of AMD's Quark: FP8 or MXFP4, by module in `layer_quant_config`."""
-    c.ignore("algo_config", "export", "layer_type_quant_config", "quant_mode", "softmax_quant_spec", "version")
+    c.ignore(
+        "algo_config",
+        "export",
+        "kv_cache_post_rope",
+        "layer_type_quant_config",
+        "quant_mode",
+        "softmax_quant_spec",
+        "version",
+    )
     overall = c.table("global_quant_config")
     layers = c.table("layer_quant_config")
     remarks = (KV,) if c.get("kv_cache_quant_config") else ()

@@ -28,7 +28,7 @@ from .patterns import ModuleList
 
 Scope: TypeAlias = Literal["linear", "experts"]
 
-HEADS = ("lm_head", "classifier")
+HEADS = ("lm_head", "classifier", "projection")
 """Components with the linear layers of the output."""
 
 NEVER_CONVERTED = ("router", "residual", "mtp")

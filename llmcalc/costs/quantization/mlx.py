@@ -22,7 +22,13 @@ from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import ModuleList
 
 ALWAYS_CONVERTED = ("embedding", "norm", "attention", "feed_forward", "experts", "shared_expert", "lm_head")
-"""Components that mlx-lm converts in every model. For routers and parts of a recurrence it depends on the class."""
+"""Components that mlx-lm converts in every model. For routers it depends on the class."""
+
+PROJECTIONS = ("linear_attention", "state_space", "convolution")
+"""Recurrent components of which mlx-lm converts every linear layer and nothing else: those of its classes qwen3_next,
+qwen3_5, kimi_linear, minimax, mamba, mamba2, jamba, nemotron_h, granitemoehybrid, falcon_h1, lfm2 and lfm2_moe. What
+other recurrences have, such as block-diagonal gates, are no linear layers.
+"""
 
 ROUTERS = "whether mlx-lm converts the routers is not in the config: they are counted as converted"
 
@@ -97,7 +103,8 @@ class MLXScheme(Scheme):
         module_format = next(
             (storage_format for modules, storage_format in self.others if site.names in modules), self.usual
         )
-        if module_format is self.usual and site.kind not in (*ALWAYS_CONVERTED, "router"):
+        projects = site.kind in PROJECTIONS and site.tensor.role == "matrix" and len(site.tensor.shape) == 2
+        if module_format is self.usual and site.kind not in (*ALWAYS_CONVERTED, "router") and not projects:
             unknown_reason = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"

@@ -20,4 +20,16 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     behind = [family_of(name).like or name for name in types if name in model_types()]
     prefixes = (f"{base}." for name in behind for base in bases().get(name, ()))
     family = family_of(behind[-1])
-    return Checkpoint(config, family.modules, family.earlier, tuple(dict.fromkeys((*WRAPPED, *prefixes))))
+    stored = _with_unconverted(config, family.unconverted)
+    return Checkpoint(stored, family.modules, family.earlier, tuple(dict.fromkeys((*WRAPPED, *prefixes))))
+
+
+def _with_unconverted(config: Mapping[str, Any], patterns: tuple[str, ...]) -> Mapping[str, Any]:
+    """Returns the config with further entries in its list of unconverted modules, at its top or in its text model."""
+    table, text = config.get("quantization_config"), config.get("text_config")
+    if table is None and isinstance(text, dict):
+        changed = _with_unconverted(text, patterns)
+        return config if changed is text else {**config, "text_config": changed}
+    if not patterns or not isinstance(table, dict) or not isinstance(table.get("ignore"), list):
+        return config
+    return {**config, "quantization_config": {**table, "ignore": [*table["ignore"], *patterns]}}

@@ -130,6 +130,8 @@ class Family:
     like: the model type whose `transformers` class computes it, if it has no class of its own.
     code: the published source of its class, if that is code of the model's own repository (`auto_map`). It is never
         run: the witnesses of such a family are the reference and the sizes of published checkpoints.
+    projection: for a class that projects the hidden state of every token to a vector (ColPali) around a wrapper of
+        images, the field with the vector's size and its default; none by default.
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
         wrapper's, the text's, either that is true, or `never` if it ties nothing.
     filled: defaults that the wrapper's class adds to its `text_config`.
@@ -152,6 +154,8 @@ class Family:
     modules: nodes of the tree whose modules have unusual names in its classes.
     earlier: components of its classes' names → the names in checkpoints that other versions or libraries wrote, applied
         in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`).
+    unconverted: patterns of modules that its checkpoints keep in the model's number format although their
+        `quantization_config` does not list them, because its code never converts them.
     quirks: requirements for running its classes without real values.
     deviations: differences between its classes and the architecture.
     """
@@ -169,6 +173,7 @@ class Family:
     unread: frozenset[str] = frozenset()
     like: str | None = None
     code: str = ""
+    projection: tuple[str, int] | None = None
     ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
     filled: Mapping[str, Any] = field(default_factory=dict)
     passed: Mapping[str, tuple[str, str, int]] = field(default_factory=dict)
@@ -183,5 +188,6 @@ class Family:
     writes_towers: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     modules: Modules = field(default_factory=dict)
     earlier: Mapping[str, str] = field(default_factory=dict)
+    unconverted: tuple[str, ...] = ()
     quirks: Quirks = Quirks()
     deviations: tuple[Deviation, ...] = ()

@@ -25,6 +25,9 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "ForQuestionAnswering": "classification",
     "ForMultipleChoice": "classification",
     "ForNextSentencePrediction": "classification",
+    "Qwen2ForRewardModel": "classification",
+    "Qwen2ForProcessRewardModel": "classification",
+    "InternLM2ForRewardModel": "classification",
     "OmniModel": "lm",
     "Pix2StructTextModel": "lm",
     "Model": "none",
@@ -33,7 +36,8 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
 """Class-name suffix → head kind; the first matching suffix wins.
 
 `OmniModel` is what the first checkpoints of Qwen2.5-Omni call the class of the whole model; the class of Pix2Struct's
-text model has its head.
+text model has its head. Classes of reward models are code of the models' repositories; `parts.REWARD_HEADS` has their
+heads.
 """
 
 

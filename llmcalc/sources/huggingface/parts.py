@@ -29,6 +29,7 @@ ACTIVATIONS: dict[str, str] = {
     "sigmoid": "sigmoid",
     "tanh": "tanh",
     "linear": "identity",
+    "situ": "situ",
 }
 """Activation name in configs → its name here. No activation has a matrix product."""
 
@@ -277,6 +278,14 @@ def labels(config: Config) -> int:
     return config.size("num_labels") if config.has("num_labels") or "num_labels" in config.defaults else 2
 
 
+REWARD_HEADS: dict[str, Table] = {
+    "Qwen2ForRewardModel": {"num_labels": 1, "transform": {"hidden_act": "relu", "norm": None}},
+    "Qwen2ForProcessRewardModel": {"num_labels": 2, "transform": {"hidden_act": "relu", "norm": None}},
+    "InternLM2ForRewardModel": {"num_labels": 1, "bias": False},
+}
+"""Class of a reward model → its head, which scores every token (qwen2_rm.py and internlm2.py of vLLM)."""
+
+
 def head_table(config: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
     """Returns the output head that the config's architecture names.
 
@@ -293,6 +302,8 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
                 "language-model head)"
             )
         return {"type": "none"}
+    if config.head == "classification" and name in REWARD_HEADS:
+        return {"type": "classification", "over": "token", **REWARD_HEADS[name]}
     if config.head == "classification" and not scores_sequences(config):
         return {
             "type": "classification",

@@ -37,6 +37,7 @@ OTHER_NAMES = {
     "cogvlm2": "cogvlm",
     "joyai_llm_flash": "deepseek_v3",
     "llava_qwen2": "llava_qwen",
+    "klear": "Klear",
     "youtu_llm": "youtu",
     "LLaVAOneVision1_5_text": "qwen3",
 }
@@ -56,6 +57,12 @@ CODE_CLASSES = {
 """Start of the name of a class, or of its repository in `auto_map`, whose published configs state the model type of
 another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
 """
+
+CODE_FIELDS = {
+    ("nomic_bert", "moe_every_n_layers"): "nomic_bert_moe",
+    ("kimi_linear", "attn_res_block_size"): "kimi_k3_text",
+}
+"""Model type and a field that only the code of another model's repository reads → the model type that reads them."""
 
 SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
@@ -168,12 +175,21 @@ def _kind_of_code(data: Mapping[str, Any], name: str) -> str:
     """
     if "text_config" in data:
         return ""
-    if data.get("model_type") == "nomic_bert" and data.get("moe_every_n_layers"):
-        return "nomic_bert_moe"
+    kind = _kind_of_fields(data)
+    if kind:
+        return kind
     auto_map = data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
     kinds = (kind for start, kind in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
     return next(kinds, "")
+
+
+def _kind_of_fields(data: Mapping[str, Any]) -> str:
+    """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one."""
+    return next(
+        (kind for (stated, field), kind in CODE_FIELDS.items() if data.get("model_type") == stated and data.get(field)),
+        "",
+    )
 
 
 def _reads_differently(data: Mapping[str, Any], stated_type: str, kind: str) -> bool:
@@ -302,7 +318,7 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     text_type = section.get("model_type") or text
     if not isinstance(text_type, str):
         raise InputError(f"{name}.model_type: {shown(text_type)}; expected the name of a model type")
-    text_type = usual_name(text_type)
+    text_type = _kind_of_fields(section) or usual_name(text_type)
     architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
     if family.generates:
         architectures = {"architectures": []}
@@ -395,6 +411,16 @@ def _builds_towers(kind: str, wrapper_config: Mapping[str, Any]) -> bool:
     return family.text is not None and not cls.endswith("ForCausalLM")
 
 
+def _projected(
+    wrapper: str, wrapper_config: Mapping[str, Any], field: str, default: int
+) -> tuple[str, Mapping[str, Any], int]:
+    """Returns the model type and the config that a class with a projection wraps, and the size of its vectors."""
+    section = wrapper_config[family_of(wrapper).text_section]
+    inner = usual_name(section.get("model_type") or str(family_of(wrapper).text))
+    size = Config(wrapper_config, {field: default}, wrapper).size(field)
+    return inner, {**section, "architectures": []}, size
+
+
 class Reading(NamedTuple):
     """The result of reading a config: the description, remarks and unknown fields.
 
@@ -434,7 +460,7 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
             f"{location}model_type: '{kind}' wraps a text model, but the config has no {family.text_section}"
         )
     generates = family_of(wrapper).generates or family_of(wrapper).decodes
-    stated_head = "lm" if generates else head_of(wrapper_config)
+    stated_head = "lm" if generates else "none" if family_of(wrapper).projection else head_of(wrapper_config)
     config = config_of(data, kind, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)
@@ -452,6 +478,10 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
         if data.get(name)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
+    projection = family_of(wrapper).projection
+    if projection is not None:
+        wrapper, wrapper_config, size = _projected(wrapper, wrapper_config, *projection)
+        model["head"] = {"type": "projection", "size": size, "bias": True}
     if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers
 

@@ -29,11 +29,14 @@ SIZES = ((40, 64), (90, 31))
 OTHER_SHAPES: dict[str, list[dict[str, Any]]] = {
     "llama4": [{"vision_config": {**LLAMA4, "num_attention_heads": 3}}],  # RoPE needs heads of a multiple of 4
     "llava": [*WRAPPERS["llava"][2], {"vision_config": PIXTRAL, "vision_feature_select_strategy": "full"}],
-    "gemma4": [
-        {**shape, "vision_config": {**shape["vision_config"], "position_embedding_size": 2000}}
-        for shape in WRAPPERS["gemma4"][2]
-        if shape["vision_config"]
-    ],
+    **{
+        kind: [
+            {**shape, "vision_config": {**shape["vision_config"], "position_embedding_size": 2000}}
+            for shape in WRAPPERS[kind][2]
+            if shape["vision_config"]
+        ]
+        for kind in ("gemma4", "embedding_gemma2")
+    },
 }
 """Shapes that the class runs with images, where those of its parameters do not suffice."""
 

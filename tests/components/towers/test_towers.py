@@ -165,7 +165,8 @@ def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str)
     verdict = verify_config(spec, config)
     assert verdict.ok, verdict.failures
     hold(config, spec, verdict)
-    assert {"parameters", "forward_flops", "cache_bytes"} <= {check.quantity for check in verdict.checks}
+    measured = {"parameters", "forward_flops"} | ({"cache_bytes"} if spec.kind != "encoder" else set())
+    assert measured <= {check.quantity for check in verdict.checks}
 
 
 READ = [kind for kind in model_types() if family_of(kind).tower_file and not family_of(kind).code]
@@ -203,7 +204,9 @@ def test_every_wrapper_that_is_read_has_two_shapes() -> None:
 
 def test_every_wrapper_has_its_towers_read_or_named_as_uncounted() -> None:
     wrappers = {kind for kind in model_types() if family_of(kind).text is not None and not family_of(kind).code}
-    assert wrappers - {kind for kind in wrappers if family_of(kind).uncounted_encoders} <= set(READ)
+    around_a_wrapper = {kind for kind in wrappers if family_of(kind).projection is not None}
+    uncounted = {kind for kind in wrappers if family_of(kind).uncounted_encoders}
+    assert wrappers - uncounted - around_a_wrapper <= set(READ)
 
 
 def test_published_totals_hold_their_towers() -> None:
@@ -440,3 +443,30 @@ def test_a_wrapper_whose_towers_are_not_read_says_so_given_or_not(kind: str, sec
     assert notes == [said]
     assert "towers" not in table
     assert read_config(wrapped(kind, {}))[1] == [said]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls"),
+    [
+        ("colpali", "ColPaliForRetrieval"),
+        ("colqwen2", "ColQwen2ForRetrieval"),
+        ("colmodernvbert", "ColModernVBertForRetrieval"),
+    ],
+)
+def test_a_class_that_projects_every_token_agrees_with_what_is_counted(kind: str, cls: str) -> None:
+    inner = str(family_of(kind).text)
+    shape = WRAPPERS[inner][2][0] if inner in WRAPPERS else {}
+    section = {name: value for name, value in wrapped(inner, shape).items() if name != "architectures"}
+    config = {"model_type": kind, "architectures": [cls], "embedding_dim": 20, "vlm_config": section}
+    table, notes = read_config(config)
+    assert table["head"] == {"type": "projection", "size": 20, "bias": True}
+    spec = ModelSpec.model_validate(table)
+    if inner in WRAPPERS:
+        assert spec.towers
+        verdict = verify_config(spec, config)
+        assert verdict.ok, verdict.failures
+        return
+    assert any("vision_config" in note for note in notes)  # its encoder is not counted, as it says
+    whole = dict(build(config, to_run=False).named_parameters())
+    text = {name: p for name, p in whole.items() if "vision_model" not in name and "connector" not in name}
+    assert spec.tree().total(total_of) == sum(p.numel() for p in text.values()) < sum(p.numel() for p in whole.values())

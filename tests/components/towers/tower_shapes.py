@@ -266,6 +266,14 @@ WRAPPERS: dict[str, Shapes] = {
             },
         ],
     ),
+    "embedding_gemma2": (
+        "EmbeddingGemma2Model",
+        SEEN_AND_HEARD,
+        [
+            {"vision_config": GEMMA4, "audio_config": GEMMA4_AUDIO},
+            {"vision_config": {**GEMMA4, "standardize": True, "head_dim": 4}, "audio_config": None},
+        ],
+    ),
     "gemma4_unified": (
         "Gemma4UnifiedForConditionalGeneration",
         {"embed_vision": ("vision_embedder", "embed_vision"), "embed_audio": ("embed_audio",)},

@@ -12,6 +12,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized_size, scheme_named, scheme_of_config
+from llmcalc.costs.quantization.base import sites
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
@@ -412,6 +413,28 @@ def test_mlx_converts_routers_where_its_table_says_so() -> None:
     gates = {f"model.layers.{i}.mlp.gate": {"group_size": 32, "bits": 8} for i in range(MIXTURE.main.num_hidden_layers)}
     kept = dict.fromkeys(gates, False)
     assert of_config(MIXTURE, **MLX, **gates).total < of_config(MIXTURE, **MLX, **kept).total
+
+
+@pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])
+def test_mlx_converts_the_linear_layers_of_a_recurrence_and_no_convolution(case: str) -> None:
+    spec = llmcalc.load(str(Path(__file__).parents[2] / "data/cases" / case)).model
+    matrices = [p for p in sites(spec.tree()) if p.tensor.role != "vector" and p.tensor.shape[-1] % 32 == 0]
+    bits = of_config(spec, **MLX)
+    assert bits.weights * 2 == sum(p.tensor.size for p in matrices)
+    assert {p.name for p in matrices} >= {"in_proj", "out_proj"}
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "fields"),
+    [
+        ("modelopt_fp4", "modelopt", {"quant_algo": "NVFP4", "group_size": 16}),
+        ("petit_nvfp4", "modelopt", {"quant_algo": "NVFP4", "group_size": 16}),
+        ("inc", "auto-round", {"bits": 4, "group_size": 32, "sym": True}),
+        ("intel/auto-round", "auto-round", {"bits": 4, "group_size": 32, "sym": False}),
+    ],
+)
+def test_a_method_has_other_names(name: str, usual: str, fields: dict[str, Any]) -> None:
+    assert of_config(DENSE, quant_method=name, **fields) == of_config(DENSE, quant_method=usual, **fields)
 
 
 @pytest.mark.parametrize(

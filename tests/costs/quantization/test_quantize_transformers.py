@@ -54,6 +54,7 @@ REFUSED = {
     "muse_spark_text",
     "nemotron_h",
     "nllb-moe",
+    "openai_privacy_filter",
     "switch_transformers",
 }
 """Families for which `FP8Experts` cannot be built, at least from some of their configs, or has another width than the

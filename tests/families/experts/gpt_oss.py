@@ -13,7 +13,20 @@ SMALL = {
     "sliding_window": 16,
 }
 
+FILTER = {
+    **{name: value for name, value in SMALL.items() if name != "model_type"},
+    "model_type": "openai_privacy_filter",
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+
 SHAPES = {
+    "OpenAIPrivacyFilterForTokenClassification": [
+        FILTER,
+        {**FILTER, "head_dim": 6, "attention_bias": False, "num_labels": 5, "num_experts_per_tok": 3},
+    ],
+    "OpenAIPrivacyFilterModel": [FILTER],
     "GptOssForCausalLM": [
         SMALL,
         {

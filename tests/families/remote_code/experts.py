@@ -38,6 +38,21 @@ LING2: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 0,
 }
+RING: dict[str, Any] = {
+    **LING2,
+    "model_type": "bailing_moe_linear",
+    "num_hidden_layers": 5,
+    "layer_group_size": 2,
+    "group_norm_size": 2,
+}
+KLEAR: dict[str, Any] = {
+    "model_type": "Klear",
+    **SMALL,
+    "moe_intermediate_size": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+}
 SARVAM: dict[str, Any] = {
     "model_type": "sarvam_mla",
     **SMALL,
@@ -81,6 +96,24 @@ MINIMAX: dict[str, Any] = {
 }
 
 SHAPES = {
+    "BailingMoeLinearV2ForCausalLM": [
+        RING,
+        {
+            **{name: value for name, value in RING.items() if name != "rotary_dim"},
+            "num_hidden_layers": 4,
+            "layer_group_size": 3,
+            "partial_rotary_factor": 0.5,
+            "use_qk_norm": False,
+            "use_qkv_bias": True,
+            "linear_silu": True,
+            "first_k_dense_replace": 0,
+        },
+    ],
+    "KlearMoeForCausalLM": [
+        KLEAR,
+        {**KLEAR, "mlp_only_layers": [0], "n_shared_experts": 2, "attention_bias": True, "tie_word_embeddings": True},
+        {**KLEAR, "decoder_sparse_step": 2},
+    ],
     "MiniMaxM1ForCausalLM": [MINIMAX, {**MINIMAX, "attn_type_list": [1, 0, 1, 0], "rotary_dim": None}],
     "MiniMaxText01ForCausalLM": [
         {**MINIMAX, "model_type": "minimax_text_01", "num_experts_per_tok": 3, "shared_intermediate_size": 0},

@@ -42,7 +42,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"model_type": "jais", **SMALL, "activation_function": "gelu_new", "tie_word_embeddings": False},
     ],
     "MixFormerSequentialForCausalLM": [{"model_type": "mixformer-sequential", **shape} for shape in PHI],
-    "PhiForCausalLM": [{"model_type": "phi-msft", **shape} for shape in PHI],
+    "PhiForCausalLM": [
+        *({"model_type": "phi-msft", **shape} for shape in PHI),
+        {"model_type": "phi-msft", **PHI[0], "num_local_experts": 4, "num_experts_per_tok": 2},
+    ],
     "StableLMEpochForCausalLM": [
         {"model_type": "stablelm_epoch", **USUAL, "intermediate_size": 48, "num_key_value_heads": 4},
         {

@@ -167,6 +167,9 @@ class BasicKernels(Lowering):
             return self.t.square(x)
         if kind == "gelu_new":
             return self._gelu_by_steps(x) if self.choices.gelu_by_steps else self.t.function("gelu", x)
+        if kind == "situ":
+            bounded = self.t.scale(self.t.function("tanh", self.t.scale(x)))
+            return self.t.mul(bounded, self.t.function("sigmoid", x))
         if kind == "identity":
             return x
         if kind == "exp":

@@ -38,9 +38,12 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_Product(self, step: Step) -> None:
-        """Multiplies the streams of each row by its matrix of weights."""
-        matrix, x = map(self.get, step.ins)
-        self.set(step.outs[0], self.t.matmul(matrix, x))
+        """Multiplies the streams of each row by its matrix of weights, or by a vector that all rows share."""
+        t, (matrix, x) = self.t, map(self.get, step.ins)
+        if len(x.shape) == 1:
+            self.set(step.outs[0], t.select(t.linear(matrix, t.unsqueeze(x, 0)), 3))
+        else:
+            self.set(step.outs[0], t.matmul(matrix, x))
 
     @compared(BY_TORCH)
     def core_StreamMix(self, step: Step) -> None:

@@ -1,6 +1,6 @@
 """Gemma 4's vision and audio encoders, and Gemma 3n's audio encoder.
 
-transformers: models/gemma4, gemma4_unified, gemma3n.
+transformers: models/gemma4, embedding_gemma2, gemma4_unified, gemma3n.
 
 The unified Gemma 4 has no encoders: patches of pixels and raw frames of audio are each projected to the text's width.
 
@@ -273,6 +273,10 @@ IMAGES = frozenset({"do_pooling", "label_names", "model_args", "num_classes", "v
 
 WRAPPERS = {
     "gemma4": {
+        "vision_config": Section(_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, built=None),
+        "audio_config": Section(_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, built=None, ignored=SOUND),
+    },
+    "embedding_gemma2": {
         "vision_config": Section(_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, built=None),
         "audio_config": Section(_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, built=None, ignored=SOUND),
     },

@@ -128,6 +128,47 @@ def _kimi_vl(wrapper: Config, config: Config, width: int) -> Table:
     return {"vision_tower": tower, "multi_modal_projector": projector(h, *maps, merge=edge, norm=norm)}
 
 
+def _kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads MoonViT-V2 of Kimi K3: RMSNorm, heads wider than the encoder, and no biases."""
+    expected = {
+        "merge_kernel_size": [2, 2],
+        "merge_type": "sd2_tpool",
+        "mlp_type": "mlp2",
+        "norm_type": "rmsnorm",
+        "mm_projector_type": "patchmergerv2",
+        "pos_emb_type": "divided_fixed",
+    }
+    for name, value in expected.items():
+        if config.get(name) is not None:
+            config.must(name, value)
+    config.must("text_hidden_size", width)
+    norm, h, heads = rmsnorm(2**-7), config.size("hidden_size"), config.size("num_attention_heads")
+    linear_bias, attention_bias = config.flag("linear_bias"), config.flag("attn_bias")
+    block = {
+        "attention": {
+            "num_attention_heads": heads,
+            "head_dim": config.divided("num_attention_heads", config.size("qkv_hidden_size"), heads),
+            "position": {"type": "rope"},
+            **biases(attention_bias, *QKV, "o_bias"),
+        },
+        "feed_forward": mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), linear_bias),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    tower = vit(
+        config,
+        block,
+        stack={"final_norm": norm},
+        patches={"bias": config.flag("patch_embed_proj_bias")},
+        positions={"rows": config.size("init_pos_emb_height") * config.size("init_pos_emb_width")},
+    )
+    merged = 4 * (config.maybe("mm_hidden_size") or h)
+    act = config.choice(ACTIVATIONS, "projector_hidden_act")
+    maps = ((merged, False, act), (width, False, "identity"))
+    out_norm = rmsnorm(config.number("projector_ln_eps"))
+    return {"vision_tower": tower, "mm_projector": projector(h, *maps, merge=2, out_norm=out_norm)}
+
+
 def _deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
     """Reads DeepSeek-VL2: SigLIP under timm's names with a pooling head, and vectors for row ends and views."""
     wrapper.must("tile_tag", "2D")
@@ -429,6 +470,31 @@ MOONVIT: Table = {
     "intermediate_size": 4304,
     "merge_kernel_size": (2, 2),
 }
+MOONVIT_V2: Table = {
+    "patch_size": 14,
+    "init_pos_emb_height": 64,
+    "init_pos_emb_width": 64,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 27,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "qkv_hidden_size": 1536,
+    "attn_bias": False,
+    "linear_bias": False,
+    "patch_embed_proj_bias": False,
+    "hidden_act": "gelu_pytorch_tanh",
+    "mm_hidden_size": None,
+    "text_hidden_size": 7168,
+    "projector_hidden_act": "gelu",
+    "projector_ln_eps": 1e-5,
+}
+MOONVIT_V2_NAMES = {
+    "hidden_size": "vt_hidden_size",
+    "intermediate_size": "vt_intermediate_size",
+    "num_attention_heads": "vt_num_attention_heads",
+    "num_hidden_layers": "vt_num_hidden_layers",
+    "hidden_act": "activation_func",
+}
 DOTS: Table = {
     "embed_dim": 1536,
     "hidden_size": 1536,
@@ -486,6 +552,14 @@ WRAPPERS = {
     },
     "eagle_2_5_vl": {
         "vision_config": Section(_eagle, {"siglip_vision_model": SIGLIP}, {"downsample_ratio": 0.5}, None)
+    },
+    "kimi_k3": {
+        "vision_config": Section(
+            _kimi_k3,
+            {"kimi_k3_vision": MOONVIT_V2},
+            ignored=frozenset({"init_pos_emb_time", "pos_emb_interpolation_mode", "video_attn_type"}),
+            aliases=MOONVIT_V2_NAMES,
+        )
     },
     "kimi_vl": {"vision_config": Section(_kimi_vl, {"moonvit": MOONVIT}, ignored=frozenset({"text_hidden_size"}))},
     "deepseek_vl_v2": {

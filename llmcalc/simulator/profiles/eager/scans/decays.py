@@ -10,23 +10,22 @@ from .....flow.program import Step
 from .....ops import DecayScan, LightningCore, MatrixMemory
 from ....published import lightning_attn, mlstm_kernels, rwkv
 from ....tensor import FLOAT32, INT64, Tensor
+from ..attention import AttentionKernels
 from .module_steps import Steps
 from .modules import ScanModules
 
 
-class DecayKernels(ScanModules):
+class DecayKernels(AttentionKernels, ScanModules):
     """Kernels of lightning attention, mLSTM and RWKV-4."""
 
     @compared(PUBLISHED)
     def module_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs `LightningAttention.forward` of the reference, with the library's kernel."""
-        t, op, kind = self.t, steps["core"].op, steps.acts[0]
+        t, op = self.t, steps["core"].op
         assert isinstance(op, LightningCore)
         if self.has_earlier_tokens:
             return self.decode_tokens(steps, x)
-        projections = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-        q, k, v = (t.transpose(self.by_head(self.apply_activation(y, kind), op.head_dim), 1, 2) for y in projections)
-        del projections
+        q, k, v = self._lightning_heads(steps, x, op.head_dim)
         out = lightning_attn.lightning_attn_func(t, q, k, v, t.new((op.heads, 1, 1), FLOAT32))
         if self.store is not None:  # the kernel returns no state
             self.states(steps["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
@@ -36,14 +35,27 @@ class DecayKernels(ScanModules):
         gate = t.function("sigmoid", self.project(steps["g_proj"], x))
         return self.project(steps["o_proj"], t.mul(gate, normed))
 
+    def _lightning_heads(self, steps: Steps, x: Tensor, head_dim: Any) -> list[Tensor]:
+        """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
+        projections = {letter: self.project(steps[f"{letter}_proj"], x) for letter in "qkv"}
+        turns = dict(zip("qk", (step for step in steps.all if step.verb == "rope"), strict=False))
+        heads = []
+        for letter, projected in projections.items():
+            y = self.by_head(projected, head_dim)
+            if f"{letter}_norm" in steps:
+                y = self._normalize_with(steps[f"{letter}_norm"], y)
+            y = self.t.transpose(y, 1, 2)
+            if letter in turns:
+                y = self.rotate(y, turns[letter])
+            heads.append(self.apply_activation(y, steps.acts[0]))
+        return heads
+
     def decode_tokens(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs one token after the other from a state (LightningReference.forward)."""
-        t, op, kind = self.t, steps["core"].op, steps.acts[0]
+        t, op = self.t, steps["core"].op
         assert isinstance(op, DecayScan)
         _cached_state = self.cached("recurrent_state")
-        projections = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-        q, k, v = (t.transpose(self.by_head(self.apply_activation(y, kind), op.head_dim), 1, 2) for y in projections)
-        del projections
+        q, k, v = self._lightning_heads(steps, x, op.head_dim)
         out, state = self._decode_from_state(q, k, v)
         self.keep("recurrent_state", state)
         normed = self._normalize_with(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))

@@ -14,7 +14,7 @@ from ...family import Family
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
 
 STATES = 3
-"""The number of hidden states that EAGLE-3 reads unless the config lists their layers."""
+"""The number of hidden states that EAGLE-3 reads unless the config lists their layers (ModelOpt lists none)."""
 
 
 def _eagle(config: Config) -> Table:
@@ -47,7 +47,7 @@ def _eagle3(config: Config) -> Table:
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
     states = {
         "type": "target_states",
-        "states": STATES if listed_layers is None else len(config.sizes("eagle_aux_hidden_state_layer_ids")),
+        "states": len(config.sizes("eagle_aux_hidden_state_layer_ids")) if listed_layers else STATES,
         "masked": config.model_type == "peagle",
         **({"size": size} if size != hidden else {}),
         **({"state_norm": norm} if config.flag("fc_norm") else {}),

@@ -1,30 +1,59 @@
 """gpt-oss: every second layer has a sliding window, each head has a sink, and all linear layers have biases.
 
-The experts and the router have biases too.
+The experts and the router have biases too. The privacy filter is an encoder of such layers, all with a window, which
+classifies every token.
 
-transformers: models/gpt_oss.
+transformers: models/gpt_oss, models/openai_privacy_filter.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...config import Config
-from ...family import Family
+from ...family import EVERY, Family, Modules, Quirks
 from ...parts import QKVO, Table, attention, biases, decoder, every_nth_full, float32_rmsnorm, glu, moe, sliding_stack
 
 
 def _gpt_oss(config: Config) -> Table:
-    norm = float32_rmsnorm(config.number("rms_norm_eps"))
+    block = _block(config, glu(config, bias=True), float32_softmax=False)
+    stack = sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2))
+    return decoder(config, block, block["norm"], stack=stack)
+
+
+def _block(config: Config, expert: Table, **fields: Any) -> Table:
+    """Returns a layer. fields: further fields of its attention."""
     experts = moe(
         config.size("num_local_experts", "num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, bias=True),
+        expert,
         router={"bias": True},
     )
-    mixer = attention(config, sinks=True, float32_softmax=False, **biases(config.flag("attention_bias"), *QKVO))
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    return decoder(
-        config, block, norm, stack=sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2))
-    )
+    mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO), **fields)
+    norm = float32_rmsnorm(config.number("rms_norm_eps"))
+    return {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+
+
+def _privacy_filter(config: Config) -> Table:
+    """Reads the privacy filter: each token attends equally far to both sides."""
+    width = config.size("intermediate_size")
+    expert = {
+        "intermediate_size": width,
+        "hidden_act": "silu",
+        "gated": True,
+        **biases(True, "gate_bias", "up_bias", "down_bias"),
+    }
+    block = _block(config, expert, sliding_window=2 * config.size("sliding_window") + 1)
+    table = decoder(config, block, block["norm"])
+    table["encoder"] = table.pop("decoder")
+    return table
+
+
+GPT_OSS_MODULES: Modules = {
+    "experts.gate_proj": "gate_up_proj + gate_up_proj_bias/2",
+    "experts.up_proj": "gate_up_proj + gate_up_proj_bias/2",
+    "experts.down_proj": "down_proj + down_proj_bias",
+}
 
 
 FAMILIES = {
@@ -51,10 +80,33 @@ FAMILIES = {
         frozenset(
             {"swiglu_alpha", "swiglu_limit", "initial_context_length", "experts_per_token", "output_router_logits"}
         ),
-        modules={
-            "experts.gate_proj": "gate_up_proj + gate_up_proj_bias/2",
-            "experts.up_proj": "gate_up_proj + gate_up_proj_bias/2",
-            "experts.down_proj": "down_proj + down_proj_bias",
+        modules=GPT_OSS_MODULES,
+    ),
+    "openai_privacy_filter": Family(
+        _privacy_filter,
+        {
+            "vocab_size": 200064,
+            "hidden_size": 640,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "intermediate_size": 640,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": False,
+            "num_labels": 33,
         },
+        frozenset(
+            """
+            swiglu_alpha swiglu_limit initial_context_length experts_per_token output_router_logits classifier_dropout
+            """.split()  # noqa: SIM905
+        ),
+        modules=GPT_OSS_MODULES,
+        quirks=Quirks(reads_values=EVERY),
     ),
 }

@@ -45,6 +45,9 @@ def _step3p5(config: Config) -> Table:
     if window is None and "sliding" in ranges:
         raise config.wrong("sliding_window", None, "a number of tokens, for there are layers with a window")
     sliding: Table = {"num_attention_heads": _sliding_heads(config), "sliding_window": window}
+    for name, value in (("num_experts", config.size("n_routed_experts")), ("n_shared_experts", 1)):
+        if config.has(name):  # written by converters; its class does not read it
+            config.must(name, value)
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config, is_whole
-from ...family import Family, Quirks
+from ...family import Family, Modules, Quirks
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -42,28 +42,31 @@ if TYPE_CHECKING:
 
 
 def _full_heads(config: Config, kinds: list[str]) -> list[Table]:
-    """Returns the head sizes of each layer, where they differ from the other layers' sizes.
-
-    They are those in `per_layer_config`, or `global_` fields in full layers.
-    """
-    if config.has("per_layer_config"):
-        table = config.table("per_layer_config")
-        allowed_fields = {"head_dim", "num_key_value_heads"}
-        layers = [table.get(str(i), {}) for i in range(len(kinds))]
-        if not all(
-            isinstance(layer, dict)
-            and set(layer) <= allowed_fields
-            and all(is_whole(v) and v > 0 for v in layer.values())
-            for layer in layers
-        ):
-            raise config.wrong("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
-        return layers
+    """Returns the head sizes of each layer that differ from the common ones: `global_` fields in full layers."""
     heads = config.maybe("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     full_fields: Table = {
         "head_dim": config.size("global_head_dim"),
         **({} if heads is None else {"num_key_value_heads": heads}),
     }
-    return [full_fields if kind == "full" else {} for kind in kinds]
+    return head_sizes(config, kinds, full_fields)
+
+
+def head_sizes(config: Config, kinds: list[str], full_fields: Table) -> list[Table]:
+    """Returns the head sizes of each layer that differ from the common ones: those in `per_layer_config`, if given.
+
+    full_fields: those of the full layers without `per_layer_config`.
+    """
+    if not config.has("per_layer_config"):
+        return [full_fields if kind == "full" else {} for kind in kinds]
+    table = config.table("per_layer_config")
+    allowed_fields = {"head_dim", "num_key_value_heads"}
+    layers = [table.get(str(i), {}) for i in range(len(kinds))]
+    if not all(
+        isinstance(layer, dict) and set(layer) <= allowed_fields and all(is_whole(v) and v > 0 for v in layer.values())
+        for layer in layers
+    ):
+        raise config.wrong("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
+    return layers
 
 
 def _layers(config: Config, kinds: list[str], wider: str) -> Table:
@@ -192,19 +195,19 @@ IGNORED = frozenset(
 )
 
 
-def _full_attention(facts: Facts) -> Any:
+def full_attention(facts: Facts) -> Any:
     """Returns the attention of a layer without a window."""
     return facts.find(Attention, condition=lambda part: part.sliding_window is None)
 
 
-def _sliding_attention(facts: Facts) -> Any:
+def sliding_attention(facts: Facts) -> Any:
     """Returns the attention of the first layer with a window, or of the first layer if no layer has one."""
     return (facts.typed("attention") if facts.window is None else facts.sliding).sizes(facts.spec.hidden_size)
 
 
 def _full_kv_heads(facts: Facts) -> int | None:
     """Returns the key/value heads of full layers, if they differ from those of the other layers."""
-    kv_heads: int | None = _full_attention(facts).num_key_value_heads
+    kv_heads: int | None = full_attention(facts).num_key_value_heads
     return kv_heads if kv_heads != facts.mixers[0].num_key_value_heads else None
 
 
@@ -222,6 +225,34 @@ def _has_wider_ffn(facts: Facts) -> bool:
     return len({network.intermediate_size for network in networks}) > 1
 
 
+TOWER_MODULES: Modules = {
+    "towers.mlp_1": "feed_forward1 - feed_forward1.pre_layer_norm - feed_forward1.post_layer_norm",
+    "towers.mlp_1.up_proj": "ffw_layer_1",
+    "towers.mlp_1.down_proj": "ffw_layer_2",
+    "towers.mlp_1_pre_norm": "feed_forward1.pre_layer_norm",
+    "towers.mlp_1_post_norm": "feed_forward1.post_layer_norm",
+    "towers.mlp_2": "feed_forward2 - feed_forward2.pre_layer_norm - feed_forward2.post_layer_norm",
+    "towers.mlp_2.up_proj": "ffw_layer_1",
+    "towers.mlp_2.down_proj": "ffw_layer_2",
+    "towers.mlp_2_pre_norm": "feed_forward2.pre_layer_norm",
+    "towers.mlp_2_post_norm": "feed_forward2.post_layer_norm",
+    "towers.convolution": "lconv1d - lconv1d.pre_layer_norm",
+    "towers.convolution_pre_norm": "lconv1d.pre_layer_norm",
+    "towers.convolution.conv": "depthwise_conv1d",
+    "towers.convolution.in_proj": "linear_start",
+    "towers.convolution.out_proj": "linear_end",
+    "towers.convolution.norm": "conv_norm",
+    "towers.audio_tower.norm": "norm_out",
+    "towers.q_scale": "per_dim_scale",
+    "towers.r_proj": "relative_k_proj",
+    "towers.subsampling": "subsample_conv_projection",
+    "towers.subsampling.conv_1": "layer0.conv",
+    "towers.subsampling.conv_2": "layer1.conv",
+    "towers.subsampling.norm_1": "layer0.norm",
+    "towers.subsampling.norm_2": "layer1.norm",
+    "towers.subsampling.proj": "input_proj_linear",
+}
+
 FAMILIES = {
     "gemma4_text": Family(
         _gemma4,
@@ -229,11 +260,11 @@ FAMILIES = {
         IGNORED,
         writes={
             **LOCAL_THETA_WRITES,
-            "head_dim": lambda s: _sliding_attention(s)[2],
-            "num_key_value_heads": lambda s: _sliding_attention(s)[1],
-            "global_head_dim": lambda s: _full_attention(s).sizes(s.spec.hidden_size)[2],
+            "head_dim": lambda s: sliding_attention(s)[2],
+            "num_key_value_heads": lambda s: sliding_attention(s)[1],
+            "global_head_dim": lambda s: full_attention(s).sizes(s.spec.hidden_size)[2],
             "num_global_key_value_heads": _full_kv_heads,
-            "attention_k_eq_v": lambda s: _full_attention(s).attention_k_eq_v,
+            "attention_k_eq_v": lambda s: full_attention(s).attention_k_eq_v,
             "num_kv_shared_layers": sharing,
             "use_double_wide_mlp": _has_wider_ffn,
             "hidden_size_per_layer_input": _per_layer,
@@ -260,33 +291,7 @@ FAMILIES = {
         {"tie_word_embeddings": True},
         text="gemma4_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
-        modules={
-            "towers.mlp_1": "feed_forward1 - feed_forward1.pre_layer_norm - feed_forward1.post_layer_norm",
-            "towers.mlp_1.up_proj": "ffw_layer_1",
-            "towers.mlp_1.down_proj": "ffw_layer_2",
-            "towers.mlp_1_pre_norm": "feed_forward1.pre_layer_norm",
-            "towers.mlp_1_post_norm": "feed_forward1.post_layer_norm",
-            "towers.mlp_2": "feed_forward2 - feed_forward2.pre_layer_norm - feed_forward2.post_layer_norm",
-            "towers.mlp_2.up_proj": "ffw_layer_1",
-            "towers.mlp_2.down_proj": "ffw_layer_2",
-            "towers.mlp_2_pre_norm": "feed_forward2.pre_layer_norm",
-            "towers.mlp_2_post_norm": "feed_forward2.post_layer_norm",
-            "towers.convolution": "lconv1d - lconv1d.pre_layer_norm",
-            "towers.convolution_pre_norm": "lconv1d.pre_layer_norm",
-            "towers.convolution.conv": "depthwise_conv1d",
-            "towers.convolution.in_proj": "linear_start",
-            "towers.convolution.out_proj": "linear_end",
-            "towers.convolution.norm": "conv_norm",
-            "towers.audio_tower.norm": "norm_out",
-            "towers.q_scale": "per_dim_scale",
-            "towers.r_proj": "relative_k_proj",
-            "towers.subsampling": "subsample_conv_projection",
-            "towers.subsampling.conv_1": "layer0.conv",
-            "towers.subsampling.conv_2": "layer1.conv",
-            "towers.subsampling.norm_1": "layer0.norm",
-            "towers.subsampling.norm_2": "layer1.norm",
-            "towers.subsampling.proj": "input_proj_linear",
-        },
+        modules=TOWER_MODULES,
         tower_file="gemma",
         writes_towers=gemma4_sections,
     ),

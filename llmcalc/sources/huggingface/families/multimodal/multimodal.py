@@ -5,7 +5,7 @@ transformers: the folders of `models` that the model types name.
 
 from __future__ import annotations
 
-from ...family import Family
+from ...family import Family, Quirks
 
 OF_LLAVA = frozenset(
     """
@@ -112,6 +112,16 @@ FAMILIES = {
     "glmga": Family(None, UNTIED, text="glm4v_text", tower_file="glm"),
     "audioflamingo3": Family(None, text="qwen2", ties="never", tower_file="audio"),
     "musicflamingo": Family(None, text="qwen2", ties="never", tower_file="audio"),
+    **{
+        kind: Family(
+            None,
+            text=text,
+            text_section="vlm_config",
+            projection=("embedding_dim", 128),
+            quirks=Quirks(makes_mask=("ForRetrieval",) if kind == "colpali" else ()),
+        )
+        for kind, text in (("colpali", "paligemma"), ("colqwen2", "qwen2_vl"), ("colmodernvbert", "modernvbert"))
+    },
     "moss_transcribe_diarize": Family(
         None,
         {"tie_word_embeddings": True},

@@ -147,27 +147,26 @@ OUTSIDE = {
 """
 
 
-def _kimi_linear(config: Config) -> Table:
-    config.must("moe_layer_freq", 1)
+def linear_attention_config(config: Config, defaults: Table | None = None) -> Config:
+    """Returns Kimi Linear's table `linear_attn_config`, whose fields may stand outside it under other names.
+
+    defaults: the defaults of further fields.
+    """
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
     config.fields_read.update(OUTSIDE.values())
-    linear_config = Config(
-        stated_config,
-        {name: config.size(outside) for name, outside in OUTSIDE.items() if name not in stated_config},
-        config.model_type,
-        where=f"{config.where}linear_attn_config.",
-    )
-    linear = _kda(
-        config,
-        linear_config.size("num_heads"),
-        linear_config.size("head_dim"),
-        linear_config.size("short_conv_kernel_size"),
-    )
+    outside = {name: config.size(field) for name, field in OUTSIDE.items() if name not in stated_config}
+    where = f"{config.where}linear_attn_config."
+    return Config(stated_config, {**outside, **(defaults or {})}, config.model_type, where=where)
+
+
+def _kimi_linear(config: Config) -> Table:
+    config.must("moe_layer_freq", 1)
+    linear_config = linear_attention_config(config)
     table = _with_latent(
         config,
-        linear,
+        kda(config, linear_config),
         mla(config, mla_use_nope=True),
-        _kimi_mixers(config, linear_config, config.size("num_hidden_layers")),
+        kimi_mixers(config, linear_config, config.size("num_hidden_layers")),
     )
     linear_config.close(frozenset(), config)
     return {**table, **prediction(config)}
@@ -178,12 +177,16 @@ def _bailing_hybrid(config: Config) -> Table:
 
     Linear attention has the sizes of the model, unless the config has separate fields for them.
     """
-    heads, head_dim = config.size("linear_num_heads", "num_attention_heads"), config.size("linear_head_dim", "head_dim")
-    kernel, period = config.size("linear_conv_kernel_dim", "short_conv_kernel_size"), config.size("layer_group_size")
+    sizes = {
+        "num_heads": config.size("linear_num_heads", "num_attention_heads"),
+        "head_dim": config.size("linear_head_dim", "head_dim"),
+        "short_conv_kernel_size": config.size("linear_conv_kernel_dim", "short_conv_kernel_size"),
+    }
+    period = config.size("layer_group_size")
     bound = (
         {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
     )
-    linear = _kda(config, heads, head_dim, kernel, low_rank_gates=False, **bound)
+    linear = kda(config, Config(sizes, {}, config.model_type), low_rank_gates=False, **bound)
     default = ["linear" if (i + 1) % period else "full" for i in range(config.size("num_hidden_layers"))]
     config.must("q_lora_rank", None)
     return _with_latent(
@@ -194,9 +197,16 @@ def _bailing_hybrid(config: Config) -> Table:
     )
 
 
-def _kda(config: Config, heads: int, head_dim: int, kernel: int, **fields: Any) -> Table:
-    sizes = {"linear_num_heads": heads, "linear_head_dim": head_dim, "linear_conv_kernel_dim": kernel}
-    return {"type": "kimi_delta_attention", **sizes, "norm_eps": config.number("rms_norm_eps"), **fields}
+def kda(config: Config, sizes: Config, **fields: Any) -> Table:
+    """Returns Kimi delta attention. sizes: the table with its sizes. fields: further fields of the part."""
+    return {
+        "type": "kimi_delta_attention",
+        "linear_num_heads": sizes.size("num_heads"),
+        "linear_head_dim": sizes.size("head_dim"),
+        "linear_conv_kernel_dim": sizes.size("short_conv_kernel_size"),
+        "norm_eps": config.number("rms_norm_eps"),
+        **fields,
+    }
 
 
 def _with_latent(config: Config, linear: Table, full_attention: Table, mixing: list[str]) -> Table:
@@ -226,7 +236,7 @@ def _with_latent(config: Config, linear: Table, full_attention: Table, mixing: l
     return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 
 
-def _kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
+def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
     """Returns the mixer of each layer: from `layer_types`, else from two lists of layer numbers, which start at 1.
 
     Without either, each fourth layer has full attention.
@@ -342,6 +352,36 @@ KIMI_NAMES = {
     "n_shared_experts": "num_shared_experts",
 }
 
+KIMI_LINEAR: dict[str, Any] = {
+    "vocab_size": 163840,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "moe_intermediate_size": 1024,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "n_shared_experts": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "qk_nope_head_dim": 128,
+    "num_experts_per_tok": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 1048576,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "num_local_experts": 256,
+    "mlp_layer_types": None,
+    "layer_types": None,
+    "linear_head_dim": 128,
+    "linear_num_heads": 32,
+    "linear_conv_kernel_dim": 4,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+}
+
 QWEN_WRITES: Writes = {
     "full_attention_interval": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
     "mtp_num_hidden_layers": "num_nextn_predict_layers",
@@ -413,35 +453,7 @@ FAMILIES = {
     "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text", tower_file="qwen"),
     "kimi_linear": Family(
         _kimi_linear,
-        {
-            "vocab_size": 163840,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "moe_intermediate_size": 1024,
-            "num_hidden_layers": 27,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "n_shared_experts": 1,
-            "kv_lora_rank": 512,
-            "q_lora_rank": None,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "qk_nope_head_dim": 128,
-            "num_experts_per_tok": 8,
-            "hidden_act": "silu",
-            "max_position_embeddings": 1048576,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "num_local_experts": 256,
-            "mlp_layer_types": None,
-            "layer_types": None,
-            "linear_head_dim": 128,
-            "linear_num_heads": 32,
-            "linear_conv_kernel_dim": 4,
-            "first_k_dense_replace": 1,
-            "moe_layer_freq": 1,
-        },
+        KIMI_LINEAR,
         ROUTING,
         aliases=KIMI_NAMES,
         writes={**LATENT_WRITES, **UNPADDED},

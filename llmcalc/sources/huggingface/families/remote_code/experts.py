@@ -25,6 +25,7 @@ from ...parts import (
     qk_norm,
     rmsnorm,
     rope,
+    uncounted_prediction,
 )
 from ..deepseek.deepseek import LATENT, SIGMOID, deepseek, mla, routed
 from ..deepseek.deepseek import ROUTING as CHOICE
@@ -42,30 +43,91 @@ def _deepseek(config: Config) -> Table:
 
 def _bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2. The MTP modules of version 2 are those of DeepSeek-V3."""
-    norm, width = rmsnorm(config.number("rms_norm_eps")), config.size("moe_intermediate_size")
-    position = {**rope(config), **({"rotary_dim": config.size("rotary_dim")} if config.has("rotary_dim") else {})}
-    if config.has("rotary_dim"):
-        position.pop("partial_rotary_factor", None)
-    mixer = attention(
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    names = ["dense" if i < config.count("first_k_dense_replace") else "moe" for i in range(depth)]
+    return deepseek(config, _ling_attention(config, norm), _ling_experts(config), names)
+
+
+def _ling_attention(config: Config, norm: Table) -> Table:
+    """Returns the grouped-query attention of Ling. norm: the norm of queries and keys, if it has one."""
+    return attention(
         config,
-        position=position,
+        position=_ling_rope(config),
         **biases(config.flag("use_qkv_bias"), *QKV),
         **biases(config.flag("use_bias"), "o_bias"),
         **(qk_norm(norm) if config.flag("use_qk_norm") else {}),
     )
+
+
+def _ling_rope(config: Config) -> Table:
+    position = {**rope(config), **({"rotary_dim": config.size("rotary_dim")} if config.has("rotary_dim") else {})}
+    if config.has("rotary_dim"):
+        position.pop("partial_rotary_factor", None)
+    return position
+
+
+def _ling_experts(config: Config) -> Table:
+    width = config.size("moe_intermediate_size")
     shared_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
     shared_width = (config.maybe("moe_shared_expert_intermediate_size") or width) * shared_count
     router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
-    experts = moe(
+    return moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
         glu(config, width=shared_width) if shared_count else None,
         **router,
     )
-    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
-    names = ["dense" if i < first_moe else "moe" for i in range(depth)]
-    return deepseek(config, mixer, experts, names)
+
+
+def _bailing_linear(config: Config) -> Table:
+    """Reads Ring-linear: lightning attention with a layer of softmax attention at the end of each group of layers.
+
+    The layers after the last whole group have softmax attention, too.
+    """
+    uncounted_prediction(config)
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    heads, group, bias = config.size("num_attention_heads"), config.size("layer_group_size"), config.flag("use_bias")
+    full = {"type": "attention", **_ling_attention(config, norm)}
+    linear: Table = {
+        "type": "lightning",
+        "num_attention_heads": heads,
+        "head_dim": config.divided("num_attention_heads", config.size("hidden_size"), heads),
+        "block_size": 64,
+        "hidden_act": "silu" if config.flag("linear_silu") else "identity",
+        "position": _ling_rope(config),
+        "qkv_bias": config.flag("use_qkv_bias"),
+        "o_bias": bias,
+        **({"qk_norm": norm} if config.flag("use_qk_norm") else {}),
+    }
+    first_moe, experts = config.count("first_k_dense_replace"), _ling_experts(config)
+    networks = ["dense" if i < first_moe else "moe" for i in range(depth)]
+    mixers = ["full" if (i + 1) % group == 0 or i >= depth // group * group else "linear" for i in range(depth)]
+    block = {"attention": linear, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    mixer_kinds: Table = {"linear": {}, "full": {"attention": full}}
+    network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
+    return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
+
+
+def _klear(config: Config) -> Table:
+    """Reads Klear: Qwen3's layers, whose experts and shared expert are mixed with learned weights."""
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    dense = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
+    step, width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
+    names = ["dense" if i in dense or (i + 1) % step else "moe" for i in range(depth)]
+    experts = moe(
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        glu(config, width=width * config.size("n_shared_experts")),
+        shared_expert_mix=True,
+        **SIGMOID,
+    )
+    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in names else {}}
+    config.fields_read.add("intermediate_size")
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
 
 
 def _hunyuan(config: Config) -> Table:
@@ -237,6 +299,25 @@ ROUTING = frozenset(
 )
 MLX = "https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/"
 
+LING: dict[str, Any] = {
+    **COMMON,
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "use_qk_norm": False,
+    "num_shared_experts": 0,
+    "moe_shared_expert_intermediate_size": None,
+    "moe_router_enable_expert_bias": False,
+    "moe_router_enable_shared_expert": True,
+    "first_k_dense_replace": 0,
+}
+LING_IGNORED = ROUTING | frozenset(
+    """
+    embedding_dropout intermediate_size max_window_layers moe_router_enable_routed_scaling
+    moe_router_topk_scaling_factor mtp_loss_scaling_factor multi_gate norm_head norm_softmax output_dropout router_dtype
+    score_function sliding_window use_rmsnorm use_sliding_window
+    """.split()  # noqa: SIM905
+)
+
 FAMILIES = {
     "deepseek": Family(
         _deepseek,
@@ -246,26 +327,21 @@ FAMILIES = {
     ),
     "bailing_moe": Family(
         _bailing_moe,
-        {
-            **COMMON,
-            "use_bias": False,
-            "use_qkv_bias": False,
-            "use_qk_norm": False,
-            "num_shared_experts": 0,
-            "moe_shared_expert_intermediate_size": None,
-            "moe_router_enable_expert_bias": False,
-            "moe_router_enable_shared_expert": True,
-            "first_k_dense_replace": 0,
-        },
-        ROUTING
-        | frozenset(
-            """
-            embedding_dropout intermediate_size max_window_layers moe_router_enable_routed_scaling
-            moe_router_topk_scaling_factor mtp_loss_scaling_factor multi_gate norm_head norm_softmax output_dropout
-            router_dtype score_function sliding_window use_rmsnorm use_sliding_window
-            """.split()  # noqa: SIM905
-        ),
+        LING,
+        LING_IGNORED,
         code="https://github.com/inclusionAI/Ming-UniAudio/blob/main/modeling_bailing_moe.py",
+    ),
+    "bailing_moe_linear": Family(
+        _bailing_linear,
+        {**LING, "layer_group_size": 1, "linear_silu": False},
+        LING_IGNORED | {"group_norm_size", "num_nextn_predict_layers"},
+        code=f"{MLX}bailing_moe_linear.py",
+    ),
+    "Klear": Family(
+        _klear,
+        {**COMMON, "mlp_only_layers": None, "decoder_sparse_step": 1, "n_shared_experts": 1},
+        ROUTING | {"moe_aux_loss_coeff", "output_router_logits", "sliding_window", "use_sliding_window"},
+        code=f"{MLX}Klear.py",
     ),
     "hunyuan": Family(
         _hunyuan,

@@ -24,6 +24,7 @@ from ...parts import (
     glu,
     layernorm,
     learned_positions,
+    moe,
     qk_norm,
     rmsnorm,
     rope,
@@ -69,7 +70,10 @@ def _jais(config: Config) -> Table:
 
 
 def _phi(config: Config) -> Table:
-    """Reads the first files of Phi-1, 1.5 and 2: parallel sublayers, and a head with a bias."""
+    """Reads the first files of Phi-1, 1.5 and 2: parallel sublayers, and a head with a bias.
+
+    With `num_local_experts` each layer has experts (mlabonne/phixtral-4x2_8 modeling_phi.py).
+    """
     heads, rotary = config.size("num_attention_heads"), config.size("rotary_dim")
     for name in ("n_head_kv", "head_dim"):
         if config.has(name):
@@ -77,6 +81,8 @@ def _phi(config: Config) -> Table:
     position = {"type": "rope", "rotary_dim": rotary}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
     network = plain_ffn(config, "n_inner", "activation_function")
+    if config.has("num_local_experts"):
+        network = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), network)
     return _gpt(config, mixer, network, {"bias": True}, parallel="shared")
 
 

@@ -1,0 +1,242 @@
+"""Block attention residuals: sublayers read a weighted sum of the residual streams of all blocks of layers.
+
+Kimi Team 2026 (Attention Residuals), used by Kimi K3 (arXiv:2607.24653, §2.2). Layers form blocks. The sublayers of a
+block add to one running sum; the sum of a finished block stays. Before each sublayer, softmax attention over these
+sums and the running one, with one learned query per sublayer, gives the sublayer's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Component, Context, Flag, LayerParts
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run, vector
+from ..streams import ResidualStreams
+from .block import Sharing
+from .whole_layer import WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SOURCE = "Kimi Team 2026 (arXiv:2607.24653), §2.2"
+MOST_BLOCKS = 1000
+
+
+def _record_mix(f: Flow, name: str, x: Value, block_count: int, norm: Norm) -> Value:
+    """Records the weighted sum of the sums of finished blocks and the running one.
+
+    x: the running sum. block_count: the number of finished blocks.
+    """
+    if not block_count:
+        return x
+    (hidden,), sources, single = x.axes, Axis("sources", block_count + 1), Axis("one", 1)
+    with f.scope(name, kind="residual", source=SOURCE):
+        earlier_sums = f.copies(x, Axis("sources", block_count))  # as large as those of other layers
+        values = f.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(sources, hidden))
+        f.hold(values=values)
+        keys = f.norm("norm", values, norm, (hidden,))
+        f.hold(keys=keys)
+        query = f.vector("proj", hidden)
+        scores = f.core("scores", ops.Product(sources.size, hidden.size, 1, x.rows), keys, query, axes=(sources,))
+        shares = f.act(scores, "softmax")
+        f.hold(shares=shares)
+        mix = ops.Product(1, sources.size, hidden.size, x.rows)
+        mixed = f.core("mix", mix, shares.view(single, sources), values, axes=(single, hidden))
+        return mixed.view(hidden)
+
+
+class BlockResidualLayer(WholeLayer):
+    """A layer whose sublayers read the residual sums of all earlier blocks of layers.
+
+    attention_blocks: the number of finished blocks whose sums attention reads beside the running sum; 0 for the first
+        layer, which reads the embedding alone.
+    feed_forward_blocks: the same of the feed-forward network.
+    starts_block: whether the layer ends the running sum and starts a new one; false by default.
+    """
+
+    plain: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+
+    type: Literal["block_residual"] = "block_residual"
+    attention_blocks: int = Field(ge=0, le=MOST_BLOCKS, strict=True)
+    feed_forward_blocks: int = Field(ge=1, le=MOST_BLOCKS, strict=True)
+    starts_block: Flag = False
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        expected = self.attention_blocks + self.starts_block
+        if self.feed_forward_blocks != expected:
+            raise ValueError(
+                f"feed_forward_blocks: {self.feed_forward_blocks}; expected attention_blocks, and one more in a layer "
+                f"that starts a block ({expected})"
+            )
+        return self
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().requires(), "streams": {"type": self.type}}
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for name, part, block_count in (
+            ("self_attn", self.attention, self.attention_blocks),
+            ("mlp", self.feed_forward, self.feed_forward_blocks),
+        ):
+            assert isinstance(part, Component)
+            sublayer_input = _record_mix(f, f"{name}_residual", x, block_count, self.norm)
+            f.hold(x=x, read=sublayer_input)
+            y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, sublayer_input))
+            f.hold(y=y)
+            x = y if name == "self_attn" and self.starts_block else f.add(x, y)
+            f.hold(x=x)
+        return x
+
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["layer"](self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Returns no examples: the layer needs the stack's streams, and one of the stack's examples uses it."""
+        return []
+
+
+class BlockResiduals(ResidualStreams):
+    """The residual sums of blocks of layers, and their weighted sum after the last layer.
+
+    blocks: the number of blocks whose sums the output reads when the last layer has run.
+    norm: the norm on the sums, of which the scores are computed.
+    """
+
+    kind: ClassVar[str] = "residual"
+
+    type: Literal["block_residual"] = "block_residual"
+    blocks: int = Field(ge=1, le=MOST_BLOCKS, strict=True)
+    norm: Norm
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        required = {"type": self.type}
+        if any(layer.requires().get("streams") != required for layer in layers.values()):
+            raise ValueError("streams: those of type 'block_residual' stand where every layer is of that type")
+
+    def source(self) -> str:
+        return SOURCE
+
+    def record_split(self, f: Flow, x: Value) -> Value:
+        return x
+
+    def record_merge(self, f: Flow, x: Value) -> Value:
+        return _record_mix(f, "output_residual", x, self.blocks, self.norm)
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        return self.record_merge(f, x)
+
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["streams"](self, context)
+
+
+def block_residual_example(**fields: Any) -> BlockResidualLayer:
+    """Returns a small layer, by default the first one. fields: values that override its default fields."""
+    attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+    network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+    defaults = {
+        "attention": attention,
+        "feed_forward": network,
+        "norm": Norm(type="rmsnorm"),
+        "attention_blocks": 0,
+        "feed_forward_blocks": 1,
+        "starts_block": True,
+    }
+    return BlockResidualLayer(**{**defaults, **fields})
+
+
+@cache
+def _references() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class Scores(nn.Module):
+        """Scores sums with a query. keys: [.., sums, hidden], query: [hidden] → [.., sums]."""
+
+        def forward(self, keys: Tensor, query: Tensor) -> Tensor:
+            return (keys @ query[:, None]).squeeze(-1)
+
+    class WeightedSum(nn.Module):
+        """Adds up weighted sums. shares: [.., sums], values: [.., sums, hidden] → [.., hidden]."""
+
+        def forward(self, shares: Tensor, values: Tensor) -> Tensor:
+            return (shares[..., None, :] @ values).squeeze(-2)
+
+    class Mix(nn.Module):
+        """Attends over residual sums. block_sums: earlier ones, x: the running one; each [batch, tokens, hidden]."""
+
+        def __init__(self, norm: Norm, context: Context) -> None:
+            super().__init__()
+            self.norm, self.proj = norm.reference(context), vector(torch.zeros(context.hidden_size))
+            self.scores, self.mix = Scores(), WeightedSum()
+
+        def forward(self, block_sums: list[Tensor], x: Tensor) -> Tensor:
+            values = torch.stack([*block_sums, x], 2)
+            mixed: Tensor = self.mix(self.scores(self.norm(values), self.proj.weight).softmax(-1), values)
+            return mixed
+
+    class LayerReference(nn.Module):
+        """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: BlockResidualLayer, context: Context) -> None:
+            super().__init__()
+            self.spec = spec
+            for name, part, block_count in (
+                ("self_attn", spec.attention, spec.attention_blocks),
+                ("mlp", spec.feed_forward, spec.feed_forward_blocks),
+            ):
+                assert isinstance(part, Component)
+                if block_count:
+                    self.add_module(f"{name}_residual", Mix(spec.norm, context))
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                self.add_module(name, part.reference(context))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            sums: list[Tensor] = run.memo["block_sums"]
+            spec = self.spec
+            for name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
+                assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
+                sublayer_input = self.get_submodule(f"{name}_residual")(sums, x) if block_count else x
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), run)
+                starts = name == "self_attn" and spec.starts_block
+                if starts:
+                    sums.append(x)
+                x = y if starts else x + y
+            return x
+
+    class StreamsReference(nn.Module):
+        """Starts the list of residual sums, and mixes them after the last layer."""
+
+        def __init__(self, spec: BlockResiduals, context: Context) -> None:
+            super().__init__()
+            self.output_residual = Mix(spec.norm, context)
+
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+            run.memo["block_sums"] = []
+            return x
+
+        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+            mixed: Tensor = self.output_residual(run.memo["block_sums"], x)
+            return mixed
+
+    return {"layer": LayerReference, "streams": StreamsReference}

@@ -1,0 +1,131 @@
+"""EmbeddingGemma 2: an encoder of Gemma 4's layers, whose per-layer vectors are projections of the token embedding.
+
+The hidden state of every token is projected to the size of the sentence embedding.
+
+transformers: models/embedding_gemma2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...absent import present
+from ...config import Config
+from ...family import Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    bidirectional,
+    decoder,
+    every_nth_full,
+    float32_rmsnorm,
+    glu,
+    listed_kinds,
+    qk_norm,
+    rmsnorm,
+    stack_of_layers,
+)
+from .gemma import LOCAL_THETA_WRITES, local_theta
+from .gemma3n import PER_LAYER_MODULES
+from .gemma4 import TOWER_MODULES, full_attention, head_sizes, sliding_attention
+
+
+def _embedding_gemma2(config: Config) -> Table:
+    norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    default = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
+    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    kinds[-1] = "full"
+    mixer = attention(
+        config,
+        position={"type": "rope", "rope_theta": 1_000_000.0},
+        v_norm=rmsnorm(norm["eps"], weight=False),
+        **biases(config.flag("attention_bias"), *QKVO),
+        **qk_norm(norm),
+    )
+    network, width = glu(config, act="hidden_activation"), config.size("hidden_size_per_layer_input")
+    block: Table = {
+        "type": "gemma4",
+        "attention": mixer,
+        "feed_forward": network,
+        "norm": norm,
+        "per_layer_input": {"hidden_size_per_layer_input": width, "hidden_act": network["hidden_act"]},
+    }
+    wide = {
+        "head_dim": config.maybe("global_head_dim") or 512,
+        "num_key_value_heads": config.maybe("num_global_key_value_heads") or 1,
+    }
+    local = {
+        "sliding_window": config.size("sliding_window"),
+        "position": {"type": "rope", "rope_theta": local_theta(config)},
+    }
+    sizes = head_sizes(config, kinds, wide)
+    layers = [
+        (kind, {"attention": {**size, **(local if kind == "sliding" else {})}})
+        for kind, size in zip(kinds, sizes, strict=True)
+    ]
+    stack = bidirectional({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
+    stack["per_layer_embedding"] = {"hidden_size_per_layer_input": width, "norm": norm}
+    table = decoder(config, block, norm, stack=stack)
+    table["encoder"] = table.pop("decoder")
+    return {**table, "head": {"type": "projection", "size": config.size("embedding_dim")}}
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262144,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "global_head_dim": None,
+    "num_global_key_value_heads": None,
+    "sliding_window_pattern": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "sliding_window": 512,
+    "layer_types": None,
+    "hidden_size_per_layer_input": 512,
+    "embedding_dim": 768,
+    "tie_word_embeddings": False,
+}
+
+FAMILIES = {
+    "embedding_gemma2_text": Family(
+        _embedding_gemma2,
+        DEFAULTS,
+        frozenset({"global_head_dim", "num_global_key_value_heads", "sliding_window_pattern"}),
+        writes={
+            **LOCAL_THETA_WRITES,
+            "head_dim": lambda s: sliding_attention(s)[2],
+            "num_key_value_heads": lambda s: sliding_attention(s)[1],
+            "global_head_dim": lambda s: full_attention(s).sizes(s.spec.hidden_size)[2],
+            "num_global_key_value_heads": lambda s: full_attention(s).sizes(s.spec.hidden_size)[1],
+            "hidden_size_per_layer_input": lambda s: present(s.first.per_layer_embedding).hidden_size_per_layer_input,
+            "embedding_dim": lambda s: s.spec.head.size,
+            "sliding_window": lambda s: (present(s.window) - 1) // 2,
+        },
+        modules={
+            **PER_LAYER_MODULES,
+            "per_layer_input": "ple_block",
+            "per_layer_input.gate": "per_layer_input_gate",
+            "per_layer_input.projection": "per_layer_projection",
+            "per_layer_input.norm": "post_per_layer_input_norm",
+            "per_layer_embedding": "ple",
+            "per_layer_embedding.projection": "per_layer_model_projection",
+            "per_layer_embedding.norm": "per_layer_projection_norm",
+        },
+    ),
+    "embedding_gemma2": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="embedding_gemma2_text",
+        modules=TOWER_MODULES,
+        tower_file="gemma",
+    ),
+}

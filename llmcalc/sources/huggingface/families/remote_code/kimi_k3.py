@@ -1,0 +1,121 @@
+"""Kimi K3: Kimi Linear's layers with block attention residuals, latent experts and gated latent attention.
+
+Kimi Team 2026 (arXiv:2607.24653). Source: the modeling files of moonshotai/Kimi-K3, whose modules are listed in
+https://github.com/ai-dynamo/aiconfigurator (model_configs) and in the support of vLLM and SGLang.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .....algebra import ceil_div
+from ...config import Config
+from ...family import Family
+from ...parts import Table, decoder, dense_or_moe, glu, moe, rmsnorm, stack_of_layers
+from ..deepseek.deepseek import SIGMOID, mla
+from ..recurrent.delta import KDA_MODULES, KIMI_LINEAR, KIMI_NAMES, ROUTING, kda, kimi_mixers, linear_attention_config
+
+
+def _kimi_k3(config: Config) -> Table:
+    config.must("moe_layer_freq", 1)
+    config.must("num_key_value_heads", None, config.size("num_attention_heads"))
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    mixers = _mixers(config, depth)
+    experts, block_size = _experts(config), config.maybe("attn_res_block_size")
+    base: Table = {"norm": norm, "norm_placement": "pre", "attention": mixers.linear, "feed_forward": experts}
+    changes: dict[str, Table] = {
+        "linear": {},
+        "full": {"attention": mixers.full},
+        "moe": {},
+        "dense": {"feed_forward": {"type": "mlp", **glu(config)}},
+    }
+    network_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    layers = []
+    for index, (mixer, network) in enumerate(zip(mixers.kinds, network_kinds, strict=True)):
+        label, residuals = f"{mixer}_{network}", {}
+        if block_size is not None:
+            finished, starts = ceil_div(index, block_size), index % block_size == 0
+            label += f"_{finished}" + ("_start" if starts else "")
+            residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
+        layers.append((label, {**changes[mixer], **changes[network], **residuals}))
+    stack = stack_of_layers(layers)
+    if block_size is not None:
+        base |= {"type": "block_residual", "attention_blocks": 1, "feed_forward_blocks": 1, "starts_block": False}
+        stack["streams"] = {"type": "block_residual", "blocks": ceil_div(depth, block_size), "norm": norm}
+    return decoder(config, base, norm, stack=stack)
+
+
+class _Mixers(NamedTuple):
+    """The mixers of all layers.
+
+    linear: the table of Kimi delta attention.
+    full: the table of latent attention.
+    kinds: which of the two each layer has.
+    """
+
+    linear: Table
+    full: Table
+    kinds: list[str]
+
+
+def _mixers(config: Config, depth: int) -> _Mixers:
+    """Returns Kimi delta attention, latent attention, and which of them each layer has."""
+    linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
+    bound = linear_config.get("gate_lower_bound")
+    linear = kda(
+        config,
+        linear_config,
+        full_rank_output_gate=linear_config.flag("use_full_rank_gate"),
+        **({} if bound is None else {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}),
+    )
+    gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
+    full = mla(config, mla_use_nope=config.flag("mla_use_nope"), **gate)
+    kinds = kimi_mixers(config, linear_config, depth)
+    linear_config.close(frozenset(), config)
+    return _Mixers(linear, full, kinds)
+
+
+def _experts(config: Config) -> Table:
+    """Returns the experts, with a latent width of their own, and the shared experts as one of their total width."""
+    width, shared_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
+    latent_width, eps = config.maybe("routed_expert_hidden_size"), config.number("rms_norm_eps")
+    normed = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}
+    latent: Table = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, **normed}}
+    return moe(
+        config.size("num_local_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        glu(config, width=width * shared_count) if shared_count else None,
+        **latent,
+        **SIGMOID,
+    )
+
+
+FAMILIES = {
+    "kimi_k3": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="kimi_k3_text",
+        code="https://huggingface.co/moonshotai/Kimi-K3 modeling_kimi_k3.py",
+        tower_file="published_code",
+    ),
+    "kimi_k3_text": Family(
+        _kimi_k3,
+        {
+            **KIMI_LINEAR,
+            "hidden_act": "situ",
+            "mla_use_nope": True,
+            "mla_use_output_gate": False,
+            "attn_res_block_size": None,
+            "routed_expert_hidden_size": None,
+            "latent_moe_use_norm": False,
+        },
+        (ROUTING - {"mla_use_nope"})
+        | {"activation_situ_beta", "activation_situ_linear_beta", "num_nextn_predict_layers", "topk_method"},
+        aliases=KIMI_NAMES,
+        modules={**KDA_MODULES, "latent_in": "routed_expert_down_proj", "latent_out": "routed_expert_up_proj"},
+        earlier={"mlp": "block_sparse_moe"},
+        unconverted=(r"re:.*routed_expert_(down|up)_proj",),
+        code="https://huggingface.co/moonshotai/Kimi-K3 modeling_kimi_linear.py",
+    ),
+}
