@@ -191,6 +191,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     }
     if "bf16" not in peaks:
         hardware.peak("bfloat16")
+    peaks["bf16"] = max(peaks["bf16"], peaks.get("fp32", 0.0))  # values in 16 bits are multiplied in the faster format
     generation = generation_of(hardware)
     link = hardware.interconnect
     rate = float(link.bandwidth_per_direction) if link is not None else 1e9
