@@ -215,16 +215,22 @@ class Replica:
         if not others:
             tpot = token / self.tokens_per_step
             return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
-        together = max(1.0, min(self.most_prompts, concurrency / self.batches / further))
-        prompt_pass = self.prompts(together)
-        steps = len(prompt_pass.priced)
         beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
         saved = token - beside if self.stack.mixed_steps else 0.0
-        longer = max(0.0, float(prompt_pass.seconds) - steps * saved) / together / self.batches
+
+        def extra(together: float) -> float:
+            """Seconds by which each of so many prompts in a step makes it longer."""
+            prompt_pass = self.prompts(together)
+            seconds = float(prompt_pass.seconds) - len(prompt_pass.priced) * saved
+            return max(0.0, seconds) / together / self.batches
+
+        together = max(1.0, min(self.most_prompts, concurrency / self.batches / further))
+        longer, steps = extra(together), len(self.prompts(1).priced)
         prompt = self.prompt_seconds + steps * beside
-        wait = others * longer * prompt / (prompt + further * token)
+        wait = max(others * longer * prompt / (prompt + further * token), (together - 1) * longer)
         tpot = (token + (others * longer - wait) / further) / self.tokens_per_step
-        in_burst = max(wait, (others + min(self.most_prompts, concurrency) - 1) / 2 * longer)
+        in_one_step = min(self.most_prompts, concurrency)
+        in_burst = max(wait, (others + in_one_step - 1) / 2 * extra(in_one_step))
         return ServedLoad(concurrency, self.requests.output, prompt + wait, tpot, prompt + in_burst)
 
 

@@ -440,7 +440,9 @@ def range_of(row: Row, seconds: float) -> Range:
         return expected_range(seconds, phase, device, row.stack, spec_of(row["model"]))
 
     if row["measure"] in PARTS:
-        replica, requests = full_server(row) if row["measure"] == "throughput" else (replica_of(row), row.whole("batch"))
+        replica, requests = (
+            full_server(row) if row["measure"] == "throughput" else (replica_of(row), row.whole("batch"))
+        )
         served = replica.load(requests)
         prompts, tokens = expected("prefill"), expected("decode")
         share = served.ttft / served.end_to_end
