@@ -31,9 +31,12 @@ def usual_sequence(spec: ModelSpec) -> int:
     return min(USUAL, learned_positions(spec) or USUAL)
 
 
-def usual_context(spec: ModelSpec) -> int:
-    """Returns the default tokens per sequence of a cache: the model's context length, at most `MOST_CONTEXT`."""
-    return min(longest_sequence(spec) or USUAL, MOST_CONTEXT)
+def usual_context(spec: ModelSpec, decodes: bool = False) -> int:
+    """Returns the default tokens per sequence of a cache: the model's context length, at most `MOST_CONTEXT`.
+
+    decodes: whether another token follows, which the context has to hold too.
+    """
+    return min((longest_sequence(spec) or USUAL) - decodes, MOST_CONTEXT)
 
 
 def check_source(spec: ModelSpec, source: int | None) -> None:

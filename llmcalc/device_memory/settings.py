@@ -471,7 +471,7 @@ class Settings:
         AttentionImplementation | None,
         Setting(
             "Kernels of attention: eager, sdpa, sdpa-math or flash. eager keeps all scores, flash none; sdpa is "
-            "torch's choice among its backends. By default flash in inference, sdpa in training, else eager.",
+            "torch's choice among its backends. By default flash in inference, else sdpa where it takes the scores.",
             "Precision and kernels",
             spellings=("--attn",),
             metavar="KIND",

@@ -28,7 +28,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
     """Returns the kernels that run. attention: the implementation if none is set; default: the default of the phase."""
     serves = settings.serves
-    default: AttentionImplementation = "flash" if serves else "sdpa" if settings.phase == "training" else "eager"
+    default: AttentionImplementation = "flash" if serves else "sdpa"
     like_classes = settings.phase == "training" and settings.fused_qkv is None
     return Choices(
         attention=settings.attn_implementation or attention or default,
@@ -81,14 +81,14 @@ SCORES_BY_THEMSELVES = ("joint_softmax", "local_mask", "at_distance")
 
 
 def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplementation:
-    """Returns the default attention implementation of a phase.
+    """Returns the default attention implementation of a phase: flash for a server, else sdpa, as in transformers.
 
-    Training runs sdpa, as transformers does, or eager for a model whose scores sdpa does not take or is not modelled
-    with.
+    A model whose scores sdpa does not take, or is not modelled with, trains with eager attention, as transformers
+    does; its prefill and its decoding run flash, as the engines that serve it do.
     """
     implementation = kernel_choices(settings, spec).attention
     if settings.attn_implementation is None and implementation == "sdpa" and not supports_sdpa(spec):
-        return "eager"
+        return "eager" if settings.phase == "training" else "flash"
     return implementation
 
 

@@ -220,7 +220,7 @@ def _inference(
         names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
         stored = quantized_size(spec, scheme, weights, count.include, names)
     batch = 1 if settings.batch is None else settings.batch
-    seq = usual_context(spec) if settings.seq is None else settings.seq
+    seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
     if settings.inputs.is_given and isinstance(spec, RankModel):
         raise InputError(f"{settings.inputs.option}: encoders are counted beside a whole model; expected no layout")
     inputs = encoded_inputs(spec, settings.inputs, batch) if settings.inputs.is_given else None

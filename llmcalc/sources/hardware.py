@@ -59,6 +59,13 @@ def hardware_order(name: str) -> list[tuple[int, int, str]]:
     ]
 
 
+MAKER = re.compile(r"^\s*(?:(?:nvidia|amd|intel|tesla|geforce|quadro|instinct|radeon|\(r\)|\(tm\))[\s_-]*)+", re.I)
+"""The words of a maker and of its brand, which drivers print before a name and people leave out."""
+
+SEVERAL = re.compile(r"(?:(?P<before>[0-9]{1,7})\s*[x×*]\s*)?(?P<name>.+?)(?:\s*[x×*]\s*(?P<after>[0-9]{1,7}))?")
+"""A number of accelerators and their name: `8x h100`, `rtx-4090 x2`."""
+
+
 @cache
 def hardware_names() -> tuple[str, ...]:
     """Returns the names of all presets, sorted with numbers by value: a40 before a100."""
@@ -75,7 +82,8 @@ def load_hardware(name: str) -> Hardware:
 def find_hardware(argument: str) -> Hardware:
     """Returns the accelerator that an argument names: a `.toml` file, a memory size (`24GiB`), a name or an alias.
 
-    Names are compared without case and punctuation. Raises `InputError` with the nearest names for an unknown name.
+    Names are compared without case and punctuation, and without the maker's words that drivers print before them:
+    `NVIDIA H100 80GB HBM3`. Raises `InputError` with the nearest names for an unknown name.
     """
     if Path(argument).suffix.lower() == ".toml":
         return read_hardware(argument)
@@ -132,24 +140,36 @@ def memory_only(argument: str) -> Hardware | None:
 
 
 def _by_name(argument: str) -> Hardware:
-    key = normalized(argument)
-    names: dict[str, str] = {}
-    for name in hardware_names():
-        hardware = load_hardware(name)
-        for spelling in (name, *hardware.aliases):
-            names.setdefault(normalized(spelling), name)
-            if key and normalized(spelling) == key:
-                return hardware
-    sized = _by_configuration(argument)
-    if sized is not None:
-        return sized
+    hardware = _with_spelling(argument) or _by_configuration(argument)
+    if hardware is not None:
+        return hardware
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
         raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
-    suggestion = suggest(argument, list(hardware_names())) or suggest(key, names)
+    if several := SEVERAL.fullmatch(argument.strip()):
+        before, name, after = several.group("before", "name", "after")
+        if (before or after) and (hardware := _with_spelling(name)):
+            expected = f"--hardware {hardware.name} --devices {before or after}"
+            raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected}")
+    names = {spelling: name for name in hardware_names() for spelling in _spellings(load_hardware(name))}
+    suggestion = suggest(argument, list(hardware_names())) or suggest(normalized(argument), names)
     raise InputError(
         f"no accelerator called '{argument}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory size "
         "such as 24GiB, or a .toml file"
     )
+
+
+def _with_spelling(argument: str) -> Hardware | None:
+    """Returns the preset whose name, alias or title an argument is, with or without the maker's words."""
+    keys = {normalized(argument), normalized(MAKER.sub("", argument))} - {""}
+    by_name = (name for name in hardware_names() if normalized(name) in keys)
+    by_spelling = (name for name in hardware_names() if not keys.isdisjoint(_spellings(load_hardware(name))))
+    name = next(by_name, None) or next(by_spelling, None)
+    return None if name is None else load_hardware(name)
+
+
+def _spellings(hardware: Hardware) -> set[str]:
+    """Returns name, aliases and title of a preset without case and punctuation."""
+    return {normalized(spelling) for spelling in (hardware.name, *hardware.aliases, hardware.title)}
 
 
 def _by_configuration(argument: str) -> Hardware | None:

@@ -100,13 +100,17 @@ def known_model(name: str) -> Preset | None:
     name = in_cache[1].replace("--", "/") if in_cache else name.strip().rstrip("/")
     last = name.rpartition("/")[2]
     preset_name = next((preset for part in (name, last) if part and (preset := find_preset(part))), None)
-    if preset_name is None and normalized(last):
-        preset_name = _short_aliases().get(normalized(last))
+    preset_name = preset_name or find_by_repository(last)
     return None if preset_name is None else load_preset(preset_name)
 
 
+def find_by_repository(name: str) -> str | None:
+    """Returns the preset of a repository's name without its owner: `Meta-Llama-3-8B-Instruct`. It reads all presets."""
+    return _presets_by_repository().get(normalized(name)) if normalized(name) else None
+
+
 @cache
-def _short_aliases() -> dict[str, str]:
+def _presets_by_repository() -> dict[str, str]:
     """Returns the name of a repository without its owner → the preset."""
     return {
         normalized(alias.rpartition("/")[2]): name

@@ -6,6 +6,7 @@ standard input.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from ..errors import InputError, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow, validate
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
 from .preset import NOT_IN_FILES, Preset
-from .presets import aliases, find_preset, model_names, read_preset
+from .presets import aliases, find_by_repository, find_preset, model_names, read_preset
 
 if TYPE_CHECKING:
     from ..components.head_kind import HeadKind
@@ -147,6 +148,9 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
 
         _, location, description = _config(fetch_config(target), head, allow_unknown)
         return target, location, description
+    preset = find_by_repository(target)
+    if preset is not None:
+        return preset, preset, read_preset(preset)
     raise InputError(_unknown(target))
 
 
@@ -205,10 +209,20 @@ def _path_is(question: Callable[[], bool]) -> bool:
         return False
 
 
+VARIANT = re.compile(
+    r"^meta-|[-_ :](?:instruct|chat|it|base|hf|pt|gguf|awq|gptq|fp8|bnb-4bit|v[0-9.]+)(?=[-_ :]|$)", re.I
+)
+"""Words of a repository's name that say how a model was tuned or stored."""
+
+
 def _unknown(target: str) -> str:
     words = target.split(",")
     if len(words) > 1 and all(word.strip() in {**aliases(), **dict.fromkeys(model_names())} for word in words):
         return f"'{target}': models are separate words; expected {' '.join(word.strip() for word in words)}"
+    base = find_preset(VARIANT.sub("", target))
+    if base is not None:
+        unknown = f"no preset, file or hub id called '{target}'"
+        return f"{unknown}. Most fine-tunes have the shape of their base: expected {base}, or its own config.json"
     suggestion = suggest(target, aliases() | {name: name for name in model_names()})
     return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
 

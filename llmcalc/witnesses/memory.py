@@ -175,13 +175,13 @@ def reference_settings(settings: Settings) -> Settings:
     That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
     chooses.
     """
-    if settings.norm is None and not settings.serves:
-        settings = settings.with_(norm="eager")
+    if not settings.serves:
+        attention, norm = settings.attn_implementation or "eager", settings.norm or "eager"
+        settings = settings.with_(attn_implementation=attention, norm=norm)
     if settings.phase != "training":
         return settings
     library_choice = optimizer(settings.optimizer or DEFAULT).implementations[0]
     return settings.with_(
-        attn_implementation=settings.attn_implementation or "eager",
         optimizer_impl=settings.optimizer_impl or library_choice,
         fused_qkv=bool(settings.fused_qkv),
     )

@@ -218,7 +218,9 @@ def test_the_formula_of_derived_peaks_gives_the_printed_ones(name, per_clock, pu
 def test_names_and_aliases_are_unique():
     chips = [load_hardware(name) for name in NAMES]
     sized = [with_configuration(chip, one) for chip in chips for one in chip.configurations]
-    spellings = [normalized(s) for chip in [*chips, *sized] for s in (chip.name, *chip.aliases)]
+    spellings = [
+        s for chip in [*chips, *sized] for s in {normalized(s) for s in (chip.name, chip.title, *chip.aliases)}
+    ]
     assert {s for s in spellings if spellings.count(s) > 1} == set()
 
 
@@ -239,6 +241,12 @@ def test_names_and_aliases_are_unique():
         ("Apple-M1-Max-64", "m1-max-64gb"),
         ("m4-16GiB", "m4-16gb"),
         ("strix halo", "ryzen-ai-max-395"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),  # as torch.cuda.get_device_name() has it, and so on
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("AMD Radeon RX 7900 XTX", "rx-7900-xtx"),
     ],
 )
 def test_finding_ignores_case_and_punctuation(asked, name):
@@ -248,6 +256,12 @@ def test_finding_ignores_case_and_punctuation(asked, name):
 def test_a_mistyped_name_gets_suggestions():
     with pytest.raises(InputError, match=r"no accelerator called 'h1000'.*Did you mean .*h100-sxm"):
         find_hardware("h1000")
+
+
+@pytest.mark.parametrize("asked", ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2"])
+def test_several_accelerators_are_named_with_the_option_for_their_number(asked):
+    with pytest.raises(InputError, match=r"names one accelerator; expected --hardware rtx-4090 --devices 2$"):
+        find_hardware(asked)
 
 
 def test_an_empty_name_is_no_accelerator():

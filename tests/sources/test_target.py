@@ -199,3 +199,17 @@ class TestLengths:
         code, out, err = run("flops", "gpt2", "--seq", written)
         assert (code, out) == (2, "")
         assert err.startswith("error: --seq: ")
+
+
+@pytest.mark.parametrize(
+    ("repository", "preset"),
+    [("Meta-Llama-3-8B-Instruct", "llama3-8b"), ("gemma 3 27b it", "gemma3-27b"), ("llama-2-7b-chat-hf", "llama2-7b")],
+)
+def test_a_repository_is_found_without_its_owner(repository: str, preset: str) -> None:
+    assert load(repository).name == preset
+
+
+def test_an_unknown_fine_tune_is_told_its_base(run: Run) -> None:
+    code, _, error = run("params", "phi-2-chat")
+    assert code == 2
+    assert "phi-2-chat'. Most fine-tunes have the shape of their base: expected phi-2, or its own config.json" in error

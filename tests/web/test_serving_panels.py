@@ -66,7 +66,11 @@ def test_servers_and_their_load(visit: Open, run: Run) -> None:
     assert f"{chosen['devices']} × h100-sxm" in page.inner_text("#serve .said")
     assert page.locator("#serve .plan tbody tr").count() == min(8, len(found["servers"]))
     assert page.locator("#serve .plan .worst").count() == 1
-    assert page.locator("#serve .dot").count() == len(found["servers"][chosen["server"]]["curve"])
+    front, load = page.locator("#serve .course").all()
+    assert load.locator(".dot").count() == len(found["servers"][chosen["server"]]["curve"])
+    on_front = {point["server"] for point in found["front"]}
+    assert front.locator(".line").count() == min(len(on_front), 6)
+    assert f"{chosen['concurrency']} users" in page.locator("#serve .readout").first.inner_text()
     page.get_by_label("most ms a token").fill("1")
     page.get_by_label("most ms a token").press("Enter")
     until(page, "window.llmcalc.serve.chosen === null")

@@ -6,3 +6,11 @@ const table = chinese ? await fetch(here("zh.json")).then((found) => found.json(
 
 /** A text in the page's language. values: what stands in place of {0}, {1}, … */
 export const t = (text, ...values) => (table[text] ?? text).replace(/\{(\d)\}/g, (_, i) => values[i]);
+
+const PHRASE = /, (?![^(]*\))/; // a comma outside of brackets
+/** A headline of llmcalc, phrase by phrase: "32 layers, SwiGLU 14336" → "32 层，SwiGLU 14336". Its numbers are the values of a string. */
+export const phrases = (headline) => headline.split(PHRASE).map((phrase) => {
+  const numbers = [];
+  const text = phrase.replace(/\d+(\.\d+)?/g, (digits) => `{${numbers.push(digits) - 1}}`);
+  return t(text, ...numbers);
+}).join(chinese ? "，" : ", ");

@@ -1,7 +1,7 @@
 // The model's name, what it is, its exact number of parameters, and how that compares with the published one.
 import { $, h } from "../dom.js";
 import { integer } from "../format.js";
-import { t } from "../words.js";
+import { phrases, t } from "../words.js";
 
 function verdict({ params, exact }) {
   const { total, published } = params.params;
@@ -20,7 +20,7 @@ export function draw({ model }) {
   const why = kind ? "" : note?.match(/\((.*)\)$/)?.[1].replace(/; llmcalc presets .*$/, "") ?? "";
   const remarks = answer.remarks.map((line) => h("p", { class: "warning" }, line));
   $("hero").replaceChildren(
-    h("div", {}, h("h1", {}, title), h("p", {}, answer.headline), remarks),
+    h("div", {}, h("h1", {}, title), h("p", {}, phrases(answer.headline)), remarks),
     h("div", { class: "total" }, h("b", { id: "total" }, integer(answer.params.params.total)), h("small", {}, t("parameters, "), h("span", { class: kind }, text), why ? h("span", { class: "why" }, why) : "")),
   );
 }

@@ -3,6 +3,7 @@ import { debouncedQuery } from "../debounced_query.js";
 import { $, h, s } from "../dom.js";
 import { choice, line, number, style } from "../fields.js";
 import { integer, range, seconds } from "../format.js";
+import { front } from "../front.js";
 import { SERIES } from "../palette.js";
 import { readout } from "../readout.js";
 import { options, request } from "../training_settings.js";
@@ -99,6 +100,7 @@ function paint() {
     : [h("b", { class: "big" }, t("No server keeps the limit")), t(" {0} on {1}: {2}.", answer.title, found.hardware, Object.entries(reasons).map(([why, many]) => `${why} (${many})`).join(", "))];
   made.body.replaceChildren(h("p", { class: "quiet said" }, said),
     found.servers.length ? table(found) : "",
+    ...(found.servers.length ? [h("h3", {}, t("Which layout: the Pareto front")), h("div", {}, front(found, width, named))] : []),
     shown ? h("h3", {}, t("Time per output token of {0}, by users", named(shown.options))) : "", shown ? h("div", {}, chart(shown, limits.tpot, limits.concurrency)) : "",
     h("details", {}, h("summary", {}, t("How sure it is; {0}", `${found.engine.name} ${found.engine.version}`)), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note)))));
 }
