@@ -11,8 +11,9 @@ the prompt of another request makes the steps of all longer:
 The last one is Little's law (Operations Research 9(3), 1961). It does not depend on W, which only divides the round
 between the first token and the others. For one request these are the seconds of a prompt and of a token.
 
-Where all requests arrive at once, W is half of the other prompts, or of those of a step that takes several: equal
-requests of a benchmark stay together from answer to answer, because steps with prompts are so much longer than others.
+Where all requests arrive at once, W is half of the other prompts, in steps that are full of them, or of those of a step
+that takes several: equal requests of a benchmark stay together from answer to answer, because steps with prompts are so
+much longer than others.
 
 At most (O - 1) steps of a request's life have prompts of others. Beyond the concurrency at which all of them have, new
 requests wait until a prompt can start: tokens/s and TPOT stay, and TTFT grows by the wait.
