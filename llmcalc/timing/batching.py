@@ -11,8 +11,9 @@ the prompt of another request makes the steps of all longer:
 The last one is Little's law (Operations Research 9(3), 1961). It does not depend on W, which only divides the round
 between the first token and the others. For one request these are the seconds of a prompt and of a token.
 
-Where all requests arrive at once, W is half of the other prompts, or of those of a step that takes several: equal
-requests of a benchmark stay together from answer to answer, because steps with prompts are so much longer than others.
+Where all requests arrive at once, W is half of the other prompts, in steps that are full of them, or of those of a step
+that takes several: equal requests of a benchmark stay together from answer to answer, because steps with prompts are so
+much longer than others.
 
 At most (O - 1) steps of a request's life have prompts of others. Beyond the concurrency at which all of them have, new
 requests wait until a prompt can start: tokens/s and TPOT stay, and TTFT grows by the wait.
@@ -218,16 +219,22 @@ class Replica:
         if not other_requests:
             tpot = token / self.tokens_per_step
             return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
-        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batches / further_steps))
-        prompt_pass = self.prompts(prompts_per_step)
-        steps = len(prompt_pass.priced)
         seconds_beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = token - seconds_beside if self.stack.mixed_steps else 0.0
-        longer = max(0.0, float(prompt_pass.seconds) - steps * saved_seconds) / prompts_per_step / self.batches
+
+        def extra_seconds(prompts: float) -> float:
+            """Returns the seconds by which each of so many prompts in a step makes it longer."""
+            prompt_pass = self.prompts(prompts)
+            seconds = float(prompt_pass.seconds) - len(prompt_pass.priced) * saved_seconds
+            return max(0.0, seconds) / prompts / self.batches
+
+        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batches / further_steps))
+        longer, steps = extra_seconds(prompts_per_step), len(self.prompts(1).priced)
         prompt = self.prompt_seconds + steps * seconds_beside
-        wait = other_requests * longer * prompt / (prompt + further_steps * token)
+        wait = max(other_requests * longer * prompt / (prompt + further_steps * token), (prompts_per_step - 1) * longer)
         tpot = (token + (other_requests * longer - wait) / further_steps) / self.tokens_per_step
-        in_burst = max(wait, (other_requests + min(self.most_prompts, concurrency) - 1) / 2 * longer)
+        in_one_step = min(self.most_prompts, concurrency)
+        in_burst = max(wait, (other_requests + in_one_step - 1) / 2 * extra_seconds(in_one_step))
         return ServedLoad(concurrency, self.requests.output, prompt + wait, tpot, prompt + in_burst)
 
 

@@ -35,7 +35,7 @@ UNKNOWN_DOMAIN = 8
 """Accelerators of a scale-up domain whose size no source states."""
 
 UNKNOWN_NIC = 25_000_000_000
-"""Bytes/s of an accelerator's network where its record has none: 200 Gbit/s."""
+"""Bytes/s of an accelerator's network where its record has none: 200 Gbit/s, or as a slower link to the host."""
 
 SLOW_LINK = 64_000_000_000
 """Bytes/s of a link in one direction up to which it is PCI Express 5.0 or older."""
@@ -199,11 +199,13 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     }
     if "bf16" not in peaks:
         hardware.peak("bfloat16")
+    peaks["bf16"] = max(peaks["bf16"], peaks.get("fp32", 0.0))  # values in 16 bits are multiplied in the faster format
     generation = generation_of(hardware)
     link = hardware.interconnect
-    rate = float(link.bandwidth_per_direction) if link is not None else 1e9
+    rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
     domain = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
     through_host = link is not None and rate <= SLOW_LINK and domain > 1 and "NVLink" not in link.name
+    unknown_nic = min(UNKNOWN_NIC, rate * HOST_LINK_SHARE) if through_host else UNKNOWN_NIC
     return Device(
         name=hardware.name,
         evidence=_evidence(hardware, generation),
@@ -212,7 +214,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         bandwidth=float(bandwidth),
         link=rate,
         domain=domain,
-        nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else UNKNOWN_NIC)),
+        nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else unknown_nic)),
         link_share=HOST_LINK_SHARE if through_host else generation.link,
         latency=HOST_LINK_LATENCY if through_host else generation.latency,
         gain_of_16_bit_sums=hardware.float16_accumulation_flops.get("float16", peaks["bf16"]) / peaks["bf16"],

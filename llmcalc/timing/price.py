@@ -152,9 +152,13 @@ class Pricing:
         gap = generation.kernel_start if self.trains else generation.launch_gap * self.stack.launch
         return max(gap, self.stack.kernel_gap)
 
+    def _units(self, dtype: str) -> str:
+        """Returns the number format whose units run the products of a format."""
+        return self.stack.quantized if dtype == QUANTIZED else dtype
+
     def rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
-        units = self.stack.quantized if dtype == QUANTIZED else dtype
+        units = self._units(dtype)
         by_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
         share = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
         if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
@@ -191,9 +195,10 @@ class Pricing:
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
         weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
         if not self.trains:
+            dtype = self._inference_format(kernel)
             yield (
                 False,
-                kernel.flops[0] / self.rate(self._inference_format(kernel)),
+                kernel.flops[0] / self.rate(dtype) / self._share_of_experts(kernel, dtype),
                 device.memory_seconds(self._weight_bytes(kernel, weight) + 2.0 * m * (k + n)),
             )
             return
@@ -213,6 +218,12 @@ class Pricing:
             yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
 
     _experts = _product
+
+    def _share_of_experts(self, kernel: Kernel, dtype: str) -> float:
+        """The share of the rate of large products that the stack's kernel for products of all experts reaches."""
+        if kernel.kind != "experts":
+            return 1.0
+        return self.stack.expert_products.get(self.device.format_of(self._units(dtype)), 1.0)
 
     def _inference_format(self, kernel: Kernel) -> str:
         return "bf16" if kernel.in_16_bits and self.formats.dtype not in (QUANTIZED, "fp32") else self.formats.dtype

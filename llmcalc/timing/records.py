@@ -137,6 +137,7 @@ class Stack(Record):
     sums_in_16_bits: bool = False
     quantized: Literal["bf16", "int8"] = "bf16"
     expert_weights: Share = 1.0
+    expert_products: dict[str, Share] = {}
     launch: float = 1.0
     kernel_gap: float = 0.0
     host_kernel: float = 0.0

@@ -559,7 +559,7 @@ class WorkRecorder(Placements):
     def _lower_state(self, step: Step) -> None:
         if self.rank_pass.phase == "decode":
             bits = step.op.cache_bits(self.full_run, STATE_BITS)  # type: ignore[union-attr]
-            self._add_kernel("state", "state", cache_elements=exact_div(bits, STATE_BITS), launches=(0, 0))
+            self._add_kernel("state", "state", cache_elements=share(bits, STATE_BITS), launches=(0, 0))
 
     def _add_operation(self, step: Step) -> None:
         op = step.op

@@ -34,7 +34,7 @@ from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.price import Formats
 from llmcalc.timing.records import Stack, stacks
-from llmcalc.timing.spread import expected_range
+from llmcalc.timing.spread import Range, expected_range
 from llmcalc.timing.stack import with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices
 from llmcalc.timing.work import Adapters
@@ -455,16 +455,42 @@ def naive(row: Row) -> float:
     return prompt + output * token if row["measure"] == "end_to_end" else token
 
 
-def is_in_range(row: Row, seconds: float) -> bool:
-    """Whether the range of an estimate, which 80 % should lie in, holds what was measured."""
+PARTS = ("end_to_end", "output_rate", "throughput")
+"""Measures of whole requests, whose range is that of their prompts and of their further tokens."""
+
+
+def range_of(row: Row, seconds: float) -> Range:
+    """The range of an estimate, which 80 % of measured runs should lie in."""
     phase = "training" if row.trains else "prefill" if row["measure"] in ("prompt", "ttft") else "decode"
     device = _device(row["hardware"], row["nic_gb_s"])
-    expected = expected_range(seconds, phase, device, row.stack, spec_of(row["model"]))
-    high = float(expected.high)
+
+    def expected(phase: str) -> Range:
+        return expected_range(seconds, phase, device, row.stack, spec_of(row["model"]))
+
+    if row["measure"] in PARTS:
+        if row["measure"] == "throughput":
+            replica, requests = full_server(row)
+            served = replica.load(requests)
+        else:
+            served = load_of(row)
+        prompts, tokens = expected("prefill"), expected("decode")
+        share = served.ttft / served.end_to_end
+        low, high = (
+            share * of_prompts + (1 - share) * of_tokens
+            for of_prompts, of_tokens in ((prompts.low, tokens.low), (prompts.high, tokens.high))
+        )
+        return replace(tokens, low=low, high=high)
     if row.kind == LOADED:
         of_burst = load_of(row).ttft_of_burst
-        high *= max(1.0, of_burst / seconds)
-    return bool(expected.low <= row.seconds <= high)
+        prompts = expected(phase)
+        return replace(prompts, high=prompts.high * max(1.0, of_burst / seconds))
+    return expected(phase)
+
+
+def is_in_range(row: Row, seconds: float) -> bool:
+    """Whether the range of an estimate holds what was measured."""
+    expected = range_of(row, seconds)
+    return bool(expected.low <= row.seconds <= expected.high)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def test_little_s_law_and_every_prompt_is_somewhere(concurrency: int) -> None:
 @pytest.mark.parametrize("concurrency", [2, 16, 300])
 def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurrency: int, mixed: bool) -> None:
     """Of their seconds, (C − 1) e, the wait for the first token has the share p / (p + (O − 1) d), and where all arrive
-    at once half of those of the others.
+    at once half of the others' prompts, in steps that are full of them.
     """
     server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
     load, token_pass = server.load(concurrency), server.token(concurrency)
@@ -95,9 +95,10 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     assert others > 0
     assert (load.ttft - prompt) / others == pytest.approx(prompt / (prompt + further), rel=1e-9)
     at_once = min(8, concurrency)  # prompts of 1024 tokens in a step of 8192
-    assert load.ttft_of_burst - prompt == pytest.approx(
-        max(load.ttft - prompt, (1 + (at_once - 1) / (concurrency - 1)) / 2 * others), rel=1e-9
-    )
+    saved = token_pass.seconds - seconds_beside_prompts(token_pass) if mixed else 0.0
+    of_each = (server.prompts(at_once).seconds - saved) / at_once
+    wait = (concurrency - 1 + at_once - 1) / 2 * of_each
+    assert load.ttft_of_burst - prompt == pytest.approx(max(load.ttft - prompt, wait), rel=1e-9)
 
 
 def test_requests_beyond_those_that_every_step_has_prompts_for_only_wait() -> None:
