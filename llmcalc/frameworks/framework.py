@@ -107,10 +107,6 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 """The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
 
 
-TensorBytesOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], int]"
-"""Bytes of tensors of one rank; 0 where they are not known. Raises `InputError` as `RankMemoryOf` does."""
-
-
 def _accept_every_run(memory: Memory, version: str) -> None:
     """Accepts every request: the framework's default for checks before a layout is known."""
 
@@ -165,7 +161,7 @@ class Framework:
     estimate_errors: EstimateErrors
     gradient_rules: Callable[[], GradientRules]
     layouts: LayoutRules
-    tensor_bytes: TensorBytesOf | None = None
+    tensor_bytes: Callable[[RunOnRanks, int, Runtime], int] | None = None
     own_messages: Callable[[RunOnRanks, int], list[Message] | None] | None = None
     attention: AttentionImplementation | None = None
     world_communicators: bool = False
