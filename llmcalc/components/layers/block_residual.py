@@ -212,15 +212,15 @@ def _references() -> dict[str, type[nn.Module]]:
                 self.add_module(name, part.reference(context))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            sums: list[Tensor] = run.memo["block_sums"]
             spec = self.spec
             for name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
+                sums = run.memo["block_sums"][:block_count]  # without those of layers above, when the layer runs again
                 assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
                 sublayer_input = self.get_submodule(f"{name}_residual")(sums, x) if block_count else x
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), run)
                 starts = name == "self_attn" and spec.starts_block
                 if starts:
-                    sums.append(x)
+                    run.memo["block_sums"] = [*sums, x]
                 x = y if starts else x + y
             return x
 

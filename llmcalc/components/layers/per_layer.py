@@ -131,11 +131,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 assert run.ids is not None, "per-layer embeddings are looked up by token"
                 table_vectors = self.embed(run.ids * (run.ids < self.rows)) * self.width**0.5
             projected = self.projection(x) * self.hidden**-0.5
-            normed: Tensor = self.norm(projected.unflatten(-1, (-1, self.width)))
             if table_vectors is None:
+                normed: Tensor = self.norm(projected.unflatten(-1, (-1, self.width)))
                 return normed
-            vectors: Tensor = (normed + table_vectors.unflatten(-1, (-1, self.width))) * 2**-0.5
-            return vectors
+            vectors: Tensor = self.norm(projected.unflatten(-1, (-1, self.width))) + table_vectors.unflatten(
+                -1, (-1, self.width)
+            )
+            return vectors * 2**-0.5
 
     class Gate(nn.Module):
         """The gated vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
