@@ -125,7 +125,8 @@ ENCODERS = {
         "modernbert",
         "mpnet",
     ),
-    *("nomic_bert", "nystromformer", "squeezebert", "tapas", "ultrabert", "xlm", "xlm-roberta", "xlnet", "yoso"),
+    *("nomic_bert", "nystromformer", "openai_privacy_filter", "squeezebert", "tapas", "ultrabert", "xlm"),
+    *("embedding_gemma2_text", "xlm-roberta", "xlnet", "yoso"),
 }
 """Families of encoder-only models or classifiers, which do not decode."""
 LIMITS = ("window", "chunk", "selected", "limit", "chosen", "keys")

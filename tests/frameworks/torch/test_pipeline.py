@@ -90,7 +90,7 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     own = list(stages(layout, 8))
     first, last = (walk.micro_batch_bytes(layout, stage) for stage in own)
     kept = 2 * first.saved + last.saved
-    beside = max(one.peak - one.saved for one in (first, last))
+    beside = max(one.pass_peak - one.saved for one in (first, last))
     assert walk.largest_rank(layout, 4)[0] == sum(walk.static_bytes(layout, stage) for stage in own) + kept + beside
 
 
