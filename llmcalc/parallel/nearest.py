@@ -14,8 +14,8 @@ from ..model import ModelSpec
 from .divisors import divisors
 from .layout import ImpossibleLayout, Layout, Schedule, stages
 from .layout_request import LayoutRequest
-from .rank_model import model_axes, rank_model
-from .rank_program import NEAR_ROWS, TENSOR, RankAxes
+from .rank_model import rank_model
+from .rank_program import NEAR_ROWS, TENSOR, RankAxes, model_axes
 from .search import even_stage_sizes, routed_experts, tokens_multiple
 
 SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")

@@ -16,7 +16,6 @@ from pydantic import PrivateAttr
 
 from ..algebra import Number, same, times
 from ..errors import InputError
-from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.tree import Node, Place
 from ..model import ModelSpec
@@ -25,7 +24,7 @@ from ..ops.base import Op
 from ..ops.shares import ExpertShare, IdentityShare, LinearShare
 from ..workload.run_config import RunConfig
 from .layout import ONE_DEVICE, Chunks, Layout, rank_chunks
-from .rank_program import RankAxes, RankFlow, flat_axes, shared_rank_program
+from .rank_program import RankAxes, RankFlow, has_whole_towers, shared_rank_program
 
 
 class RankModel(ModelSpec):
@@ -67,7 +66,9 @@ class RankModel(ModelSpec):
             return super().program(flow)
         if self._symbolic_layout is None:
             return shared_rank_program(self._divided_model or self, self._layout, self._rank, self._stage_of_rank)
-        rank_flow = RankFlow(RankAxes(self._symbolic_layout, self._layout.coordinates(self._rank)), self._stage_of_rank)
+        coordinates = self._layout.coordinates(self._rank)
+        whole_towers = has_whole_towers(self.full_model, RankAxes(self._layout, coordinates))
+        rank_flow = RankFlow(RankAxes(self._symbolic_layout, coordinates), self._stage_of_rank, whole_towers)
         super().program(rank_flow)
         rank_flow.cut()
         return rank_flow
@@ -185,11 +186,6 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], N
         layer_counts = tuple(sum(i in model.chunks.layers for i in indices) for indices in _layer_indices(spec))
         candidates.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
     return max(candidates.values(), key=lambda model: (cost(model), -model.rank))
-
-
-def model_axes(spec: ModelSpec) -> set[Axis]:
-    """Returns all axes of the values that a model computes."""
-    return {axis for step in spec.shared_program.root.steps() for value in step.outs for axis in flat_axes(value.axes)}
 
 
 def _layer_indices(spec: ModelSpec) -> Iterator[Any]:

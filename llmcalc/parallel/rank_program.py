@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from .. import ops
 from ..algebra import Number
+from ..components.towers import record as record_towers
 from ..errors import InputError
 from ..flow.axis import Axis, Beside, Shape
 from ..flow.program import Alternatives, Item, Scope, Step
@@ -25,7 +26,7 @@ from ..model import ModelSpec
 from ..optional import TOWERS
 from ..workload.rows import TOKENS, Rows
 from .divisors import divisors
-from .layout import Chunks, Coordinates, ImpossibleLayout, Layout, Stage
+from .layout import ONE_DEVICE, Chunks, Coordinates, ImpossibleLayout, Layout, Stage
 
 TENSOR = frozenset({"heads", "kv_heads", "key_heads", "ffn", "vocab", "groups", "inner"})
 """The axes that tensor parallelism divides."""
@@ -157,10 +158,13 @@ class RankFlow(Flow):
     layer_items: the program items of the stage's layers.
     path: names of the modules around the current position.
     tables: id of an embedding table → this stage's copy of it.
+    whole_towers: whether every rank has the whole encoders of images and audio, as engines run those whose heads the
+        ranks do not divide.
     """
 
-    def __init__(self, rank_axes: RankAxes, stage: Stage | Chunks | None) -> None:
+    def __init__(self, rank_axes: RankAxes, stage: Stage | Chunks | None, whole_towers: bool = False) -> None:
         super().__init__()
+        self.whole_towers: bool = whole_towers
         self.rank_axes: RankAxes = rank_axes
         self.stage: Stage | Chunks | None = stage
         self.exit: Value | None = None
@@ -195,11 +199,15 @@ class RankFlow(Flow):
     @contextmanager
     def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
         self.path.append(name)
+        rank_axes = self.rank_axes
+        if self.whole_towers and about.get("optional") == TOWERS.name:
+            self.rank_axes = replace(rank_axes, layout=ONE_DEVICE)
         try:
             with super().scope(name, whole=whole, **about) as scope:
                 yield scope
         finally:
             self.path.pop()
+            self.rank_axes = rank_axes
 
     def record(
         self,
@@ -390,10 +398,33 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
 def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) -> RankFlow:
     if stage is not None and not (stage.first and stage.last) and (reason := no_pipeline_reason(spec)):
         raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
-    flow = RankFlow(rank_axes, stage)
+    flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
     spec.program(flow)
     flow.cut()
     return flow
+
+
+def model_axes(spec: ModelSpec) -> list[Axis]:
+    """Returns all axes of the values that a model computes, in their order, without those of encoders.
+
+    Ranks that do not divide an encoder of images or audio have it whole.
+    """
+    root = spec.shared_program.root
+    encoders = [scope for scope in root.scopes() if scope.about.get("optional") == TOWERS.name]
+    in_encoders = {id(step) for scope in encoders for step in scope.steps()}
+    steps = (step for step in root.steps() if id(step) not in in_encoders)
+    return list(dict.fromkeys(axis for step in steps for value in step.outs for axis in flat_axes(value.axes)))
+
+
+def has_whole_towers(spec: ModelSpec, rank_axes: RankAxes) -> bool:
+    """Whether the model has encoders of images or audio whose sizes the ranks do not divide."""
+    if not (spec.towers and rank_axes.divides):
+        return False
+    try:
+        record_towers(RankFlow(rank_axes, None), spec.towers)
+    except ImpossibleLayout:
+        return True
+    return False
 
 
 _shared_programs: dict[tuple[object, ...], tuple[ModelSpec, RankFlow]] = {}

@@ -16,7 +16,7 @@ from .divisors import divisors
 from .layout import Layout, Zero, stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
-from .rank_program import RankAxes, flat_axes, no_pipeline_reason
+from .rank_program import RankAxes, model_axes, no_pipeline_reason
 from .schedules import check
 
 CHUNKS = (1, 2, 4)
@@ -88,8 +88,7 @@ def search(
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, no_pipeline = routed_experts(spec), no_pipeline_reason(spec)
-    steps = spec.shared_program.root.steps()
-    axes = list(dict.fromkeys(axis for step in steps for value in step.outs for axis in flat_axes(value.axes)))
+    axes = model_axes(spec)
     tensors = _sizes_to_try(request.tp, devices, node)
     sequences = _sizes_to_try(
         request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT

@@ -13,7 +13,7 @@ from ..frameworks.registry import framework_of, layout_of
 from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.rank_model import model_axes
+from ..parallel.rank_program import model_axes
 from ..parallel.search import HEADS, WIDTHS, even_stage_sizes, refusal
 from .decoding import decoded_token
 from .fit import Change, Fitting, fit, largest_run

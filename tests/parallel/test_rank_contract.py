@@ -17,13 +17,14 @@ from llmcalc.components.distance import RelativeBias
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
-from llmcalc.costs.params import total_of
+from llmcalc.costs.params import params, total_of
 from llmcalc.errors import InputError
 from llmcalc.flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from llmcalc.model import ModelSpec
 from llmcalc.optional import EVERY_PART
 from llmcalc.parallel.layout import ONE_DEVICE, Layout, stages
 from llmcalc.parallel.placements import Placements
+from llmcalc.parallel.rank_model import rank_model
 from llmcalc.parallel.rank_program import RankFlow, Shard, flat_axes, is_divided, rank_program
 from llmcalc.parallel.weight_shards import weight_shards
 from llmcalc.sources.presets import load_preset, model_names
@@ -247,3 +248,13 @@ def test_a_stage_is_refused_where_its_layers_need_another() -> None:
     ):
         with pytest.raises(InputError, match=rf"--pp 2: .*{why}.*; expected --pp 1"):
             rank_program(spec, Layout(pp=2), 1, [*stages(Layout(pp=2, pp_layout=(1, 1)), 2)][1])
+
+
+@pytest.mark.parametrize(("name", "is_whole"), [("internvl3-38b", True), ("internvl3-8b", False)])
+def test_an_encoder_whose_heads_ranks_do_not_divide_is_whole_on_each(name: str, is_whole: bool) -> None:
+    """The encoder of InternVL3 38B has 25 heads, that of the 8B 16; the text models have 40 and 28."""
+    spec, encoders = load_preset(name).model, frozenset({"towers"})
+    rank = rank_model(spec, Layout(tp=4), 0)
+    of_rank, of_model = (params(m, encoders).total - params(m).total for m in (rank, spec))
+    assert (of_rank == of_model) == is_whole
+    assert params(rank).total < 0.3 * params(spec).total
