@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, product
 from math import gcd, log2
@@ -120,7 +120,7 @@ def _nearest_sizes(size: int, possible: Iterable[int], *extra_sizes: int) -> lis
     return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *extra_sizes})
 
 
-def _tensor_sizes(axes: set[Axis], size: int) -> Iterable[int]:
+def _tensor_sizes(axes: Sequence[Axis], size: int) -> Iterable[int]:
     """Returns tensor-parallel sizes near `size` that may divide the axes."""
     lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - {"kv_heads"}]
     common_divisor = gcd(*(length for length in lengths if isinstance(length, int)))
