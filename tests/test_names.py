@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.names import vague_counts
+from tests.names import PACKAGE, vague_counts
 
 MOST = json.loads((Path(__file__).parent / "data" / "vague_names.json").read_text("utf-8"))
 """Room → how many vague identifiers it may have."""
@@ -24,3 +27,26 @@ def test_the_limits_are_those_of_today() -> None:
     """A limit far above its room's count would let a hundred of them in."""
     counts = vague_counts()
     assert all(limit <= 1.1 * counts.get(room, 0) + 5 for room, limit in MOST.items())
+
+
+DESCRIBED = re.compile(r"^([a-z_]+(?:, [a-z_]+)*): ", re.M)
+"""The names at the beginning of a docstring's line that says what arguments are."""
+
+NOT_ARGUMENTS = {"optimizer_sharding", "results"}
+"""Functions whose docstrings list values that they return."""
+
+
+def described_arguments(text: str) -> Iterator[tuple[str, str]]:
+    """Yields (function, name) for what docstrings describe and the function does not take. text: a module's code."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name not in NOT_ARGUMENTS:
+            arguments = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+            for names in DESCRIBED.findall(ast.get_docstring(node) or ""):
+                yield from ((node.name, name) for name in names.split(", ") if name not in arguments)
+
+
+def test_docstrings_describe_arguments_that_functions_take() -> None:
+    """A rename of an argument goes through its docstring."""
+    assert list(described_arguments('def f(a):\n    """Counts.\n\n    a, b: sizes.\n    """')) == [("f", "b")]
+    wrong = {str(file): list(described_arguments(file.read_text())) for file in PACKAGE.rglob("*.py")}
+    assert {file: names for file, names in wrong.items() if names} == {}

@@ -8,7 +8,7 @@ from math import isqrt
 def divisors(number: int, maximum: int | None = None) -> list[int]:
     """Returns the divisors of a positive number in ascending order, in at most √number steps.
 
-    most: the largest divisor to return; None (default) for no limit.
+    maximum: the largest divisor to return; None (default) for no limit.
     """
     if maximum is not None and maximum < isqrt(number):
         return [n for n in range(1, maximum + 1) if number % n == 0]

@@ -38,7 +38,7 @@ def suggest_nearest_layouts(
     """Adds the nearest possible layouts to the error about an impossible layout.
 
     seq: tokens of a sequence; None (default) if unknown.
-    most: largest number of layouts in the error.
+    maximum: largest number of layouts in the error.
     """
     try:
         yield

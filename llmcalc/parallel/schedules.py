@@ -125,8 +125,8 @@ class Pipeline:
     ) -> tuple[int, InFlight]:
         """Returns the largest weighted number of micro-batches in flight on a rank, and these micro-batches.
 
-        whole: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
-        weights: per chunk, the weight when only the backward pass of the weights is left; `whole` by default.
+        awaiting_backward: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
+        weights: per chunk, the weight when only the backward pass of the weights is left; by default the other one.
         """
         awaiting_backward = (1,) * self.chunks if awaiting_backward is None else awaiting_backward
         weights = awaiting_backward if weights is None else weights

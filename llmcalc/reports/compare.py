@@ -324,7 +324,7 @@ def _quantities_data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
 def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
     """Returns a row per model. A column's unit is the one in which most values are at least 1.
 
-    wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
+    is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
     """
     sizes = units.count_scale(_lower_quartile(q.parameters for _, q in compared_models))
     flops_scale = units.decimal_scale(_lower_quartile(q.forward_flops_per_token for _, q in compared_models), "FLOPs")

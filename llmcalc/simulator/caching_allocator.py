@@ -315,7 +315,7 @@ class PrefixCache:
         """Returns the allocator after these pieces of a run.
 
         count: the number of storages.
-        opening: the number of pieces with which other runs may begin.
+        opening_pieces: the number of pieces with which other runs may begin.
         """
         alike = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._states, pieces, strict=False))
         shared_pieces = sum(1 for _ in alike)

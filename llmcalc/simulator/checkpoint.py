@@ -171,7 +171,7 @@ class _KeptResults:
 def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. is_leaf: whether the tensor is trained or has no gradient function.
 
-    wanted: whether it wants a gradient, which here nothing passes on.
+    needs_gradient: whether it wants a gradient, which here nothing passes on.
     """
     copy = tensor.detached()
     copy.leaf, copy.node = (
@@ -199,9 +199,10 @@ def checkpoint(
 ) -> Tensor:
     """Runs a region without saving tensors for the backward pass (`use_reentrant=False`).
 
-    early: whether running again stops at the last tensor that is needed, true by default.
-    kept: names of operations whose results are kept, none by default. alternate: of these, those of which every other
-        result is kept. compiled: whether torch.compile is estimated, which keeps no result that the backward pass does
+    stops_early: whether running again stops at the last tensor that is needed, true by default.
+    kept_operations: names of operations whose results are kept, none by default.
+    alternate: of these, those of which every other result is kept.
+    compiled: whether torch.compile is estimated, which keeps no result that the backward pass does
         not need (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`); false by default.
     """
     if not graph.enabled:

@@ -126,7 +126,7 @@ def largest_run(
 
 
 def largest(required_bytes: Callable[[int], int], capacity: int, start: int, maximum: int) -> int:
-    """Finds the largest number from 1 to `most` that requires at most `capacity` bytes; 0 if there is none.
+    """Finds the largest number from 1 to `maximum` that requires at most `capacity` bytes; 0 if there is none.
 
     required_bytes: number → bytes, which grow with the number.
     start: the number that is tried first.

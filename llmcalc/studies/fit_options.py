@@ -101,9 +101,8 @@ def hardware_options(
         raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
     divided_runs, options = _divided_runs(memory, request), []
     for hardware in accelerators:
-        divided_runs, candidates = tee(
-            divided_runs
-        )  # runs are made as far as an accelerator needs them, and once for all
+        # runs are made as far as an accelerator needs them, and once for all
+        divided_runs, candidates = tee(divided_runs)
         options.append(_option(candidates, hardware, memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(

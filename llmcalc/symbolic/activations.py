@@ -219,7 +219,7 @@ class SavedSums:
     ) -> Any:
         """Adds the saved bytes of a node and of its children.
 
-        own: per path what no node has claimed yet; a step that is no node belongs to the module around it.
+        unclaimed_sums: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         repeat_count: the number of equal layers that it stands in; None outside the layers.
         """
         total = unclaimed_sums.pop(path, 0)

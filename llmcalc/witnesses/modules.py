@@ -51,7 +51,7 @@ def places(
 ) -> ModulesByNode:
     """Finds the class's modules for the nodes of the tree.
 
-    known: the paths of the class's modules and tensors.
+    paths: the paths of the class's modules and tensors.
     kind: the kind of the spec.
     base: the path of the model without a head.
     names: the module names of its family.
@@ -146,7 +146,7 @@ class _Search:
         """Finds the modules of a node and of all nodes below it.
 
         parents: the modules of its parent.
-        outer: the modules of its layer, or of the stack outside of layers.
+        outer_modules: the modules of its layer, or of the stack outside of layers.
         keys: its path in the layer, and every suffix of that path.
         """
         node_modules = self._search_names(node, parents, outer_modules, keys)

@@ -127,8 +127,8 @@ def _deepspeed_config(reading: Reading, data: Table) -> dict[str, Any]:
 def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the settings of adapters, which have the format of the weights (dschat/utils/module/lora.py).
 
-    They are beside all linear layers of the layers. Without `--only_optimize_lora` all other parameters are trained
-    too: the embedding, the head, norms and biases.
+    They are beside all linear layers of the layers. Without `--only_optimize_lora` all other parameters are trained:
+    the embedding, the head, norms and biases.
     """
     settings: dict[str, Any] = {
         "lora_rank": size_of(reading, "--lora_dim", data["lora_dim"]),

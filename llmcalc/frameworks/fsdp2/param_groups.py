@@ -359,7 +359,7 @@ class Group:
         """Runs after the group's modules: frees the unsharded parameters.
 
         outs: the outputs of the modules, whose gradients start the group's backward pass.
-        last: whether the forward pass ends here, and with it the last all-gather.
+        is_last_group: whether the forward pass ends here, and with it the last all-gather.
         """
         with self.traffic.call_watched(self, "post-forward"):
             if self.reshards:

@@ -131,7 +131,7 @@ class PassRecorder(SchedulePasses):
         return output
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], run: Callable[[], None]) -> None:
-        """Runs and records a backward pass. leaves: tensors that may have a gradient after it."""
+        """Runs and records a backward pass. gradient_leaves: tensors that may have a gradient after it."""
         pass_case, pass_id = self.next_backward(chunk)
         start, start_path, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()

@@ -82,8 +82,8 @@ def fsdp_memory(
     """Returns the memory of one rank from a replay of its training. `training.dtype` is the compute format.
 
     tensors: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
-    piped: how the schedule of a pipeline is run. shared: what is known of other ranks of the
-    same run, to which this adds; None (default) runs all micro-batches of a pipeline.
+    schedule_settings: how the schedule of a pipeline is run. shared: what is known of other ranks of the same run, to
+    which this adds; None (default) runs all micro-batches of a pipeline.
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
     """

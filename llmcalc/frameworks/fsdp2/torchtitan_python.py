@@ -49,7 +49,7 @@ def is_python(text: str) -> bool:
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Returns the training run of a configuration function. words: the function's name, and overrides.
+    """Returns the training run of a configuration function. The arguments of `source` are its name and overrides.
 
     Raises `InputError`, which names file, function and field.
     """

@@ -85,7 +85,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Returns the training run of a Megatron-Bridge recipe. words: the recipe's name and overrides.
+    """Returns the training run of a Megatron-Bridge recipe. `source` has the recipe's name and overrides.
 
     Raises `InputError`, which names file and recipe.
     """

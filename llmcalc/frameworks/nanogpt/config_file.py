@@ -76,7 +76,10 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Returns the training run of a nanoGPT configuration. words: further configurations and `--key=value`."""
+    """Returns the training run of a nanoGPT configuration.
+
+    The arguments of `source` are further configurations and `--key=value`.
+    """
     with reading_of(source) as reading:
         names = constants(parse_python(text, source.where).body)
         if source.where.endswith("train.py"):

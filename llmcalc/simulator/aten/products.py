@@ -105,7 +105,10 @@ class Products(Elementwise):
         return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in leading_axes)
 
     def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor) -> Tensor:
-        """Multiplies each group of rows by the group's matrix: [rows, k] × [groups, k, m]. ends: last row per group."""
+        """Multiplies each group of rows by the group's matrix: [rows, k] × [groups, k, m].
+
+        group_ends: last row per group.
+        """
         saves = (*saved_factors(a, b), group_ends)
         shapes = a.shape, b.shape
         _, ins, outs = b.shape

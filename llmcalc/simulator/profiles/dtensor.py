@@ -161,7 +161,7 @@ class Divided(Eager):
     def all_gather(self, x: Tensor, in_float8: bool = False) -> Tensor:
         """Runs `funcol.all_gather_single`: all tokens. The parts arrive concatenated, and are then put side by side.
 
-        narrow: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
+        in_float8: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
         """
         batch, rows, *row_shape = x.shape
         shape, dtype = (batch, rows * self.tokens, *row_shape), FLOAT8 if in_float8 else x.dtype
