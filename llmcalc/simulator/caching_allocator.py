@@ -93,16 +93,16 @@ class Pool:
     free: the free blocks in order, and NO_BLOCK.
     least_rest: units that must remain for a block to be split.
     page: units of a new segment, or by which an expandable segment grows.
-    top: the first address above all segments.
+    bound: the lowest address of its segments, or of an expandable segment the first address above its pages.
     """
 
-    __slots__ = ("free", "least_rest", "page", "top")
+    __slots__ = ("bound", "free", "least_rest", "page")
 
     def __init__(self, pool_index: int, is_small: bool, expandable: bool) -> None:
         self.free: list[int] = [NO_BLOCK]
         self.least_rest: int = 1 if is_small or expandable else SMALL + 1
         self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
-        self.top: int = (pool_index << RANGE) + 1
+        self.bound: int = (pool_index << RANGE) + 1 if expandable else (pool_index + 1 << RANGE) - 1
 
 
 class CachingAllocator:
@@ -139,8 +139,9 @@ class CachingAllocator:
     - private pools (CUDA graphs, torch.cuda.MemPool).
     - Tensor.record_stream: torch reuses such a block only after the recorded stream has finished with it.
     - a full device: torch returns cached segments when cudaMalloc fails, and tries again.
-    - addresses chosen by the driver. Here a new segment lies above all older ones. This decides only between free
-      blocks of equal size in different segments.
+    - addresses chosen by the driver. Here a new segment lies below all older ones. This decides only between free
+      blocks of equal size in different segments. Of nine runs on an H100, replayed event by event, the reserved bytes
+      are equal with this order, and up to 6 % off in five with the opposite one (tests/data/gpu).
     """
 
     def __init__(self, expandable_segments: bool = False) -> None:
@@ -230,8 +231,8 @@ class CachingAllocator:
                 block = self._reserve_block(large_pool if n > SMALL else small_pool, n)
                 list_index = bisect_left(free_list, block)
             elif expandable and free_list[list_index + 1] != NO_BLOCK:
-                top_block = (large_pool if n > SMALL else small_pool).top
-                if (block & ADDRESS) + (block >> BITS) == top_block:
+                bound = (large_pool if n > SMALL else small_pool).bound
+                if (block & ADDRESS) + (block >> BITS) == bound:
                     list_index += 1  # a block that can grow counts with the size that it can grow to
                     block = free_list[list_index]
             address, block_size = block & ADDRESS, block >> BITS
@@ -266,7 +267,7 @@ class CachingAllocator:
         )
         for stream, pools in self._pools.items():
             for copied_pool, pool in zip(duplicate._pools_of_stream(stream), pools, strict=True):
-                copied_pool.free[:], copied_pool.top = pool.free, pool.top
+                copied_pool.free[:], copied_pool.bound = pool.free, pool.bound
         duplicate._starts, duplicate._ends, duplicate._block_of = (
             self._starts.copy(),
             self._ends.copy(),
@@ -281,19 +282,21 @@ class CachingAllocator:
         The memory is a new segment (get_allocation_size), or more pages at the end of an expandable segment
         (try_allocate_expandable_block).
         """
-        if not self.expandable_segments:
-            round_large = ROUND_LARGE >> UNIT
-            reserved_units = pool.page if n < LARGE else -(-n // round_large) * round_large
-            block, segment_gap = pool.top, 1  # blocks of two segments never touch
-        else:
-            block, segment_gap = self._ends.pop(pool.top, pool.top), 0
+        if self.expandable_segments:
+            block = self._ends.pop(pool.bound, pool.bound)
             if block >> BITS:
                 del pool.free[bisect_left(pool.free, block)]
             reserved_units = -(-(n - (block >> BITS)) // pool.page) * pool.page
-        block += reserved_units << BITS
-        pool.top += reserved_units + segment_gap
+            pool.bound += reserved_units
+            block += reserved_units << BITS
+        else:
+            round_large = ROUND_LARGE >> UNIT
+            reserved_units = pool.page if n < LARGE else -(-n // round_large) * round_large
+            pool.bound -= reserved_units + 1  # blocks of two segments never touch
+            block = (reserved_units << BITS) + pool.bound
         self.reserved += reserved_units << UNIT
-        self._starts[block & ADDRESS] = self._ends[pool.top - segment_gap] = block
+        address = block & ADDRESS
+        self._starts[address] = self._ends[address + (block >> BITS)] = block
         insort(pool.free, block)
         return block
 

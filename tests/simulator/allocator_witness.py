@@ -255,7 +255,7 @@ class WitnessAllocator(Device):
     - private pools (CUDA graphs, torch.cuda.MemPool).
     - Tensor.record_stream: torch reuses such a block only after the recorded stream has finished with it.
     - a full device: torch returns cached segments when cudaMalloc fails, and tries again.
-    - addresses chosen by the driver. Here a new segment lies above all older ones. This decides only between free
+    - addresses chosen by the driver. Here a new segment lies below all older ones. This decides only between free
       blocks of equal size in different segments.
     """
 
@@ -360,10 +360,10 @@ class WitnessAllocator(Device):
         return self._add_segment(pool, size)
 
     def _add_segment(self, pool: Pool, size: int) -> Block:
-        """Returns the only block of a new segment above all others."""
+        """Returns the only block of a new segment below all others."""
+        self._next_address -= size
         block = Block(size, self._next_address, pool, None, None)
         self._segments[block.address] = block
-        self._next_address += size
         return block
 
     def _reserve(self, bytes: int) -> None:

@@ -142,15 +142,19 @@ def test_a_small_request_takes_no_large_block() -> None:
 
 
 def test_snapshot() -> None:
-    """700 and 600 bytes in blocks of 1,024, on stream 7. The segment of 2,097,152 bytes has 2,095,104 left."""
+    """700 and 600 bytes in blocks of 1,024, on stream 7. The segment of 2,097,152 bytes has 2,095,104 left.
+
+    Segments are laid out downwards from address 0.
+    """
+    start = -2097152
     allocator = WitnessAllocator()
     first = allocator.allocate(700, stream=7)
     second = allocator.allocate(600, stream=7)
     allocator.free(first)
-    used, rest = BlockState(1024, 1024, 600, True), BlockState(2048, 2095104, 0, False)
-    assert allocator.segments() == (SegmentState(7, True, (BlockState(0, 1024, 0, False), used, rest)),)
+    used, rest = BlockState(start + 1024, 1024, 600, True), BlockState(start + 2048, 2095104, 0, False)
+    assert allocator.segments() == (SegmentState(7, True, (BlockState(start, 1024, 0, False), used, rest)),)
     allocator.free(second)
-    assert allocator.segments() == (SegmentState(7, True, (BlockState(0, 2097152, 0, False),)),)
+    assert allocator.segments() == (SegmentState(7, True, (BlockState(start, 2097152, 0, False),)),)
 
 
 # Splitting
@@ -212,11 +216,12 @@ def test_the_smallest_block_that_fits_is_chosen(expandable_segments: bool) -> No
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_the_lowest_address_is_chosen_among_equal_sizes(order: tuple[int, ...]) -> None:
+    """The newest segment has the lowest addresses."""
     allocator, handles = filled(12, 12, 12)
     for which in order:
         allocator.free(handles[which])
     allocator.allocate(12 * MIB)
-    assert layout(allocator) == [[12], [-12], [-12]]
+    assert layout(allocator) == [[-12], [-12], [12]]
 
 
 @pytest.mark.parametrize("expandable_segments", [False, True])
@@ -584,9 +589,9 @@ class SlowAllocator:
         ]
 
     def new_segment(self, stream: int, small: bool, page: int, addresses: int) -> SlowSegment:
+        self.next_base -= addresses
         segment = SlowSegment(stream, small, self.next_base, page, set())
         self.segments.append(segment)
-        self.next_base += addresses
         return segment
 
     def grown(self, segment: SlowSegment, free: Range) -> int:

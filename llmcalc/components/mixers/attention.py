@@ -561,7 +561,7 @@ def _reference_class() -> type[nn.Module]:
             dtype = torch.float32 if float32_softmax else scores.dtype
             if sinks is not None:  # one more key, without a value, that every query attends to
                 sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                probs = torch.softmax(torch.cat([scores, sink], -1).to(dtype), -1)[..., :-1].to(v.dtype)
+                probs = torch.softmax(torch.cat([scores, sink], -1).to(dtype), -1, dtype=dtype)[..., :-1].to(v.dtype)
                 return apply_dropout(self, "attention", probs) @ v
             return apply_dropout(self, "attention", torch.softmax(scores.to(dtype), -1).to(v.dtype)) @ v
 

@@ -260,7 +260,8 @@ class AttentionKernels(Lowering):
             scores = t.add(scores, t.to(bias, scores.dtype))
         if mask is not None:
             scores = t.masked_fill(scores, t.like(mask, dtype=BOOL)) if mask.dtype is BOOL else t.add(scores, mask)
-        number_format = FLOAT32 if float32 else scores.dtype
+        in_float32 = float32 or (sinks is None and self.autocasts_to_float32)  # with sinks the call states its format
+        number_format = FLOAT32 if in_float32 else scores.dtype
         if sinks is not None:
             sink = self.sink(sinks, scores)
             keys = scores.shape[-1]

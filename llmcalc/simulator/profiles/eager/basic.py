@@ -187,9 +187,13 @@ class BasicKernels(Lowering):
         return t.mul(half, t.add_number(t.function("tanh", t.scale(t.add(x, t.scale(self._cube(x)))))))
 
     def _cube(self, x: Tensor) -> Tensor:
-        """Computes x³; on a GPU autocast runs powers in float32 (autocast_mode.h)."""
-        in_float32 = self.graph.autocast is not None and self.choices.on_gpu
-        return self.t.square(self.t.to(x, FLOAT32) if in_float32 else x)
+        """Computes x³; autocast may run powers in float32."""
+        return self.t.square(self.t.to(x, FLOAT32) if self.autocasts_to_float32 else x)
+
+    @property
+    def autocasts_to_float32(self) -> bool:
+        """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
+        return self.graph.autocast is not None and self.choices.on_gpu
 
     @compared(BY_TORCH)
     def do_flat(self, step: Step) -> None:
