@@ -185,8 +185,8 @@ class Elementwise(Views):
         return self.like(g, condition, zero, dtype=g.dtype)
 
     def dropout(self, x: Tensor) -> Tensor:
-        """Runs training dropout in one kernel, which saves a mask of one byte per element."""
-        out, mask = self.like(x), self.like(x, dtype=BOOL)
+        """Runs training dropout in one kernel, which saves a mask of one byte per element and allocates it first."""
+        mask, out = self.like(x, dtype=BOOL), self.like(x)
         return record(self.graph, "dropout", (x,), out, lambda g, _, mask: (self.like(g),), mask)
 
     # --- reductions --------------------------------------------------------------------------------------------------
