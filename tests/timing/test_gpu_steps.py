@@ -1,4 +1,4 @@
-"""Seconds of training steps of transformers' classes on an H200 (tests/data/gpu), on which no constant of a device was
+"""Seconds of training steps of transformers' classes on two GPUs (tests/data/gpu), on which no constant of a device was
 found, beside what `llmcalc time` estimates for the same options.
 """
 
@@ -9,12 +9,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pytest
+
 import llmcalc
 
-MEASURED = Path(__file__).parents[1] / "data" / "gpu" / "h200" / "transformers.jsonl"
+MEASURED = Path(__file__).parents[1] / "data" / "gpu"
 
 
-def estimate(row: dict[str, Any]) -> float:
+def rows_of(gpu: str, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (MEASURED / gpu / f"{name}.jsonl").read_text().splitlines()]
+
+
+def estimate(row: dict[str, Any], gpu: str) -> float:
     """The seconds that `llmcalc time` says for a row."""
     precision = "autocast" if row.get("autocast") else "bf16" if row["weights"] == "bfloat16" else "fp32"
     options: dict[str, Any] = {"precision": precision, "attn_implementation": row["attention"]}
@@ -25,16 +31,14 @@ def estimate(row: dict[str, Any]) -> float:
     if "accumulate" in row:
         options["num_microbatches"] = row["accumulate"]
     size = {"batch": row["batch"], "seq": row["seq"]}
-    answer = llmcalc.time(row["model"], phase="training", hardware="h200", **size, **options)
+    answer = llmcalc.time(row["model"], phase="training", hardware=gpu, **size, **options)
     return float(answer.report().data["seconds"]["estimate"])  # type: ignore[call-overload]
 
 
-def test_steps_of_transformers_on_a_gpu() -> None:
-    rows = [json.loads(line) for line in MEASURED.read_text().splitlines()]
-    rows = [row for row in rows if not row["model"].startswith("t5")]
-    errors = {
-        (row["model"], row["batch"], row["seq"], i): estimate(row) / row["seconds"] - 1 for i, row in enumerate(rows)
-    }
-    assert len(errors) == 37
-    assert median(abs(error) for error in errors.values()) < 0.1
-    assert sorted(abs(error) for error in errors.values())[int(0.9 * len(errors))] < 0.4
+@pytest.mark.parametrize(("gpu", "count"), [("h200", 37), ("h100", 23)])
+def test_steps_of_transformers_on_a_gpu(gpu: str, count: int) -> None:
+    rows = [row for row in rows_of(gpu, "transformers") if not row["model"].startswith("t5")]
+    errors = sorted(abs(estimate(row, gpu) / row["seconds"] - 1) for row in rows)
+    assert len(errors) == count
+    assert median(errors) < 0.1
+    assert errors[int(0.9 * count)] < 0.4
