@@ -6,7 +6,7 @@ with an element per layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..algebra import Number, choose, maximum, minimum, same
@@ -17,6 +17,16 @@ from .work import STATE_BITS, Kernel, RankPass, RankWork
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
+
+CAST_BYTES = {"fp8": 4.0, "fp4": 5.125}
+"""Bytes per element that the kernel which casts the operand of a training product to a narrow format moves.
+
+It reads 16 bits and writes the rows and the columns of the operand, since the backward pass multiplies by its transpose;
+a cast to 4 bits finds the largest magnitude first (transformer_engine/common/cast). Kernels of products start after it.
+"""
+
+FROZEN_CAST = 0.75
+"""Share of these bytes where no gradient of the weight is computed, so that no columns are written."""
 
 QUANTIZED = "quantized"
 """The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `Stack.quantized` names."""
@@ -93,6 +103,10 @@ class Line:
         """The seconds of one execution: compute and memory traffic overlap."""
         return maximum(self.compute, self.memory) + self.network + self.wait
 
+    def is_recomputed(self, core: bool, nodes: Iterable[str]) -> bool:
+        """Whether it belongs to a module that runs again by itself: to attention (core), or to one of these nodes."""
+        return (core and self.kind == "attention") or any(f".{node}." in f".{self.path}." for node in nodes)
+
     @property
     def bound(self) -> str:
         """The name of the longest of the seconds: `compute`, `memory`, `network` or `wait` (scalars only)."""
@@ -106,15 +120,23 @@ class Priced:
     work: RankWork
     lines: list[Line]
 
-    def layer_seconds(self, layer: int, backward: bool | None = None, kind: str = "") -> Number:
-        """Returns the seconds of one layer of a kind.
+    def layer_seconds(self, layer: int, backward: bool | None = None) -> Number:
+        """Returns the seconds of one layer of a kind. backward: of one direction alone; None (default) for both."""
+        return sum(
+            line.times * line.seconds
+            for line in self.lines
+            if line.layer == layer and backward in (None, line.backward)
+        )
 
-        backward: of one direction alone; None (default) for both. kind: of kernels of that kind alone; default all.
+    def recomputed_seconds(self, layer: int, core: bool, nodes: Iterable[str]) -> Number:
+        """Returns the seconds of the modules of one layer of a kind that run again by themselves.
+
+        core: whether attention does. nodes: paths of modules below a layer.
         """
         return sum(
             line.times * line.seconds
             for line in self.lines
-            if line.layer == layer and backward in (None, line.backward) and kind in ("", line.kind)
+            if line.layer == layer and not line.backward and line.is_recomputed(core, nodes)
         )
 
     def layer_launches(self, layer: int, backward: bool) -> Number:
@@ -206,13 +228,16 @@ class Pricing:
         rate, element = self.rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
             rate *= device.aligned_share(kernel.n, kernel.k)
-        cast = 0.0 if dtype in ("bf16", "fp32") else 3.0 * m * k
+        cast = CAST_BYTES.get(dtype, 0.0)
         output = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
-        yield False, kernel.flops[0] / rate, device.memory_seconds(element * (weight + m * k) + output * m * n + cast)
+        yield False, kernel.flops[0] / rate, device.memory_seconds(element * (weight + m * k) + output * m * n)
+        if cast and kernel.launches[0]:
+            yield False, 0.0, device.memory_seconds(cast * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
-            gradient = device.memory_seconds(element * (weight + m * n) + output * m * k + 2.0 * cast)
-            yield True, backward, gradient
+            yield True, backward, device.memory_seconds(element * (weight + m * n) + output * m * k)
+            if cast:
+                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast * m * n)
             if kernel.frozen:
                 return
             yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
