@@ -172,6 +172,10 @@ class Device:
         ]
         return _least(ring_times)
 
+    def scan_seconds(self, flops: Number) -> Number:
+        """Returns the seconds of a recurrence that is computed in chunks of tokens."""
+        return flops / (self.peaks["bf16"] * self.generation.scan)
+
     def hop_seconds(self, bytes: Number, devices: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""
         rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)

@@ -37,9 +37,6 @@ KEY_HEADS_OF_LATENTS = 16
 DECODE_ATTENTION_RATE = 0.35
 """Share of the 16-bit peak that decoding attention reaches where it is bound by compute."""
 
-SCAN_RATE = 0.3
-"""Share of the rate of products that scans and recurrences reach."""
-
 SCORE_BYTES = 14.0
 """Bytes per score that attention with scores in memory moves: product, mask, softmax and product, in 16 bits."""
 
@@ -305,7 +302,7 @@ class Pricing:
         """Times a scan or recurrence: element-wise work that reads and writes its values several times."""
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
         for backward in (False, True):
-            compute = kernel.flops[backward] / (SCAN_RATE * self.rate("bf16"))
+            compute = self.device.scan_seconds(kernel.flops[backward])
             yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved[backward] + weight)
 
     def _state(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:

@@ -57,6 +57,7 @@ class Generation(Record):
     attention: tuple[Share, float]
     attention_backward: tuple[Share, float]
     older_attention: dict[str, Share]
+    scan: Share
     unaligned: tuple[Share, Share]
     kernel_start: float
     launch_gap: float
