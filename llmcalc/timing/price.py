@@ -184,15 +184,19 @@ class Pricing:
             share *= self.device.gain_of_16_bit_sums
         return self.device.product_rate(units, self.trains) * self.stack.product * share
 
+    def _depth_factor(self, dtype: str, inner: Number) -> Number:
+        """How much longer a product takes than a deep one. inner: the size of the axis that it sums over."""
+        return self.device.depth_factor(self._units(dtype), inner)
+
     def price(self, work: RankWork) -> Priced:
         """Returns the timed kernels and messages of a rank."""
         lines: list[Line] = []
         for kernel in work.kernels:
             lines += self.kernel_lines(kernel)
         for layer, message in work.messages:
-            seconds = self._message_seconds(message)
+            times, seconds, wait = message.times, self._message_seconds(message), self._exchange_wait(message)
             lines.append(
-                Line(message.node, message.kind, layer, message.times, message.backward, True, 0.0, 0.0, seconds, 0.0)
+                Line(message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait)
             )
         return Priced(work, lines)
 
@@ -217,7 +221,7 @@ class Pricing:
             dtype = self._inference_format(kernel)
             yield (
                 False,
-                kernel.flops[0] / self.rate(dtype) / self._share_of_experts(kernel, dtype),
+                kernel.flops[0] * self._depth_factor(dtype, k) / self.rate(dtype) / self._share_of_experts(kernel, dtype),
                 device.memory_seconds(self._weight_bytes(kernel, weight) + 2.0 * m * (k + n)),
             )
             return
@@ -228,15 +232,17 @@ class Pricing:
         cast = CAST_BYTES.get(dtype, 0.0)
         output = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
-        yield False, kernel.flops[0] / rate, device.memory_seconds(element * (weight + m * k) + output * m * n)
+        yield False, kernel.flops[0] / rate * self._depth_factor(dtype, k), device.memory_seconds(element * (weight + m * k) + output * m * n)
         if cast and kernel.launches[0]:
             yield False, 0.0, device.memory_seconds(cast * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
-            yield True, backward, device.memory_seconds(element * (weight + m * n) + output * m * k)
+            gradient = backward * self._depth_factor(dtype, n)
+            yield True, gradient, device.memory_seconds(element * (weight + m * n) + output * m * k)
             if cast:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast * m * n)
             if kernel.frozen:
                 return
+            backward = backward * self._depth_factor(dtype, m / kernel.experts)
             yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
 
     _experts = _product
@@ -320,6 +326,13 @@ class Pricing:
         memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.trains else 4.0))
         yield False, 0.0, memory
         yield True, 0.0, LOSS_BACKWARD * memory
+
+    def _exchange_wait(self, message: Collective) -> Number:
+        """Returns the seconds before an exchange of experts' tokens; half of those of a layer's two exchanges."""
+        if message.group != "ep" or message.backward or not self.stack.exchange_wait:
+            return 0.0
+        exposed_share = 1 - self.stack.hidden_share("ep")
+        return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
     def _message_seconds(self, message: Collective) -> Number:
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes

@@ -58,6 +58,7 @@ class Generation(Record):
     attention_backward: tuple[Share, float]
     older_attention: dict[str, Share]
     scan: Share
+    depth: dict[str, float]
     unaligned: tuple[Share, Share]
     kernel_start: float
     launch_gap: float
@@ -75,7 +76,7 @@ class Generation(Record):
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
 """Fields of a generation that are no figures."""
 
-TABLES = ("products", "sustained", "older_attention")
+TABLES = ("products", "sustained", "older_attention", "depth")
 """Figures that are tables, of which a generation may state a part."""
 
 
@@ -148,6 +149,7 @@ class Stack(Record):
     first_token: float = 0.0
     latency: float = 1.0
     layer_wait: float = 0.0
+    exchange_wait: float = 0.0
     unaligned_heads: float = 1.0
     unpadded: bool = False
     reads_masks: bool = False

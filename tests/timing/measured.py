@@ -44,6 +44,7 @@ DATA = Path(__file__).parents[1] / "data" / "timing"
 
 STACKS = {
     "megatron-bridge": "megatron",
+    "megatron-bridge-graphs": "megatron-graphs",
     "nemo": "megatron",
     "megatron-no-overlap": "megatron-no-overlap",
     "megatron-deepspeed-2022": "megatron-2021",
