@@ -6,7 +6,7 @@ orders of `parallel/schedules.py`, unequal ones up to 9 % more. Which layers a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
@@ -18,6 +18,7 @@ from ..parallel.layout import Layout, Schedule
 from ..parallel.placements import CollectiveKind
 from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
+from ..workload.recompute import check_nodes
 from .device import Device
 from .price import Formats, Priced, price
 from .records import Stack
@@ -197,7 +198,10 @@ class LayerCosts(NamedTuple):
 
 
 def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
-    """Sums the seconds of a timed micro-batch by kind of layer. plan: what is recomputed."""
+    """Sums the seconds of a timed micro-batch by kind of layer. plan: what is recomputed.
+
+    Raises `InputError` for a recomputed module that no layer has.
+    """
     work = timed_pass.work
     layers = range(len(work.layer_kinds))
     wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
@@ -210,6 +214,7 @@ def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
     seconds_of_both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
     recomputed = plan.recompute_core, plan.recompute_nodes
     if any(recomputed):
+        check_nodes(plan.recompute_nodes, _modules_of_layers(timed_pass))
         seconds_of_both = [seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed) for layer in layers]
     return LayerCosts(
         tuple(work.layer_kinds),
@@ -222,6 +227,13 @@ def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
         sum(number for (layer, _), number in work.params.items() if layer < 0),
         [work.adapters.get(layer, 0) for layer in layers] if work.rank_pass.adapters is not None else [],
     )
+
+
+def _modules_of_layers(timed_pass: Priced) -> Iterator[str]:
+    """Yields the paths of the modules below a layer that run kernels, with all modules around them."""
+    for line in timed_pass.lines:
+        names = line.path.split(".")[1:] if line.layer >= 0 else []
+        yield from (".".join(names[:depth]) for depth in range(1, len(names) + 1))
 
 
 def host_wait(timed_pass: Priced, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
