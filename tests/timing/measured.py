@@ -38,7 +38,7 @@ from llmcalc.timing.records import Stack, stacks
 from llmcalc.timing.spread import Range, expected_range
 from llmcalc.timing.stack import with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices
-from llmcalc.timing.work import Adapters
+from llmcalc.timing.work import Adapters, RankPass, rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 
@@ -310,9 +310,17 @@ def _step_seconds(row: Row, factors: Factors) -> float:
         recompute=RECOMPUTED[row["recompute"]],
         include=frozenset({"mtp"} if row["mtp"] else ()),
         adapters=Adapters(int(row["lora"]), ADAPTED) if row["lora"] else None,
-        recompute_nodes=frozenset(chain(*(MODULES[name] for name in filter(None, row["recompute_modules"].split("+"))))),
+        recompute_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
     )
     return float(prices.step(plan).seconds)
+
+
+@cache
+def _recomputed_modules(model: str, names: str) -> frozenset[str]:
+    """The modules below a layer that Megatron's names stand for, those that the model has."""
+    paths = [f".{kernel.path}." for kernel in rank_work(spec_of(model), RankPass()).kernels]
+    modules = chain.from_iterable(MODULES[name] for name in names.split("+") if name)
+    return frozenset(module for module in modules if any(f".{module}." in path for path in paths))
 
 
 def _stage_sizes(text: str) -> tuple[int, ...] | None:
