@@ -23,7 +23,7 @@ Pricer: TypeAlias = Callable[["Factors"], float]
 
 WAITS = (
     "kernel_gap", "host_kernel", "host_prompt_kernel", "host_step", "host_sequence", "first_token", "layer_wait",
-    "host_update",
+    "exchange_wait", "host_update",
 )  # fmt: skip
 """Seconds of a stack in which no kernel runs."""
 
