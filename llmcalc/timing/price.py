@@ -233,12 +233,13 @@ class Pricing:
         output = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         yield False, kernel.flops[0] / rate * self._depth_factor(dtype, k), device.memory_seconds(element * (weight + m * k) + output * m * n)
-        if cast and kernel.launches[0]:
+        of_input, of_gradient = self._casts(kernel)
+        if cast and of_input:
             yield False, 0.0, device.memory_seconds(cast * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             gradient = backward * self._depth_factor(dtype, n)
             yield True, gradient, device.memory_seconds(element * (weight + m * n) + output * m * k)
-            if cast:
+            if cast and of_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast * m * n)
             if kernel.frozen:
                 return
@@ -246,6 +247,15 @@ class Pricing:
             yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
 
     _experts = _product
+
+    def _casts(self, kernel: Kernel) -> tuple[bool, bool]:
+        """Returns whether the input of a training product, and the gradient of its output, are cast by a kernel.
+
+        Products with the same input cast it once. Fused experts cast what enters and leaves their activation themselves.
+        """
+        is_fused = self.stack.fused_experts and kernel.kind == "experts"
+        is_last = kernel.path.endswith("down_proj")
+        return kernel.launches[0] > 0 and not (is_fused and is_last), not is_fused or is_last
 
     def _share_of_experts(self, kernel: Kernel, dtype: str) -> float:
         """The share of the rate of large products that the stack's kernel for products of all experts reaches."""
@@ -317,6 +327,8 @@ class Pricing:
 
     def _elementwise(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         passes = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)
+        if self.stack.fused_experts and kernel.path.endswith(".experts"):
+            passes = 0.0
         for backward in (False, True):
             yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved[backward])
 

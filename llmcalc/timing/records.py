@@ -140,6 +140,7 @@ class Stack(Record):
     quantized: Literal["bf16", "int8"] = "bf16"
     expert_weights: Share = 1.0
     expert_products: dict[str, Share] = {}
+    fused_experts: bool = False
     launch: float = 1.0
     kernel_gap: float = 0.0
     host_kernel: float = 0.0
