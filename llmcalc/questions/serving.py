@@ -218,8 +218,8 @@ def _ratio_of_options(options: ServeOptions, requests: Requests) -> tuple[int, i
     sides = (0, 0) if match is None else (int(match[1]), int(match[2]))
     if not 0 < max(sides) <= MOST_REPLICAS_OF_A_SIDE:
         raise InputError(
-            f"--disaggregate: {shown(value)}; expected {AUTO}, or replicas for prompts and replicas that decode, each at "
-            f"most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
+            f"--disaggregate: {shown(value)}; expected {AUTO}, or replicas for prompts and replicas that decode, each "
+            f"at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
     return sides
 

@@ -206,8 +206,8 @@ class Server:
         return self.memory.kv_tokens * self.sizes.dp
 
     def range(self, seconds: float, phase: str) -> Range:
-        """Returns the range of an estimate; the widest one with drafted tokens and with prompts on devices of their own,
-        because they were never measured.
+        """Returns the range of an estimate; the widest one with drafted tokens, and with prompts on devices of their
+        own, because these were never measured.
         """
         replica = self.replica
         is_tested = replica.speculation is None and self.group is None
@@ -296,8 +296,8 @@ class ServeStudy:
     runs: (quantize, kv_dtype) → the model's memory on one device with these formats.
     requests, limits: what is served. sizes: the layout. price: money of a device and hour; None if not given.
     trace: the single requests, of which `requests` are the mean ones; None where all are equal.
-    disaggregated: whether replicas of their own compute the prompts. ratio: replicas for prompts and replicas that decode
-        of a group; None for the ratio at which neither waits.
+    disaggregated: whether replicas of their own compute the prompts. ratio: replicas for prompts and replicas that
+        decode, of a group; None for the ratio at which neither waits.
     speculation: what drafts tokens, with draft_flags, the engine's flags for it; None for nothing.
     """
 
@@ -444,9 +444,7 @@ class ServeStudy:
                 low, high = 1, server.most_sequences
                 while low < high:
                     middle = (low + high + 1) // 2
-                    low, high = (
-                        (middle, high) if alone.token_seconds(middle) <= self.limits.tpot else (low, middle - 1)
-                    )
+                    low, high = (middle, high) if alone.token_seconds(middle) <= self.limits.tpot else (low, middle - 1)
                 within_limits = low
             group = Disaggregated.balanced(replica, within_limits, total)
         return replace(server, group=group, most_sequences=server.most_sequences * group.decode)

@@ -222,7 +222,7 @@ GAIN = 0.8
 
 SURE_GAIN, SURE_SHARE = 0.6, 0.75
 """The same error up to which a fit is used as it is, where it estimates this share of them better. Between both bounds
-factors go half of the way, to their square roots: half of a fit that helps still helps, and one that harms does so less.
+factors go half of the way, to their square roots: half of a fit that helps still helps, and one that harms, less.
 """
 
 BETTER = 2 / 3

@@ -1,9 +1,9 @@
 """A server whose prompts and whose further tokens are computed by replicas of their own (DistServe, arXiv:2401.09670).
 
-No step mixes prompts and decoding sequences, so that a token takes as long as if no prompt arrived. The cache of a prompt
-goes from the replica that computed it to the one that decodes: every device sends its part over its network, as vLLM's
-connectors, SGLang's `--disaggregation-mode` and TensorRT-LLM's disaggregated servers do. With P replicas for prompts of
-p seconds each, t seconds of sending, and D replicas that decode c sequences each in steps of d(c) seconds,
+No step mixes prompts and decoding sequences, so that a token takes as long as if no prompt arrived. The cache of a
+prompt goes from the replica that computed it to the one that decodes: every device sends its part over its network, as
+vLLM's connectors, SGLang's `--disaggregation-mode` and TensorRT-LLM's disaggregated servers do. With P replicas for
+prompts of p seconds each, t seconds of sending, and D replicas that decode c sequences each in steps of d(c) seconds,
 
     TTFT = p + t,   TPOT = d(c),   requests/s X = D c / ((O - 1) d(c)), at most P / p,   concurrency = D c + X (p + t)
 

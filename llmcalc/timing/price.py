@@ -21,7 +21,7 @@ BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 CAST_BYTES = {"fp8": 4.0, "fp4": 5.125}
 """Bytes per element that the kernel which casts the operand of a training product to a narrow format moves.
 
-It reads 16 bits and writes the rows and the columns of the operand, since the backward pass multiplies by its transpose;
+It reads 16 bits and writes the rows and the columns of the operand, as the backward pass multiplies by its transpose;
 a cast to 4 bits finds the largest magnitude first (transformer_engine/common/cast). Kernels of products start after it.
 """
 
@@ -221,7 +221,10 @@ class Pricing:
             dtype = self._inference_format(kernel)
             yield (
                 False,
-                kernel.flops[0] * self._depth_factor(dtype, k) / self.rate(dtype) / self._share_of_experts(kernel, dtype),
+                kernel.flops[0]
+                * self._depth_factor(dtype, k)
+                / self.rate(dtype)
+                / self._share_of_experts(kernel, dtype),
                 device.memory_seconds(self._weight_bytes(kernel, weight) + 2.0 * m * (k + n)),
             )
             return
@@ -232,7 +235,11 @@ class Pricing:
         cast = CAST_BYTES.get(dtype, 0.0)
         output = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
-        yield False, kernel.flops[0] / rate * self._depth_factor(dtype, k), device.memory_seconds(element * (weight + m * k) + output * m * n)
+        yield (
+            False,
+            kernel.flops[0] / rate * self._depth_factor(dtype, k),
+            device.memory_seconds(element * (weight + m * k) + output * m * n),
+        )
         of_input, of_gradient = self._casts(kernel)
         if cast and of_input:
             yield False, 0.0, device.memory_seconds(cast * m * k)
@@ -251,7 +258,7 @@ class Pricing:
     def _casts(self, kernel: Kernel) -> tuple[bool, bool]:
         """Returns whether the input of a training product, and the gradient of its output, are cast by a kernel.
 
-        Products with the same input cast it once. Fused experts cast what enters and leaves their activation themselves.
+        Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
         """
         is_fused = self.stack.fused_experts and kernel.kind == "experts"
         is_last = kernel.path.endswith("down_proj")

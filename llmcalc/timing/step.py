@@ -215,7 +215,9 @@ def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
     recomputed = plan.recompute_core, plan.recompute_nodes
     if any(recomputed):
         check_nodes(plan.recompute_nodes, _modules_of_layers(timed_pass))
-        seconds_of_both = [seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed) for layer in layers]
+        seconds_of_both = [
+            seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed) for layer in layers
+        ]
     return LayerCosts(
         tuple(work.layer_kinds),
         seconds_of_both,

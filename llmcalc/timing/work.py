@@ -492,7 +492,7 @@ class WorkRecorder(Placements):
         self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
     def _shares_input(self, x: Value) -> bool:
-        """Whether an earlier product of this layer has the same input, so that a fused program computes both at once."""
+        """Whether an earlier product of this layer has the same input: a fused program computes both at once."""
         region = id(self._storage(x)), self.layer
         shares_input = region in self.shared_inputs and self.rank_pass.fused
         self.shared_inputs.add(region)

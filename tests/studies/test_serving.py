@@ -208,9 +208,12 @@ def test_prompts_on_replicas_of_their_own(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "words, message",
+    ("words", "message"),
     [
-        (("--disaggregate", "some"), "--disaggregate: 'some'; expected auto, or replicas for prompts and replicas that"),
+        (
+            ("--disaggregate", "some"),
+            "--disaggregate: 'some'; expected auto, or replicas for prompts and replicas that",
+        ),
         (("--disaggregate", "1:65"), "each at most 64, such as 1:3"),
         (("--disaggregate", "0:1"), "--disaggregate: '0:1'"),
         (("--output", "1", "--disaggregate", "auto"), "--disaggregate: answers of one token are not decoded"),

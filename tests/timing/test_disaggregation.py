@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_prompts_wait_for_their_replicas_and_do_not_slow_tokens() -> None:
     group = group_of()
     loads = [group.load(2**step) for step in range(10)]
     rates = [load.output_tokens_per_second for load in loads]
-    assert all(later >= earlier * (1 - 1e-6) for earlier, later in zip(rates, rates[1:], strict=False))
+    assert all(later >= earlier * (1 - 1e-6) for earlier, later in pairwise(rates))
     assert loads[-1].requests_per_second == pytest.approx(group.prefill / group.busy_seconds)
     assert loads[-1].tpot == pytest.approx(loads[-2].tpot)
     assert loads[-1].ttft > loads[-2].ttft > group.first_token_seconds
@@ -77,5 +78,5 @@ def test_the_ratio_leaves_neither_side_waiting() -> None:
 
 
 def test_less_than_one_request_is_refused() -> None:
-    with pytest.raises(InputError, match="--concurrency 0.5: expected at least 1 request"):
+    with pytest.raises(InputError, match=r"--concurrency 0\.5: expected at least 1 request"):
         group_of().load(0.5)
