@@ -546,6 +546,7 @@ def serve(
     draft: Model | None = None,
     acceptance: float | str | None = None,
     draft_tokens: int | None = None,
+    disaggregate: str | None = None,
     devices: int | None = None,
     tp: int | None = None,
     pp: int | None = None,
@@ -568,6 +569,7 @@ def serve(
         that is cached.
     draft: what drafts tokens: a model in any form, `mtp` (the model's own modules) or `ngram` (its text);
         acceptance: chance that a drafted token is accepted; draft_tokens: tokens drafted in a step, default 3.
+    disaggregate: "auto" for replicas of their own for prompts, or how many for how many that decode ("1:3").
     devices, tp, pp, dp, ep: the layout, which is the only one then; devices alone are those of the whole server.
     stack, nic, calibrate: as of `time`. options: `set`, `head`, `allow_unknown`.
     Raises `InputError` for what is not modelled.
@@ -577,7 +579,9 @@ def serve(
 
     parsed_options = options_of(options)
     sizes = {"devices": devices, "tp": tp, "pp": pp, "dp": dp, "ep": ep}
-    texts = {"engine": engine, "quantize": quantize, "kv_dtype": kv_dtype, "stack": stack}
+    texts = {
+        "engine": engine, "quantize": quantize, "kv_dtype": kv_dtype, "stack": stack, "disaggregate": disaggregate
+    }  # fmt: skip
     checked_sizes: dict[str, Any] = {name: number(f"--{name}", value, most=1024) for name, value in sizes.items()}
     checked_sizes |= {name: optional_text(option(name), value, "auto") for name, value in texts.items()}
     serve_options = ServeOptions(

@@ -91,6 +91,12 @@ SERVER_OPTIONS = {
     "draft_tokens": optional(
         int, size("--draft-tokens", text="Tokens that are drafted in a step; default 3.", most=64, panel=LOAD)
     ),
+    "disaggregate": optional(
+        str,
+        _text_option(
+            "--disaggregate", "auto|P:D", "Prompts on replicas of their own: P for D that decode, or as needed.", LAYOUT
+        ),
+    ),
     "devices": _at_most_1024("--devices", "Devices of the server; default as few as keep the limits."),
     "tp": _at_most_1024("--tp", "Ranks that divide heads and widths. A given layout is the only one."),
     "pp": _at_most_1024("--pp", "Stages of a pipeline."),

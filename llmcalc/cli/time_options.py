@@ -41,8 +41,9 @@ Overlap: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--overlap",
-        metavar="none|dp|tp|all",
-        help="Messages that run beside products: of gradients (dp), of tensor parallelism (tp); default as the stack.",
+        metavar="none|dp|tp|ep|all",
+        help="Messages that run beside products: of gradients (dp), tensor (tp) or expert parallelism (ep); default as "
+        "the stack.",
         show_default=False,
         rich_help_panel="Hardware",
         hidden=True,

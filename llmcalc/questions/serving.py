@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..frameworks.engines.engine import Engine
     from ..studies.serve_trace import Trace
     from ..studies.serving import ServeStudy
+    from ..timing.batching import Requests
     from ..timing.speculation import Speculation
 
 MOST_MONEY = 1e12
@@ -49,6 +50,7 @@ class ServeOptions:
     trace: file of requests, in place of input, output, concurrency and rate.
     draft: a draft model (a TARGET, or a preset), `mtp` or `ngram`; acceptance: chance that a drafted token is accepted;
         draft_tokens: tokens that are drafted in a step.
+    disaggregate: `auto` for replicas of their own for prompts, or their ratio, such as 1:3; None if each does both.
     """
 
     input: int | None = None
@@ -74,6 +76,7 @@ class ServeOptions:
     draft: Any = None
     acceptance: Any = None
     draft_tokens: int | None = None
+    disaggregate: Any = None
 
 
 def positive(option_name: str, value: Any, example: str, maximum: float = MOST_MONEY) -> float:
@@ -186,9 +189,39 @@ def serve_study(
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
         None if options.price is None else positive("--price", options.price, "2.5"),
         trace,
+        options.disaggregate is not None,
+        _ratio_of_options(options, requests),
         speculation,
         draft_flags,
     )
+
+
+MOST_REPLICAS_OF_A_SIDE = 64
+"""Largest number in a ratio of `--disaggregate`."""
+
+
+def _ratio_of_options(options: ServeOptions, requests: Requests) -> tuple[int, int] | None:
+    """Returns the ratio of `--disaggregate`; None for `auto`, and without the option.
+
+    Raises `InputError` for other values, and for requests of which no replica decodes anything.
+    """
+    value = options.disaggregate
+    if value is None:
+        return None
+    if options.trace is not None:
+        raise InputError("--disaggregate: the requests of a trace are simulated on equal replicas; expected --input")
+    if requests.output == 1:
+        raise InputError("--disaggregate: answers of one token are not decoded; expected a longer --output")
+    if value == AUTO:
+        return None
+    match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(value))
+    sides = (0, 0) if match is None else (int(match[1]), int(match[2]))
+    if not 0 < max(sides) <= MOST_REPLICAS_OF_A_SIDE:
+        raise InputError(
+            f"--disaggregate: {shown(value)}; expected {AUTO}, or replicas for prompts and replicas that decode, each "
+            f"at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
+        )
+    return sides
 
 
 DRAFT_TOKENS = 3

@@ -8,6 +8,7 @@ from typing import Any
 from .. import units
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
 from ..studies.serving import Chosen, Point, Server, Servers, ServeStudy
+from ..timing.disaggregation import Disaggregated
 from ..timing.speculation import Speculation
 from ..timing.spread import Amount, Range, rounded
 from .document import Column, Report, Row, Shown, Table, text_of
@@ -17,7 +18,7 @@ from .summary import model_data
 
 NOT_COUNTED = (
     "bursts of arrivals", "routing between replicas", "requests of uneven length", "uneven routing of experts",
-    "uneven stages", "prefill and decoding on different devices", "failures",
+    "uneven stages", "failures",
 )  # fmt: skip
 """What no estimate of a server counts."""
 
@@ -71,10 +72,15 @@ CURVE_COLUMNS = (
 
 
 def layout_text(server: Server) -> str:
-    """Writes a server's replicas, layout and formats: `2 × tp4 pp2, fp8-dynamic, kv fp8`."""
+    """Writes a server's replicas, layout and formats: `2 × tp4 pp2, fp8-dynamic, kv fp8`.
+
+    Of a group it writes the replicas for prompts and those that decode: `2 × (1+3) tp4`.
+    """
     sizes = server.sizes
     layout = " ".join(f"{name}{size}" for name, size in vars(sizes).items() if size > 1) or "tp1"
+    group = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
     copies = f"{server.replicas} × " if server.replicas > 1 else ""
+    copies += group
     formats = [server.quantize, None if server.kv_dtype is None else f"kv {server.kv_dtype}"]
     return ", ".join([f"{copies}{layout}", *filter(None, formats)])
 
@@ -226,8 +232,10 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     notes += [f"ruled out: {why_not}"] if why_not else []
     if chosen is not None:
         server = servers.servers[chosen.index]
+        notes += [] if server.group is None else [_group_text(server.group)]
+        sequences = server.most_sequences // (1 if server.group is None else server.group.decode)
         notes.append(
-            f"a replica holds {plural(server.most_sequences, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
+            f"a replica holds {plural(sequences, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {study.engine.title}"
         )
         notes.append(f"likely {duration(float(chosen.point.tpot.estimate))} a token")
@@ -240,6 +248,15 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     if list(study.runs) == [(None, None)]:
         notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
     return [*notes, f"not counted: {', '.join(NOT_COUNTED)}"]
+
+
+def _group_text(group: Disaggregated) -> str:
+    """Writes the replicas of a group, and how long the cache of a prompt is sent from one to another."""
+    return (
+        f"(P+D): {plural(group.prefill, 'replica')} for prompts, {group.decode} that decode; a prompt's cache is sent "
+        f"in {duration(group.transfer_seconds)} ({units.memory(round(group.sent_bytes))} a device); this was never "
+        "measured"
+    )
 
 
 def speculation_text(speculation: Speculation) -> str:
@@ -280,6 +297,11 @@ def _server_options(server: Server) -> dict[str, Any]:
     return {**vars(server.sizes), "quantize": server.quantize, "kv_dtype": server.kv_dtype}
 
 
+def _group_data(server: Server) -> dict[str, int] | None:
+    """Returns the replicas of a group for prompts and those that decode; None where each does both."""
+    return None if server.group is None else {"prefill": server.group.prefill, "decode": server.group.decode}
+
+
 def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
     limits, requests = study.limits, study.requests
     listed_servers = [
@@ -287,6 +309,7 @@ def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
             "options": _server_options(server),
             "devices": server.devices,
             "replicas": server.replicas,
+            "disaggregated": _group_data(server),
             "most_sequences": server.most_sequences,
             "kv_tokens": server.kv_tokens,
             "curve": [point_data(point) for point in curve],
@@ -344,5 +367,6 @@ def _chosen_data(servers: Servers, chosen: Chosen | None) -> dict[str, Any] | No
         "options": _server_options(server),
         "devices": server.devices,
         "replicas": server.replicas,
+        "disaggregated": _group_data(server),
         **point_data(chosen.point),
     }

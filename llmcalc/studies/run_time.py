@@ -276,9 +276,7 @@ class TrainingTimes:
         self.device: Device = settings.device(hardware)
         self.stack: Stack = with_attention(settings.stack_for("training"), memory.settings.attn_implementation)
         self.prices: StepPrices = StepPrices(memory.spec, self.device, self.stack)
-        self.share: float
-        self.core: bool
-        self.share, self.core = recomputed_share(memory.settings.recomputed())
+        self.recompute: Recompute = memory.settings.recomputed()
         self.dtype: str = settings.product_format or _training_format(memory)
         if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
             raise InputError(
@@ -290,7 +288,7 @@ class TrainingTimes:
         """Returns the estimates of the same model with other settings of recomputation."""
         copy_of_times = copy(self)
         copy_of_times.memory = memory
-        copy_of_times.share, copy_of_times.core = recomputed_share(memory.settings.recomputed())
+        copy_of_times.recompute = memory.settings.recomputed()
         return copy_of_times
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
@@ -302,10 +300,11 @@ class TrainingTimes:
             micro_batches,
             int(workload.seq),
             self.dtype,
-            self.share,
-            self.core,
+            recomputed_share(self.recompute),
+            self.recompute.core,
             include,
             self.adapters,
+            self.recompute.nodes,
         )
 
     def step(self, layout: Layout, micro_batches: int) -> Step:
@@ -353,7 +352,7 @@ class TrainingTimes:
         """Returns how often a line runs in a micro-batch of all layers, with recomputation."""
         runs = 1.0
         if not line.backward and line.layer >= 0:
-            runs += plan.recompute + (plan.recompute_core and line.kind == "attention")
+            runs += plan.recompute + line.is_recomputed(plan.recompute_core, plan.recompute_nodes)
         return float(line.times * step.priced.work.count(line.layer) * runs)
 
     def _layer_waits(self, step: Step, plan: StepPlan) -> float:
@@ -399,18 +398,11 @@ class TrainingTimes:
             yield words, float(StepPrices(spec, device, stack).step(changed_settings).seconds)
 
 
-def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
-    """Returns the share of recomputed layers, and whether only attention is recomputed.
-
-    Raises `InputError` for modules of layers, whose share is not known.
-    """
-    if recompute.nodes:
-        raise InputError(
-            "--recompute nodes: the time of single modules is not modelled; expected none, full, attention or every:N"
-        )
+def recomputed_share(recompute: Recompute) -> float:
+    """Returns the share of the layers whose whole forward pass runs again."""
     if not recompute.layers:
-        return 0.0, recompute.core
-    return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) / recompute.every, False
+        return 0.0
+    return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) / recompute.every
 
 
 def _adapters_of_run(memory: Memory) -> Adapters | None:

@@ -23,6 +23,7 @@ from ..parallel.search import routed_experts
 from ..sources.preset import Preset
 from ..timing.batching import Replica, Requests, ServedLoad
 from ..timing.device import Device
+from ..timing.disaggregation import Disaggregated
 from ..timing.records import Stack
 from ..timing.speculation import Speculation
 from ..timing.spread import Amount, Range, expected_range
@@ -176,7 +177,9 @@ class Server:
 
     sizes, quantize, kv_dtype: of the replica; None for the published formats.
     replica: what computes its times. memory: what the engine does with a rank's memory.
+    most_sequences: requests that a replica, or a group of them, holds.
     replicas: number of copies. price: money of a device and hour; None if not given.
+    group: the replicas for prompts and those that decode, of which there are `replicas` groups; None if each does both.
     """
 
     sizes: LayoutSizes
@@ -187,10 +190,15 @@ class Server:
     most_sequences: int
     replicas: int = 1
     price: float | None = None
+    group: Disaggregated | None = None
 
     @property
     def devices(self) -> int:
-        return self.sizes.devices * self.replicas
+        return self.sizes.devices * self.replicas * (1 if self.group is None else self.group.replicas)
+
+    def load(self, concurrency: float) -> ServedLoad:
+        """Returns the latencies of one replica, or of one group of them, at a concurrency."""
+        return (self.replica if self.group is None else self.group).load(concurrency)
 
     @property
     def kv_tokens(self) -> int:
@@ -198,14 +206,16 @@ class Server:
         return self.memory.kv_tokens * self.sizes.dp
 
     def range(self, seconds: float, phase: str) -> Range:
-        """Returns the range of an estimate; with drafted tokens the widest range, because they were never measured."""
+        """Returns the range of an estimate; the widest one with drafted tokens, and with prompts on devices of their
+        own, because these were never measured.
+        """
         replica = self.replica
-        is_tested = replica.speculation is None
+        is_tested = replica.speculation is None and self.group is None
         return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested)
 
     def point(self, concurrency: int) -> Point:
         """Returns the server at a concurrency, which is divided evenly over its replicas."""
-        load = self.replica.load(max(1.0, concurrency / self.replicas))
+        load = self.load(max(1.0, concurrency / self.replicas))
         rate = self.replicas * load.output_tokens_per_second
         cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
         ttft, tpot = self.range(load.ttft, "prefill"), self.range(load.tpot, "decode")
@@ -232,17 +242,17 @@ class Server:
         low, high = 0, self.most_sequences
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if not limits.broken_by(self.replica.load(middle)) else (low, middle - 1)
+            low, high = (middle, high) if not limits.broken_by(self.load(middle)) else (low, middle - 1)
         return low
 
     def concurrency_of(self, rate: float) -> int | None:
         """Returns one replica's concurrency at which `rate` requests complete per second; None if it cannot."""
-        if self.replica.load(self.most_sequences).requests_per_second < rate:
+        if self.load(self.most_sequences).requests_per_second < rate:
             return None
         low, high = 1, self.most_sequences
         while low < high:
             middle = (low + high) // 2
-            fast = self.replica.load(middle).requests_per_second >= rate
+            fast = self.load(middle).requests_per_second >= rate
             low, high = (low, middle) if fast else (middle + 1, high)
         return low
 
@@ -286,6 +296,8 @@ class ServeStudy:
     runs: (quantize, kv_dtype) → the model's memory on one device with these formats.
     requests, limits: what is served. sizes: the layout. price: money of a device and hour; None if not given.
     trace: the single requests, of which `requests` are the mean ones; None where all are equal.
+    disaggregated: whether replicas of their own compute the prompts. ratio: replicas for prompts and replicas that
+        decode, of a group; None for the ratio at which neither waits.
     speculation: what drafts tokens, with draft_flags, the engine's flags for it; None for nothing.
     """
 
@@ -301,6 +313,8 @@ class ServeStudy:
     sizes: SizesRequest
     price: float | None = None
     trace: Trace | None = None
+    disaggregated: bool = False
+    ratio: tuple[int, int] | None = None
     speculation: Speculation | None = None
     draft_flags: Mapping[str, Any] = field(default_factory=dict)
 
@@ -363,7 +377,8 @@ class ServeStudy:
                 continue
             for quantize, kv_dtype in self.runs:
                 try:
-                    yield self._replica_server(sizes, sizes.layout(layers), flags, quantize, kv_dtype)
+                    server = self._replica_server(sizes, sizes.layout(layers), flags, quantize, kv_dtype)
+                    yield self._divided_server(server) if self.disaggregated else server
                 except ImpossibleLayout:
                     why_not["the layout does not divide the model"] += 1
                 except DoesNotFit as reason:
@@ -410,15 +425,44 @@ class ServeStudy:
         most_requests = max(1, min(capacity, at_once)) * sizes.dp
         return Server(sizes, quantize, kv_dtype, replica, memory, most_requests, price=self.price)
 
+    def _divided_server(self, server: Server) -> Server:
+        """Returns a group of replicas, of which some compute prompts and the others decode.
+
+        Raises `DoesNotFit` if the requested devices are too few for both, or no whole number of groups.
+        """
+        replica, total = server.replica, self.sizes.replicas(server.sizes)
+        within_limits = server.most_sequences
+        if self.ratio is not None:
+            group = Disaggregated(replica, *self.ratio)
+            if total is not None and total % group.replicas:
+                raise DoesNotFit("the devices are no whole number of groups of --disaggregate")
+        elif total == 1:
+            raise DoesNotFit("one replica alone cannot leave its prompts to others")
+        else:
+            alone = Disaggregated(replica, 1, 1)
+            if self.limits.tpot is not None:
+                low, high = 1, server.most_sequences
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    low, high = (middle, high) if alone.token_seconds(middle) <= self.limits.tpot else (low, middle - 1)
+                within_limits = low
+            group = Disaggregated.balanced(replica, within_limits, total)
+        return replace(server, group=group, most_sequences=server.most_sequences * group.decode)
+
+    def _groups(self, server: Server) -> int | None:
+        """Returns the number of replicas, or of groups of them; None if it follows from the load."""
+        replicas = self.sizes.replicas(server.sizes)
+        return replicas if replicas is None or server.group is None else replicas // server.group.replicas
+
     def _sized_server(self, server: Server) -> tuple[Server, Point | None, str]:
         """Returns the server with its replicas, its point within the limits at the load, and why there is none.
 
         Without a load it is the largest one that keeps the limits.
         """
-        limits, replicas = self.limits, self.sizes.replicas(server.sizes)
+        limits, replicas = self.limits, self._groups(server)
         concurrency_within_limits = server.most_within(limits)
         if not concurrency_within_limits:
-            return replace(server, replicas=replicas or 1), None, limits.broken_by(server.replica.load(1))
+            return replace(server, replicas=replicas or 1), None, limits.broken_by(server.load(1))
         if limits.rate is not None:
             return self._sized_by_rate(server, replicas, concurrency_within_limits, limits.rate)
         concurrency = limits.concurrency or concurrency_within_limits * (replicas or 1)
@@ -433,7 +477,7 @@ class ServeStudy:
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
     ) -> tuple[Server, Point | None, str]:
-        most_requests_per_second = server.replica.load(concurrency_within_limits).requests_per_second
+        most_requests_per_second = server.load(concurrency_within_limits).requests_per_second
         sized_server = replace(server, replicas=replicas or math.ceil(rate / most_requests_per_second))
         if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"

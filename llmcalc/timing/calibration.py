@@ -23,7 +23,7 @@ Pricer: TypeAlias = Callable[["Factors"], float]
 
 WAITS = (
     "kernel_gap", "host_kernel", "host_prompt_kernel", "host_step", "host_sequence", "first_token", "layer_wait",
-    "host_update",
+    "exchange_wait", "host_update",
 )  # fmt: skip
 """Seconds of a stack in which no kernel runs."""
 
@@ -217,8 +217,13 @@ def _regret(group: Sequence[tuple[float, float]], first_index: int) -> float:
 LEAST_RUNS = 3
 """Fewest runs from which factors are fitted."""
 
-GAIN = 0.9
+GAIN = 0.8
 """Error of runs that are left out over that without a fit, from which on a fit is refused: few rows also err."""
+
+SURE_GAIN, SURE_SHARE = 0.6, 0.75
+"""The same error up to which a fit is used as it is, where it estimates this share of them better. Between both bounds
+factors go half of the way, to their square roots: half of a fit that helps still helps, and one that harms, less.
+"""
 
 BETTER = 2 / 3
 """Share of the runs that are left out which a fit has to estimate better: else a few far ones decided it."""
@@ -262,7 +267,13 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
         abs(math.log(estimate / run.seconds)) for run, estimate in zip(runs, estimates_before, strict=True)
     ]
     improved_share = mean(abs(value) < error for value, error in zip(logarithms, absolute_errors, strict=True))
-    refusal = _refusal(*errors, mean(map(abs, logarithms)) / max(mean(absolute_errors), 1e-12), improved_share)
+    gain = mean(map(abs, logarithms)) / max(mean(absolute_errors), 1e-12)
+    refusal = _refusal(*errors, gain, improved_share)
+    if not refusal and (gain > SURE_GAIN or improved_share < SURE_SHARE):
+        fitted_factors = Factors(*map(math.sqrt, astuple(fitted_factors)))
+        estimates_after = [run.pricer(fitted_factors) for run in runs]
+        left_out = [math.sqrt(fitted * before) for fitted, before in zip(left_out, estimates_before, strict=True)]
+        errors = errors[0], Errors.of(runs, estimates_after), Errors.of(runs, left_out)
     return Calibration(len(runs), *errors, fitted_factors, refusal)
 
 

@@ -31,6 +31,9 @@ PEAKS = {
 torch multiplies float32 in full precision unless it is told otherwise (`torch.backends.cuda.matmul.allow_tf32`).
 """
 
+DEEP = 4096
+"""Inner size of the products whose rates the generations state."""
+
 UNKNOWN_DOMAIN = 8
 """Accelerators of a scale-up domain whose size no source states."""
 
@@ -85,6 +88,14 @@ class Device:
         """Returns the FLOP/s of large products. sustained: under load for hours; default false."""
         name = self.format_of(dtype)
         return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
+
+    def depth_factor(self, dtype: str, inner: Number) -> Number:
+        """Returns the seconds of a product over those at its full rate: a tile of the output is written after its sums.
+
+        inner: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
+        """
+        half = self.generation.depth[self.format_of(dtype)]
+        return maximum(1.0, (1 + half / maximum(1, inner)) / (1 + half / DEEP))
 
     def aligned_share(self, *sizes: Number) -> float:
         """The share of a 16-bit product's rate that sizes leave: kernels of older units read them where they are no
@@ -171,6 +182,10 @@ class Device:
             for share, near_step, far_step in self.generation.ring_protocols
         ]
         return _least(ring_times)
+
+    def scan_seconds(self, flops: Number) -> Number:
+        """Returns the seconds of a recurrence that is computed in chunks of tokens."""
+        return flops / (self.peaks["bf16"] * self.generation.scan)
 
     def hop_seconds(self, bytes: Number, devices: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""

@@ -6,7 +6,7 @@ with an element per layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..algebra import Number, choose, maximum, minimum, same
@@ -18,6 +18,16 @@ from .work import STATE_BITS, Kernel, RankPass, RankWork
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
 
+CAST_BYTES = {"fp8": 4.0, "fp4": 5.125}
+"""Bytes per element that the kernel which casts the operand of a training product to a narrow format moves.
+
+It reads 16 bits and writes the rows and the columns of the operand, as the backward pass multiplies by its transpose;
+a cast to 4 bits finds the largest magnitude first (transformer_engine/common/cast). Kernels of products start after it.
+"""
+
+FROZEN_CAST = 0.75
+"""Share of these bytes where no gradient of the weight is computed, so that no columns are written."""
+
 QUANTIZED = "quantized"
 """The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `Stack.quantized` names."""
 
@@ -26,9 +36,6 @@ KEY_HEADS_OF_LATENTS = 16
 
 DECODE_ATTENTION_RATE = 0.35
 """Share of the 16-bit peak that decoding attention reaches where it is bound by compute."""
-
-SCAN_RATE = 0.3
-"""Share of the rate of products that scans and recurrences reach."""
 
 SCORE_BYTES = 14.0
 """Bytes per score that attention with scores in memory moves: product, mask, softmax and product, in 16 bits."""
@@ -93,6 +100,10 @@ class Line:
         """The seconds of one execution: compute and memory traffic overlap."""
         return maximum(self.compute, self.memory) + self.network + self.wait
 
+    def is_recomputed(self, core: bool, nodes: Iterable[str]) -> bool:
+        """Whether it belongs to a module that runs again by itself: to attention (core), or to one of these nodes."""
+        return (core and self.kind == "attention") or any(f".{node}." in f".{self.path}." for node in nodes)
+
     @property
     def bound(self) -> str:
         """The name of the longest of the seconds: `compute`, `memory`, `network` or `wait` (scalars only)."""
@@ -106,15 +117,23 @@ class Priced:
     work: RankWork
     lines: list[Line]
 
-    def layer_seconds(self, layer: int, backward: bool | None = None, kind: str = "") -> Number:
-        """Returns the seconds of one layer of a kind.
+    def layer_seconds(self, layer: int, backward: bool | None = None) -> Number:
+        """Returns the seconds of one layer of a kind. backward: of one direction alone; None (default) for both."""
+        return sum(
+            line.times * line.seconds
+            for line in self.lines
+            if line.layer == layer and backward in (None, line.backward)
+        )
 
-        backward: of one direction alone; None (default) for both. kind: of kernels of that kind alone; default all.
+    def recomputed_seconds(self, layer: int, core: bool, nodes: Iterable[str]) -> Number:
+        """Returns the seconds of the modules of one layer of a kind that run again by themselves.
+
+        core: whether attention does. nodes: paths of modules below a layer.
         """
         return sum(
             line.times * line.seconds
             for line in self.lines
-            if line.layer == layer and backward in (None, line.backward) and kind in ("", line.kind)
+            if line.layer == layer and not line.backward and line.is_recomputed(core, nodes)
         )
 
     def layer_launches(self, layer: int, backward: bool) -> Number:
@@ -165,15 +184,19 @@ class Pricing:
             share *= self.device.gain_of_16_bit_sums
         return self.device.product_rate(units, self.trains) * self.stack.product * share
 
+    def _depth_factor(self, dtype: str, inner: Number) -> Number:
+        """How much longer a product takes than a deep one. inner: the size of the axis that it sums over."""
+        return self.device.depth_factor(self._units(dtype), inner)
+
     def price(self, work: RankWork) -> Priced:
         """Returns the timed kernels and messages of a rank."""
         lines: list[Line] = []
         for kernel in work.kernels:
             lines += self.kernel_lines(kernel)
         for layer, message in work.messages:
-            seconds = self._message_seconds(message)
+            times, seconds, wait = message.times, self._message_seconds(message), self._exchange_wait(message)
             lines.append(
-                Line(message.node, message.kind, layer, message.times, message.backward, True, 0.0, 0.0, seconds, 0.0)
+                Line(message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait)
             )
         return Priced(work, lines)
 
@@ -198,7 +221,10 @@ class Pricing:
             dtype = self._inference_format(kernel)
             yield (
                 False,
-                kernel.flops[0] / self.rate(dtype) / self._share_of_experts(kernel, dtype),
+                kernel.flops[0]
+                * self._depth_factor(dtype, k)
+                / self.rate(dtype)
+                / self._share_of_experts(kernel, dtype),
                 device.memory_seconds(self._weight_bytes(kernel, weight) + 2.0 * m * (k + n)),
             )
             return
@@ -206,18 +232,37 @@ class Pricing:
         rate, element = self.rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
             rate *= device.aligned_share(kernel.n, kernel.k)
-        cast = 0.0 if dtype in ("bf16", "fp32") else 3.0 * m * k
+        cast = CAST_BYTES.get(dtype, 0.0)
         output = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
-        yield False, kernel.flops[0] / rate, device.memory_seconds(element * (weight + m * k) + output * m * n + cast)
+        yield (
+            False,
+            kernel.flops[0] / rate * self._depth_factor(dtype, k),
+            device.memory_seconds(element * (weight + m * k) + output * m * n),
+        )
+        of_input, of_gradient = self._casts(kernel)
+        if cast and of_input:
+            yield False, 0.0, device.memory_seconds(cast * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
-            gradient = device.memory_seconds(element * (weight + m * n) + output * m * k + 2.0 * cast)
-            yield True, backward, gradient
+            gradient = backward * self._depth_factor(dtype, n)
+            yield True, gradient, device.memory_seconds(element * (weight + m * n) + output * m * k)
+            if cast and of_gradient:
+                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast * m * n)
             if kernel.frozen:
                 return
+            backward = backward * self._depth_factor(dtype, m / kernel.experts)
             yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
 
     _experts = _product
+
+    def _casts(self, kernel: Kernel) -> tuple[bool, bool]:
+        """Returns whether the input of a training product, and the gradient of its output, are cast by a kernel.
+
+        Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
+        """
+        is_fused = self.stack.fused_experts and kernel.kind == "experts"
+        is_last = kernel.path.endswith("down_proj")
+        return kernel.launches[0] > 0 and not (is_fused and is_last), not is_fused or is_last
 
     def _share_of_experts(self, kernel: Kernel, dtype: str) -> float:
         """The share of the rate of large products that the stack's kernel for products of all experts reaches."""
@@ -280,7 +325,7 @@ class Pricing:
         """Times a scan or recurrence: element-wise work that reads and writes its values several times."""
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
         for backward in (False, True):
-            compute = kernel.flops[backward] / (SCAN_RATE * self.rate("bf16"))
+            compute = self.device.scan_seconds(kernel.flops[backward])
             yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved[backward] + weight)
 
     def _state(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -289,6 +334,8 @@ class Pricing:
 
     def _elementwise(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         passes = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)
+        if self.stack.fused_experts and kernel.path.endswith(".experts"):
+            passes = 0.0
         for backward in (False, True):
             yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved[backward])
 
@@ -298,6 +345,13 @@ class Pricing:
         memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.trains else 4.0))
         yield False, 0.0, memory
         yield True, 0.0, LOSS_BACKWARD * memory
+
+    def _exchange_wait(self, message: Collective) -> Number:
+        """Returns the seconds before an exchange of experts' tokens; half of those of a layer's two exchanges."""
+        if message.group != "ep" or message.backward or not self.stack.exchange_wait:
+            return 0.0
+        exposed_share = 1 - self.stack.hidden_share("ep")
+        return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
     def _message_seconds(self, message: Collective) -> Number:
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes

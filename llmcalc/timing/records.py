@@ -57,6 +57,8 @@ class Generation(Record):
     attention: tuple[Share, float]
     attention_backward: tuple[Share, float]
     older_attention: dict[str, Share]
+    scan: Share
+    depth: dict[str, float]
     unaligned: tuple[Share, Share]
     kernel_start: float
     launch_gap: float
@@ -74,7 +76,7 @@ class Generation(Record):
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
 """Fields of a generation that are no figures."""
 
-TABLES = ("products", "sustained", "older_attention")
+TABLES = ("products", "sustained", "older_attention", "depth")
 """Figures that are tables, of which a generation may state a part."""
 
 
@@ -138,6 +140,7 @@ class Stack(Record):
     quantized: Literal["bf16", "int8"] = "bf16"
     expert_weights: Share = 1.0
     expert_products: dict[str, Share] = {}
+    fused_experts: bool = False
     launch: float = 1.0
     kernel_gap: float = 0.0
     host_kernel: float = 0.0
@@ -147,6 +150,7 @@ class Stack(Record):
     first_token: float = 0.0
     latency: float = 1.0
     layer_wait: float = 0.0
+    exchange_wait: float = 0.0
     unaligned_heads: float = 1.0
     unpadded: bool = False
     reads_masks: bool = False

@@ -6,7 +6,7 @@ orders of `parallel/schedules.py`, unequal ones up to 9 % more. Which layers a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
@@ -18,6 +18,7 @@ from ..parallel.layout import Layout, Schedule
 from ..parallel.placements import CollectiveKind
 from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
+from ..workload.recompute import check_nodes
 from .device import Device
 from .price import Formats, Priced, price
 from .records import Stack
@@ -42,6 +43,7 @@ class StepPlan:
     dtype: number format of products.
     recompute: share of the layers whose forward pass runs again; 0 by default.
     recompute_core: whether attention's forward pass runs again.
+    recompute_nodes: paths of modules below a layer whose forward pass runs again.
     zero: ZeRO stage.
     replicas: groups of data-parallel ranks, each with all shards.
     stage_sizes: layers of each stage, for stages that are not even.
@@ -61,6 +63,7 @@ class StepPlan:
     dtype: str = "bf16"
     recompute: float = 0.0
     recompute_core: bool = False
+    recompute_nodes: frozenset[str] = frozenset()
     sequence_parallel: bool = False
     zero: int = 0
     replicas: Number = 1
@@ -83,6 +86,7 @@ class StepPlan:
         recompute_core: bool = False,
         include: frozenset[str] = frozenset(),
         adapters: Adapters | None = None,
+        recompute_nodes: frozenset[str] = frozenset(),
     ) -> StepPlan:
         """Returns the step plan of a layout."""
         names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
@@ -97,6 +101,7 @@ class StepPlan:
             dtype=dtype,
             recompute=recompute,
             recompute_core=recompute_core,
+            recompute_nodes=recompute_nodes,
             include=include,
             adapters=adapters,
         )
@@ -192,8 +197,11 @@ class LayerCosts(NamedTuple):
         )
 
 
-def layer_costs(timed_pass: Priced, stack: Stack, recompute_core: bool = False) -> LayerCosts:
-    """Sums the seconds of a timed micro-batch by kind of layer."""
+def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
+    """Sums the seconds of a timed micro-batch by kind of layer. plan: what is recomputed.
+
+    Raises `InputError` for a recomputed module that no layer has.
+    """
     work = timed_pass.work
     layers = range(len(work.layer_kinds))
     wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
@@ -204,9 +212,12 @@ def layer_costs(timed_pass: Priced, stack: Stack, recompute_core: bool = False) 
 
     forward = [seconds(layer, backward=False) for layer in layers]
     seconds_of_both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
-    if recompute_core:
-        cores = [timed_pass.layer_seconds(layer, backward=False, kind="attention") for layer in layers]
-        seconds_of_both = [seconds + core for seconds, core in zip(seconds_of_both, cores, strict=True)]
+    recomputed = plan.recompute_core, plan.recompute_nodes
+    if any(recomputed):
+        check_nodes(plan.recompute_nodes, _modules_of_layers(timed_pass))
+        seconds_of_both = [
+            seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed) for layer in layers
+        ]
     return LayerCosts(
         tuple(work.layer_kinds),
         seconds_of_both,
@@ -218,6 +229,13 @@ def layer_costs(timed_pass: Priced, stack: Stack, recompute_core: bool = False) 
         sum(number for (layer, _), number in work.params.items() if layer < 0),
         [work.adapters.get(layer, 0) for layer in layers] if work.rank_pass.adapters is not None else [],
     )
+
+
+def _modules_of_layers(timed_pass: Priced) -> Iterator[str]:
+    """Yields the paths of the modules below a layer that run kernels, with all modules around them."""
+    for line in timed_pass.lines:
+        names = line.path.split(".")[1:] if line.layer >= 0 else []
+        yield from (".".join(names[:depth]) for depth in range(1, len(names) + 1))
 
 
 def host_wait(timed_pass: Priced, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
@@ -308,7 +326,7 @@ def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan)
     modelled.
     """
     timed_pass = price(rank_work(spec, plan.rank_pass(stack)), device, stack, Formats(plan.dtype))
-    return step_of(spec, device, stack, plan, timed_pass, layer_costs(timed_pass, stack, plan.recompute_core))
+    return step_of(spec, device, stack, plan, timed_pass, layer_costs(timed_pass, stack, plan))
 
 
 def step_of(
@@ -435,11 +453,11 @@ class StepPrices:
 
     def step(self, plan: StepPlan) -> Step:
         """Returns the step of a plan, as `training_step` does."""
-        key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core
+        key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core, plan.recompute_nodes
         if key not in self._priced:
             work = rank_work(self.spec, key[0])
             timed_pass = price(work, self.device, self.stack, Formats(plan.dtype))
-            self._priced[key] = timed_pass, layer_costs(timed_pass, self.stack, plan.recompute_core)
+            self._priced[key] = timed_pass, layer_costs(timed_pass, self.stack, plan)
         return step_of(self.spec, self.device, self.stack, plan, *self._priced[key])
 
 
@@ -463,7 +481,7 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
         distinct_sizes, size_index = _distinct([some[name] for name in priced_names])
         plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct_sizes, strict=True)))
         timed_pass = price(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
-        costs = layer_costs(timed_pass, stack, plan.recompute_core).at(size_index)
+        costs = layer_costs(timed_pass, stack, plan).at(size_index)
         seconds[is_this_size] = _assemble(
             spec, device, stack, base, _pipelines(base, costs, len(size_index)), timed_pass
         ).seconds

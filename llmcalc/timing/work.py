@@ -462,9 +462,7 @@ class WorkRecorder(Placements):
         has_divided_axes = is_divided(y.axes) or is_divided(x.axes)
         rows = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
         rows = share(rows, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else rows
-        region = id(self._storage(x)), self.layer
-        shares_input = region in self.shared_inputs and self.rank_pass.fused
-        self.shared_inputs.add(region)
+        shares_input = self._shares_input(x)
         flops = 2 * rows * y.width * x.width
         constant = 0 if y.rows is ONCE else self.run_config.constant(y.rows)
         gradient_flops = 0 if x.fixed else 2 * (rows - constant) * y.width * x.width
@@ -493,6 +491,13 @@ class WorkRecorder(Placements):
         adapter_params = rank * (width + outputs) * self._times()
         self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
+    def _shares_input(self, x: Value) -> bool:
+        """Whether an earlier product of this layer has the same input: a fused program computes both at once."""
+        region = id(self._storage(x)), self.layer
+        shares_input = region in self.shared_inputs and self.rank_pass.fused
+        self.shared_inputs.add(region)
+        return shares_input
+
     _lower_again = _lower_linear
 
     def _lower_absorb(self, step: Step) -> None:
@@ -518,6 +523,7 @@ class WorkRecorder(Placements):
             k=x.width,
             weight_elements=x.width * y.width,
             flops=(flops, flops if self.rank_pass.adapters is not None else 2 * flops),
+            launches=(0, 0) if self._shares_input(x) else (1, 2),
             frozen=self.rank_pass.adapters is not None,
             experts=share(experts, ep),
             chance=min(1.0, top_k / experts),

@@ -234,11 +234,10 @@ TOO_SLOW = {"serve_sgl_cookbook"}
 
 
 def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
-    """What was reached, over all sources: most fits are refused and change nothing, six in ten of the others help.
+    """What was reached, over all sources: most fits are refused and change nothing, most of the others help.
 
-    The aim, that four in five sources get better and none worse by more than a tenth, is not reached: errors of most
-    sources have no common cause that four factors are. Over three draws of halves 19 of 28 fits lowered the error and 7
-    raised it by more than a tenth, nanotron's layouts and gpt-fast's ranks most. `pytest -s` prints every source.
+    Errors of most sources have no common cause that four factors are. Over three draws of halves 17 of 20 fits lowered the
+    error and 3 raised it by more than a tenth. `pytest -s` prints every source.
     """
     ratios: dict[str, float] = {}
     refused: set[str] = set()
@@ -262,6 +261,6 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
     assert len(ratios) >= 20
     assert {ratios[name] for name in refused} == {1.0}
     assert sum(ratio < 1 for ratio in fitted) >= 5
-    assert mean(ratio < 1 for ratio in fitted) >= 0.6
-    assert sum(ratio > 1.1 for ratio in fitted) <= 3
-    assert max(fitted) < 2.8
+    assert mean(ratio < 1 for ratio in fitted) >= 0.75
+    assert sum(ratio > 1.1 for ratio in fitted) <= 1
+    assert max(fitted) < 1.8

@@ -191,3 +191,33 @@ def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
 def test_accelerators_that_no_engine_runs_on(run: Any) -> None:
     assert "vLLM does not run on it" in refusal(run, "gpt2", "--hardware", "m4-max", "--input", "8", "--output", "8")
     assert "no memory bandwidth" in refusal(run, "gpt2", "--hardware", "24GiB", "--input", "8", "--output", "8")
+
+
+def test_prompts_on_replicas_of_their_own(run: Any) -> None:
+    document = serve(run, *MODEL, "--devices", "8", "--tp", "1", "--disaggregate", "auto")
+    (server,) = document["servers"]
+    assert sum(server["disaggregated"].values()) * server["replicas"] == server["devices"] == 8
+    assert document["class"]["tpot"]["tested_rows"] == 0  # it was never measured
+    options = ("--tp", "1", "--concurrency", "200", "--disaggregate", "1:3")
+    chosen = serve(run, *MODEL, *options)["chosen"]
+    assert chosen["disaggregated"] == {"prefill": 1, "decode": 3}
+    assert chosen["devices"] == 4 * chosen["replicas"]
+    assert serve(run, *MODEL, "--tp", "1")["servers"][0]["disaggregated"] is None
+    document = serve(run, *MODEL, "--devices", "6", "--tp", "1", "--disaggregate", "1:3", code=1)
+    assert list(document["why_not"]) == ["the devices are no whole number of groups of --disaggregate"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--disaggregate", "some"),
+            "--disaggregate: 'some'; expected auto, or replicas for prompts and replicas that",
+        ),
+        (("--disaggregate", "1:65"), "each at most 64, such as 1:3"),
+        (("--disaggregate", "0:1"), "--disaggregate: '0:1'"),
+        (("--output", "1", "--disaggregate", "auto"), "--disaggregate: answers of one token are not decoded"),
+    ],
+)
+def test_refused_ways_to_divide_replicas(run: Any, words: tuple[str, ...], message: str) -> None:
+    assert message in refusal(run, *MODEL, *words)

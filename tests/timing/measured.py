@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from math import ceil
 from pathlib import Path
 from statistics import mean, median
@@ -37,12 +38,13 @@ from llmcalc.timing.records import Stack, stacks
 from llmcalc.timing.spread import Range, expected_range
 from llmcalc.timing.stack import with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices
-from llmcalc.timing.work import Adapters
+from llmcalc.timing.work import Adapters, RankPass, rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 
 STACKS = {
     "megatron-bridge": "megatron",
+    "megatron-bridge-graphs": "megatron-graphs",
     "nemo": "megatron",
     "megatron-no-overlap": "megatron-no-overlap",
     "megatron-deepspeed-2022": "megatron-2021",
@@ -82,6 +84,18 @@ ProcessGroupWrapper.cpp). torch's documentation wants it for debugging alone; no
 RECOMPUTED = {"none": 0.0, "full": 1.0, "selective-layer": 0.5, "selective-op": 0.35, "minimal": 0.0, "custom": 0.65}
 """What a run recomputes → share of the layers' forward passes. selective-op: every second product; custom (MaxText's
 recipes, which keep or offload the inputs of products of attention): the feed-forward network.
+"""
+
+MODULES = {
+    "core_attn": ("self_attn.core",),
+    "layernorm": ("self_attn_pre_norm", "mlp_pre_norm", "mamba_pre_norm"),
+    "mla_up_proj": ("self_attn.q_b_proj", "self_attn.kv_b_proj"),
+    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    "moe": ("mlp.experts", "mlp.router", "mlp.shared_expert", "mlp.latent_in", "mlp.latent_out"),
+    "moe_act": (),
+}
+"""Megatron's names of modules that run again by themselves → modules below a layer; `mlp` is a dense one alone. The
+activations of experts are part of no module, and take about 1 % of a layer.
 """
 
 NODES = {"v100-32gb": 4, "v100-16gb": 4}
@@ -249,8 +263,9 @@ def _device(name: str, nic: str) -> Device:
 
 
 @cache
-def _prices(model: str, device: tuple[str, str], software: str, factors: Factors) -> StepPrices:
-    return StepPrices(spec_of(model), factors.device(_device(*device)), factors.stack(_stack(software)))
+def _prices(model: str, device: tuple[str, str], software: str, overlap: str, factors: Factors) -> StepPrices:
+    stack = with_overlap(_stack(software), overlap or None)
+    return StepPrices(spec_of(model), factors.device(_device(*device)), factors.stack(stack))
 
 
 def pricer_of(row: Row) -> Callable[[Factors], float]:
@@ -279,11 +294,12 @@ def _step_seconds(row: Row, factors: Factors) -> float:
         sequence_parallel=row["sequence_parallel"] == "1",
         zero=zero,  # type: ignore[arg-type]
         hsdp_replicas=dp // row.whole("shard") if row["shard"] else 1,
+        pp_layout=_stage_sizes(row["stages"]),
         schedule="interleaved" if row.whole("vpp") > 1 else "1f1b",
     )
     precision = row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
-    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), row["stack"], factors)
+    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), row["stack"], row["overlap"], factors)
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.of(
         layout,
@@ -292,9 +308,27 @@ def _step_seconds(row: Row, factors: Factors) -> float:
         row.whole("seq"),
         dtype,
         recompute=RECOMPUTED[row["recompute"]],
+        include=frozenset({"mtp"} if row["mtp"] else ()),
         adapters=Adapters(int(row["lora"]), ADAPTED) if row["lora"] else None,
+        recompute_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
     )
     return float(prices.step(plan).seconds)
+
+
+@cache
+def _recomputed_modules(model: str, names: str) -> frozenset[str]:
+    """The modules below a layer that Megatron's names stand for, those that the model has."""
+    paths = [f".{kernel.path}." for kernel in rank_work(spec_of(model), RankPass()).kernels]
+    modules = chain.from_iterable(MODULES[name] for name in names.split("+") if name)
+    return frozenset(module for module in modules if any(f".{module}." in path for path in paths))
+
+
+def _stage_sizes(text: str) -> tuple[int, ...] | None:
+    """Layers of each stage: `4*15+1` is fifteen stages of four layers, and one of one."""
+    if not text:
+        return None
+    runs = (run.partition("*") for run in text.split("+"))
+    return tuple(chain.from_iterable([int(layers)] * int(count or 1) for layers, _, count in runs))
 
 
 def replica_of(row: Row, factors: Factors = UNCHANGED) -> Replica:

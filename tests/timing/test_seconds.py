@@ -237,10 +237,10 @@ def test_the_range_of_overlap_is_refused_and_applied() -> None:
     plan = StepPlan.of(Layout(tp=4, dp=16, zero=1, sequence_parallel=True), 1, 8, 4096)
     seconds = {
         overlap: training_step(llama(), h100(), with_overlap(MEGATRON, overlap), plan).seconds
-        for overlap in (None, "none", "dp", "tp", "all")
+        for overlap in (None, "none", "dp", "tp", "ep", "all")
     }
     assert seconds["none"] > seconds["dp"] > seconds["all"] == seconds[None]
-    with pytest.raises(InputError, match="--overlap: 'pp' is not known; expected one of none, dp, tp, all"):
+    with pytest.raises(InputError, match="--overlap: 'pp' is not known; expected one of none, dp, tp, ep, all"):
         with_overlap(MEGATRON, "pp")
     with pytest.raises(InputError, match="--stack: 'vlm' is not known"):
         find_stack("vlm")
@@ -313,3 +313,76 @@ def test_frozen_weights_take_less() -> None:
     assert 0.6 < adapted.parts["work"] / weights.parts["work"] < 0.8
     assert adapted.parts["update"] < 0.01 * weights.parts["update"]
     assert adapted.parts["data"] < 0.1 * weights.parts["data"]
+
+
+# --- narrow formats, recurrences, experts -----------------------------------------------------------------------------
+
+
+def test_operands_of_narrow_products_are_cast_by_kernels_of_their_own() -> None:
+    work = rank_work(llama(), RankPass(1, 4096))
+    device = h100()
+    casts = {}
+    for dtype in ("bf16", "fp8"):
+        lines = price(work, device, MEGATRON, Formats(dtype)).lines
+        casts[dtype] = [
+            line for line in lines if line.kind == "product" and not line.compute and line.path.startswith("layers")
+        ]
+    assert not casts["bf16"]
+    down = [line for line in casts["fp8"] if line.path == "layers.mlp.down_proj"]
+    # 4 bytes of each of 4,096 · 14,336 inputs, and of each of 4,096 · 4,096 gradients of the output
+    assert [line.backward for line in down] == [False, True]
+    for line, width in zip(down, (14_336, 4096), strict=True):
+        assert line.memory == pytest.approx(4 * 4096 * width / (device.bandwidth * device.generation.memory))
+    paths = [line.path for line in casts["fp8"] if not line.backward]
+    assert "layers.mlp.up_proj" not in paths  # the input of gate_proj, which is cast once
+
+
+def test_a_shallow_product_is_slower_than_a_deep_one() -> None:
+    device = h100()
+    assert device.depth_factor("bf16", 4096) == device.depth_factor("bf16", 16_384) == 1
+    assert device.depth_factor("bf16", 512) == pytest.approx((1 + 110 / 512) / (1 + 110 / 4096))
+    assert device.depth_factor("fp8", 512) > device.depth_factor("bf16", 512)
+
+
+def test_a_recurrence_has_the_rate_of_its_own_kernels() -> None:
+    device = h100()
+    work = rank_work(load_preset("nemotron-3-nano-30b-a3b").model, RankPass(1, 8192))
+    (scan,) = (kernel for kernel in work.kernels if kernel.path == "layers.mamba.scan")
+    forward, backward = (
+        line for line in price(work, device, MEGATRON, Formats()).lines if line.path == "layers.mamba.scan"
+    )
+    rate = device.peaks["bf16"] * device.generation.scan
+    assert (forward.compute, backward.compute) == pytest.approx([flops / rate for flops in scan.flops])
+
+
+def test_ranks_wait_before_they_exchange_tokens_of_experts() -> None:
+    spec = load_preset("qwen3-30b-a3b").model
+    plan = StepPlan(dp=8, ep=8, micro_batches=4)
+
+    def seconds(stack_name: str, overlap: str | None, plan: StepPlan = plan) -> float:
+        return float(training_step(spec, h100(), with_overlap(find_stack(stack_name), overlap), plan).seconds)
+
+    layers = 48 * plan.micro_batches
+    assert seconds("megatron", None) - seconds("megatron-graphs", None) == pytest.approx(0.001 * layers)
+    hidden = seconds("megatron", "all") - seconds("megatron-graphs", "all")
+    assert hidden == pytest.approx((1 - 0.45) * 0.001 * layers)
+    alone = replace(plan, ep=1)
+    assert seconds("megatron", None, alone) == pytest.approx(seconds("megatron-graphs", None, alone))
+
+
+def test_recomputed_modules_take_their_forward_seconds_again() -> None:
+    spec, device = llama(), h100()
+    plan = StepPlan(micro_batches=1)
+
+    def work_seconds(**options: Any) -> float:
+        return float(training_step(spec, device, MEGATRON, replace(plan, **options)).parts["work"])
+
+    nodes = {name: work_seconds(recompute_nodes=frozenset({name})) - work_seconds() for name in ("mlp", "self_attn")}
+    lines = price(rank_work(spec, plan.rank_pass(MEGATRON)), device, MEGATRON, Formats()).lines
+    forward = sum(line.times * line.seconds for line in lines if ".mlp" in line.path and not line.backward)
+    assert nodes["mlp"] == pytest.approx(32 * forward)
+    core = work_seconds(recompute_nodes=frozenset({"self_attn.core"})) - work_seconds()
+    assert core == pytest.approx(work_seconds(recompute_core=True) - work_seconds())
+    assert core < nodes["self_attn"] < work_seconds(recompute=1.0) - work_seconds()
+    with pytest.raises(InputError, match="nodes:conv: no layer has that module; expected some of"):
+        work_seconds(recompute_nodes=frozenset({"conv"}))

@@ -1,0 +1,117 @@
+"""A server whose prompts and whose further tokens are computed by replicas of their own (DistServe, arXiv:2401.09670).
+
+No step mixes prompts and decoding sequences, so that a token takes as long as if no prompt arrived. The cache of a
+prompt goes from the replica that computed it to the one that decodes: every device sends its part over its network, as
+vLLM's connectors, SGLang's `--disaggregation-mode` and TensorRT-LLM's disaggregated servers do. With P replicas for
+prompts of p seconds each, t seconds of sending, and D replicas that decode c sequences each in steps of d(c) seconds,
+
+    TTFT = p + t,   TPOT = d(c),   requests/s X = D c / ((O - 1) d(c)), at most P / p,   concurrency = D c + X (p + t)
+
+(Little's law for each side). Beyond X = P / p, requests wait for a prompt's replica.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Self
+
+from ..errors import InputError
+from .batching import Replica, ServedLoad
+from .inference import rank_pass
+from .work import rank_work
+
+ROUNDS = 12
+"""Iterations in which the decoding sequences at a concurrency are found: d(c) grows slowly."""
+
+MOST_DECODING = 8
+"""Largest number of decoding replicas of a group whose ratio is chosen."""
+
+
+@dataclass(frozen=True)
+class Disaggregated:
+    """Replicas of one layout, of which some compute prompts and the others decode.
+
+    replica: any of them. prefill, decode: numbers of replicas for prompts, and of those that decode.
+    """
+
+    replica: Replica
+    prefill: int
+    decode: int
+
+    @classmethod
+    def balanced(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
+        """Returns the group whose sides wait least for each other.
+
+        sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
+        within a tenth of the most requests per second and replica.
+        """
+        alone = cls(replica, 1, 1)
+        prompts_per_decoder = alone._decoded_per_second(sequences) * alone.busy_seconds
+        if replicas is not None:
+            groups = [cls(replica, prefill, replicas - prefill) for prefill in range(1, replicas)]
+        else:
+            sizes = range(1, MOST_DECODING + 1)
+            groups = [cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in sizes]
+            groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
+        rates = [group._most_requests_per_second(sequences) / (group.prefill + group.decode) for group in groups]
+        enough = 0.9 if replicas is None else 1.0
+        good = [group for group, rate in zip(groups, rates, strict=True) if rate >= enough * max(rates)]
+        return min(good, key=lambda group: group.prefill + group.decode)
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of both kinds."""
+        return self.prefill + self.decode
+
+    @cached_property
+    def busy_seconds(self) -> float:
+        """The seconds for which one prompt keeps its replica busy, in steps that are full of prompts."""
+        replica = self.replica
+        return float(replica.prompts(replica.most_prompts).seconds) / replica.most_prompts / replica.batches
+
+    @cached_property
+    def sent_bytes(self) -> float:
+        """The bytes of a prompt's cache on one device."""
+        replica = self.replica
+        layout, length = replica.layout, replica.requests.input
+        work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, length - 1, "decode"))
+        return float(work.cache_elements) * replica.formats.cache_bits / 8 / layout.pp
+
+    @property
+    def transfer_seconds(self) -> float:
+        """The seconds in which the cache of a prompt is sent; all devices of a replica send at once."""
+        replica = self.replica
+        layout = replica.layout
+        devices = layout.tp * layout.pp * layout.dp * self.replicas
+        return float(replica.device.hop_seconds(self.sent_bytes, devices))
+
+    @property
+    def first_token_seconds(self) -> float:
+        """The seconds to the first token of a request that does not wait."""
+        return self.replica.prompt_seconds + self.transfer_seconds
+
+    def token_seconds(self, sequences: float) -> float:
+        """Returns the seconds of a further token where a replica decodes this many sequences."""
+        return float(self.replica.token(sequences).seconds) / self.replica.tokens_per_step
+
+    def _decoded_per_second(self, sequences: float) -> float:
+        """Returns the requests that one decoding replica completes per second."""
+        return sequences / ((self.replica.requests.output - 1) * self.token_seconds(sequences))
+
+    def _most_requests_per_second(self, sequences: float) -> float:
+        return min(self.prefill / self.busy_seconds, self.decode * self._decoded_per_second(sequences))
+
+    def load(self, concurrency: float) -> ServedLoad:
+        """Returns the latencies at a concurrency of the whole group. Raises `InputError` for less than one request."""
+        output, first = self.replica.requests.output, self.first_token_seconds
+        if concurrency < 1:
+            raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
+        tpot = self.token_seconds(1)
+        for _ in range(ROUNDS):
+            rate = min(concurrency / (first + (output - 1) * tpot), self.prefill / self.busy_seconds)
+            tpot = self.token_seconds(max(1.0, rate * (output - 1) * tpot / self.decode))
+        waiting = max(0.0, concurrency / rate - first - (output - 1) * tpot)
+        burst = first + max(waiting, (concurrency / self.prefill - 1) / 2 * self.busy_seconds)
+        return ServedLoad(concurrency, output, first + waiting, tpot, burst)
