@@ -341,6 +341,13 @@ class Pricing:
 
     _look_up = _permutation = _elementwise
 
+    def _adapter(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Times the element-wise kernels around an adapter's products."""
+        of_input, of_output = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
+        for backward in (False, True):
+            bytes = kernel.m * (kernel.k * of_input[backward] + kernel.n * of_output[backward])
+            yield backward, 0.0, self.device.memory_seconds(bytes)
+
     def _loss(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.trains else 4.0))
         yield False, 0.0, memory

@@ -158,6 +158,7 @@ class Stack(Record):
     mixed_steps: bool = True
     host_update: float = 0.0
     passes: dict[str, float] = {}
+    adapter_bytes: dict[Literal["input", "output"], tuple[float, float]] = {}
     versions: str
     rows: int = Field(ge=0)
     sets: int = Field(ge=0)

@@ -31,9 +31,11 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
 
 KernelKind: TypeAlias = Literal[
-    "product", "experts", "attention", "scan", "elementwise", "look-up", "permutation", "state", "loss"
+    "product", "experts", "attention", "scan", "elementwise", "adapter", "look-up", "permutation", "state", "loss"
 ]
-"""What a kernel does; `scan` is any other operation with FLOPs, whose cost only its op knows."""
+"""What a kernel does; `scan` is any other operation with FLOPs, whose cost only its op knows, and `adapter` the
+element-wise work around an adapter's products.
+"""
 
 BEFORE, AFTER = -1, -2
 """The layer index of what runs before the first layer, and after the last one."""
@@ -484,10 +486,11 @@ class WorkRecorder(Placements):
             self._add_adapter(self.rank_pass.adapters.rank, rows, x.width, y.width)
 
     def _add_adapter(self, rank: int, rows: Number, width: Number, outputs: Number) -> None:
-        """Adds an adapter's two products, x·Aᵀ·Bᵀ; the second includes the sum with the layer's output."""
+        """Adds an adapter's two products, x·Aᵀ·Bᵀ, and the casts and sums around them, of its input and its output."""
         for n, k in ((rank, width), (outputs, rank)):
             flops = 2 * rows * n * k
             self._add_kernel("product", "adapter", m=rows, n=n, k=k, weight_elements=n * k, flops=(flops, 2 * flops))
+        self._add_kernel("adapter", "adapter", m=rows, n=outputs, k=width, launches=(0, 0))
         adapter_params = rank * (width + outputs) * self._times()
         self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
