@@ -619,9 +619,10 @@ class WorkRecorder(Placements):
         read_again = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
         path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
-        self._add_kernel(
-            "elementwise", group[0].verb, moved=(moved_elements, moved_elements + read_again), launches=(1, 1)
-        )
+        first = group[0]
+        is_one_kernel = first.verb == "norm" and first.options["spec"].type == "layernorm"
+        verb = "layernorm" if is_one_kernel else first.verb
+        self._add_kernel("elementwise", verb, moved=(moved_elements, moved_elements + read_again), launches=(1, 1))
         self.where, self.repeats = path, repeats
 
 
