@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         MatrixMemory,
         SelectiveScan,
         State,
+        TransitionScan,
     )
     from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore
 
@@ -77,6 +78,7 @@ __all__ = [
     "StreamMix",
     "StreamOffsets",
     "TableScores",
+    "TransitionScan",
     "Weight",
 ]
 

@@ -152,6 +152,18 @@ class DecayScan(Op):
 
 
 @frozen(slots=True)
+class TransitionScan(DecayScan):
+    """RWKV-7's recurrence, one token at a time (Peng 2025, arXiv:2503.14456, §4.1).
+
+    Each token has two products with the state: of the removed key, and of the receptance.
+    """
+
+    def backward_flops(self, run: RunConfig) -> Number:
+        """Returns twice the forward FLOPs, without the gradient of the first state, which is not computed."""
+        return 2 * self.forward_flops(run) - 2 * run.batch * self.heads * self.head_dim * self.head_dim
+
+
+@frozen(slots=True)
 class LightningCore(DecayScan):
     """Linear attention with a fixed decay, in blocks: each block also has scores Q·Kᵀ and their product with V.
 

@@ -264,6 +264,7 @@ NOT_KNOWN: Mapping[str, str] = {
     "part value_convolution": "new: one filter for each head was not compared",
     "part entities": "no pass over text reads them",
     "part input_features": "new: embeddings that are joined were not compared",
+    "part ngram_embedding": "new: tables of n-grams were not compared",
     "part subsampling": "new: its gated convolutions were not compared",
     "part waveform": "new: convolutions with strides over samples were not compared",
     **{f"rule of a processor {name}": TOKENS_ALONE for name in RULES},

@@ -45,6 +45,7 @@ OTHER_NAMES = {
 
 CODE_CLASSES = {
     "BailingMoeV2_5": "bailing_moe_v2_5",
+    "LongcatFlashNgram": "longcat_flash_ngram",
     "CogVLM": "cogvlm",
     "Grok1ForCausalLM": "grok-2",
     "JinaBert": "jina_bert",
