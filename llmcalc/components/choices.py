@@ -18,6 +18,7 @@ MIXERS = PartChoice(
         "gated_delta_net": "mixers.gated_delta_net:GatedDeltaNet",
         "mamba": "mixers.mamba:Mamba",
         "mamba2": "mixers.mamba2:Mamba2",
+        "selective_mamba2": "mixers.selective_mamba2:SelectiveMamba2",
         "kimi_delta_attention": "mixers.kda:KimiDeltaAttention",
         "rglru": "mixers.rglru:RGLRU",
         "rwkv_time_mix": "mixers.rwkv:RwkvTimeMix",

@@ -97,6 +97,16 @@ class ChunkedScan(HeadScan):
 
 
 @frozen(slots=True)
+class ProjectedHeadScan(HeadScan):
+    """Mamba-2's recurrence, one token at a time, with Δ, B and C of separate projections (PLaMo 2)."""
+
+
+@frozen(slots=True)
+class ProjectedChunkedScan(ChunkedScan):
+    """Mamba-2's recurrence in chunks, with Δ, B and C of separate projections (PLaMo 2)."""
+
+
+@frozen(slots=True)
 class DeltaRule(Op):
     """Linear attention by the (gated) delta rule, in chunks (Yang 2024, arXiv:2406.06484, §3.2).
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from .....components.base import LARGEST
 from ...config import Config
-from ...family import Family, Quirks
+from ...family import Quirks
 from ...parts import Table
 from ..deepseek import longcat_flash
 
