@@ -127,6 +127,8 @@ SHAPES = {
     "XverseForCausalLM": [
         {"model_type": "xverse", **SMALL},
         {"model_type": "xverse", **GROUPED, "tie_word_embeddings": True},
+        {"model_type": "xverse", **SMALL, "num_experts": 4, "moe_top_k": 2, "num_shared_experts": 2},
+        {"model_type": "xverse", **SMALL, "num_experts": 4, "moe_top_k": 1, "num_shared_experts": None},
     ],
     "AquilaForCausalLM": [
         {"model_type": "aquila", **SMALL},

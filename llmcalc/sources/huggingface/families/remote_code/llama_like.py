@@ -22,6 +22,21 @@ def _llama(config: Config) -> Table:
     return llama_like(config, attention(config))
 
 
+def _xverse(config: Config) -> Table:
+    """Reads XVERSE; XVERSE-MoE has experts in every layer, and shared experts as one network of their total width."""
+    table = _llama(config)
+    if config.has("num_experts"):
+        shared_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
+        width = config.size("intermediate_size")
+        table["decoder"]["block"]["feed_forward"] = moe(
+            config.size("num_experts"),
+            config.size("num_experts_per_tok"),
+            glu(config),
+            glu(config, width=width * shared_count) if shared_count else None,
+        )
+    return table
+
+
 def _internlm(config: Config) -> Table:
     """Reads InternLM, InternLM2 and openPangu Embedded: `bias` is that of the four projections of attention."""
     return llama_like(config, attention(config, **biases(config.flag("bias"), *QKVO)))
@@ -284,7 +299,13 @@ FAMILIES = {
         frozenset({"rope_traditional"}),
         code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/plamo.py",
     ),
-    "xverse": Family(_llama, COMMON, code=f"{HUB}xverse/XVERSE-7B modeling_xverse.py"),
+    "xverse": Family(
+        _xverse,
+        COMMON,
+        frozenset({"norm_topk_prob"}),
+        aliases={"num_experts_per_tok": "moe_top_k"},
+        code=f"{HUB}xverse/XVERSE-7B modeling_xverse.py",
+    ),
     "aquila": Family(_llama, COMMON, code=f"{VLLM}aquila.py"),
     "Yi": Family(_llama, COMMON, code=f"{HUB}01-ai/Yi-34B modeling_yi.py"),
 }
