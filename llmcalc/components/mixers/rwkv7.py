@@ -15,7 +15,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import TransitionScan
-from ..base import PUBLISHED, Context, Flag, HeadDim, Heads, PartWitness, Real, SingleWidthNetwork, TokenMixer, Width
+from ..base import Context, Flag, HeadDim, Heads, Real, SingleWidthNetwork, TokenMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import Run, state_class, vector
 from .token_shift import mixed_with, previous_tokens, shifted, token_shift
@@ -40,7 +40,6 @@ class Rwkv7TimeMix(TokenMixer):
     norm_eps: the ε of the norm of each head, 6.4e-4 by default.
     """
 
-    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays and outer products of RWKV-7's states"
@@ -105,7 +104,6 @@ class Rwkv7ChannelMix(SingleWidthNetwork):
     intermediate_size: the output width of key and input width of value.
     """
 
-    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "channel_mix"
     kind: ClassVar[str] = "feed_forward"
 
@@ -139,6 +137,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
+    inputs_of_projections = "rwkvag"
+
     class Recurrence(nn.Module):
         """S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, the last state)."""
 
@@ -166,7 +166,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.spec = spec
             width = spec.num_heads * spec.head_dim
-            for name in NAMES:
+            for name in inputs_of_projections:
                 self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
             for name in ("r", "k", "v"):
                 self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=False))
@@ -196,7 +196,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             previous_token = shifted(x, run, self.shift_state)
             inputs = {
-                name: mixed_with(x, previous_token, self.get_submodule(f"time_mix_{name}").weight) for name in NAMES
+                name: mixed_with(x, previous_token, self.get_submodule(f"time_mix_{name}").weight)
+                for name in inputs_of_projections
             }
             r, k, v = (self.get_submodule(f"{name}_proj")(inputs[name]) for name in ("r", "k", "v"))
             decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())

@@ -15,7 +15,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan
-from ..base import PUBLISHED, Context, HeadDim, Heads, PartWitness, Real, TokenMixer, Width
+from ..base import Context, HeadDim, Heads, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import Run, state_class, vector
 from .token_shift import mixed_with, previous_tokens, shifted, token_shift
@@ -37,7 +37,6 @@ class RwkvHeadMix(TokenMixer):
     norm_eps: the ε of the norm of each head, 1e-5 by default.
     """
 
-    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays of RWKV's states"
@@ -111,6 +110,8 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
+    inputs_of_projections = "wkvrg"
+
     class Recurrence(nn.Module):
         """S ← w·S + kᵀv, o = r·(S + u·kᵀv). All: [batch, tokens, heads, d] → (o, the last state)."""
 
@@ -133,12 +134,12 @@ def _reference_class() -> type[nn.Module]:
             self.spec = spec
             width = spec.num_heads * spec.head_dim
             has_low_ranks = spec.shift_rank is not None and spec.decay_rank is not None
-            for name in NAMES if has_low_ranks else NAMES[1:]:
+            for name in inputs_of_projections if has_low_ranks else inputs_of_projections[1:]:
                 self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
             if spec.shift_rank is not None and spec.decay_rank is not None:
                 self.time_mix_x = vector(torch.linspace(0.1, 0.9, hidden))
-                self.shift_a = nn.Linear(hidden, len(NAMES) * spec.shift_rank, bias=False)
-                for name in NAMES:
+                self.shift_a = nn.Linear(hidden, len(inputs_of_projections) * spec.shift_rank, bias=False)
+                for name in inputs_of_projections:
                     self.add_module(f"shift_b_{name}", nn.Linear(spec.shift_rank, hidden, bias=False))
                 self.decay_a = nn.Linear(hidden, spec.decay_rank, bias=False)
                 self.decay_b = nn.Linear(spec.decay_rank, width, bias=False)
@@ -155,12 +156,14 @@ def _reference_class() -> type[nn.Module]:
             previous_token = shifted(x, run, self.shift_state)
             shares = {
                 name: self.get_submodule(f"time_mix_{name}").weight
-                for name in NAMES
+                for name in inputs_of_projections
                 if hasattr(self, f"time_mix_{name}")
             }
             if self.spec.shift_rank is not None:
                 low_rank = self.shift_a(mixed_with(x, previous_token, self.time_mix_x.weight)).tanh()
-                for name, part in zip(NAMES, low_rank.chunk(len(NAMES), -1), strict=True):
+                for name, part in zip(
+                    inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
+                ):
                     shares[name] = self.get_submodule(f"shift_b_{name}")(part) + shares[name]
             return {name: mixed_with(x, previous_token, share) for name, share in shares.items()}
 

@@ -15,14 +15,12 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import ProjectedChunkedScan, ProjectedHeadScan
 from ..base import (
-    PUBLISHED,
     ChunkSize,
     Context,
     HeadDim,
     Heads,
     HeadSizes,
     Kernel,
-    PartWitness,
     StateSize,
     StepRank,
     TokenMixer,
@@ -48,7 +46,6 @@ class SelectiveMamba2(TokenMixer):
     norm: the norm on Δ, B and C, an RMSNorm by default.
     """
 
-    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
     uncounted: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"
