@@ -195,10 +195,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             previous_token = shifted(x, run, self.shift_state)
-            inputs = {
-                name: mixed_with(x, previous_token, self.get_submodule(f"time_mix_{name}").weight)
-                for name in inputs_of_projections
+            shares: dict[str, Any] = {
+                name: self.get_submodule(f"time_mix_{name}").weight for name in inputs_of_projections
             }
+            inputs = {name: mixed_with(x, previous_token, share) for name, share in shares.items()}
             r, k, v = (self.get_submodule(f"{name}_proj")(inputs[name]) for name in ("r", "k", "v"))
             decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())
             rate = self._low_rank("a", inputs["a"]).sigmoid()
@@ -220,7 +220,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _split(self, x: Tensor) -> Tensor:
             """Splits the last axis into heads."""
-            return x.unflatten(-1, (self.spec.num_heads, -1))
+            heads: Tensor = x.unflatten(-1, (self.spec.num_heads, -1))
+            return heads
 
     class ChannelMixReference(nn.Module):
         """RWKV-7's channel mixing. x: [batch, tokens, hidden] → same shape."""

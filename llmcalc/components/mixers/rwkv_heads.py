@@ -154,7 +154,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _inputs(self, x: Tensor, run: Run) -> dict[str, Tensor]:
             previous_token = shifted(x, run, self.shift_state)
-            shares = {
+            shares: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight
                 for name in inputs_of_projections
                 if hasattr(self, f"time_mix_{name}")
@@ -182,7 +182,7 @@ def _reference_class() -> type[nn.Module]:
             y, state = self.wkv(r, k, v, decay, bonus, self.recurrent_state.load(run))
             self.recurrent_state.keep(run, state)
             y = self.ln_x(y.flatten(2).to(x.dtype))
-            result: Tensor = self.output(y * nn.functional.silu(self.gate(inputs["g"])))
+            result: Tensor = self.output(y * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
             return result
 
     return HeadMixReference

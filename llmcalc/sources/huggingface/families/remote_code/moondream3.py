@@ -5,6 +5,9 @@ Source: the file in `Family.code`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, biases, combined_kinds, decoder, layernorm, moe
@@ -74,7 +77,7 @@ def _moondream3(config: Config) -> Table:
     return decoder(sizes, block, norm, {"bias": True}, combined_kinds((names, kinds)))
 
 
-def _section(config: Config, sections: Table, name: str) -> Table:
+def _section(config: Config, sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns a table of the config; empty if it has none. Raises `InputError` for anything else."""
     section = sections.get(name)
     if section is not None and not isinstance(section, dict):

@@ -5,6 +5,7 @@ Sources: the modeling files in `Family.code` of each model type.
 
 from __future__ import annotations
 
+from .....components.base import LARGEST
 from ...config import Config
 from ...family import DropoutFields, Family
 from ...parts import Table, decoder, layernorm
@@ -36,7 +37,9 @@ def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
         "norm_eps": eps * config.size("head_size_divisor") ** 2,
         **ranks,
     }
-    width = config.maybe("intermediate_size") or max(32, int(hidden * 3.5) // 32 * 32)
+    width = config.maybe("intermediate_size") or max(32, 7 * hidden // 64 * 32)
+    if width > LARGEST:
+        raise config.wrong("hidden_size", hidden, f"a network of at most {LARGEST} channels, 3.5 times as wide")
     channels = {"type": "rwkv_channel_mix", "intermediate_size": width}
     return _with_first_norm(config, mixing, channels, eps)
 
@@ -77,6 +80,8 @@ def _rwkv7(config: Config) -> Table:
     }
     ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
     width = config.maybe("intermediate_size") or -(-int(hidden * ratio) // 32) * 32
+    if not 0 < width <= LARGEST:
+        raise config.wrong("hidden_ratio", config.get("hidden_ratio"), f"a network of 1 to {LARGEST} channels")
     channels = {"type": "rwkv7_channel_mix", "intermediate_size": width}
     return _with_first_norm(config, mixing, channels, eps, {"first": True})
 
