@@ -18,9 +18,12 @@ MIXERS = PartChoice(
         "gated_delta_net": "mixers.gated_delta_net:GatedDeltaNet",
         "mamba": "mixers.mamba:Mamba",
         "mamba2": "mixers.mamba2:Mamba2",
+        "selective_mamba2": "mixers.selective_mamba2:SelectiveMamba2",
         "kimi_delta_attention": "mixers.kda:KimiDeltaAttention",
         "rglru": "mixers.rglru:RGLRU",
         "rwkv_time_mix": "mixers.rwkv:RwkvTimeMix",
+        "rwkv_head_mix": "mixers.rwkv_heads:RwkvHeadMix",
+        "rwkv7_time_mix": "mixers.rwkv7:Rwkv7TimeMix",
         "short_conv": "mixers.short_conv:ShortConv",
         "cca": "mixers.cca:CompressedConvAttention",
         "compressed": "mixers.compressed:CompressedAttention",
@@ -46,6 +49,7 @@ CHANNEL_MIXERS = PartChoice(
         "mlp": "networks.feed_forward:FeedForward",
         "moe": "networks.moe:MoE",
         "rwkv_channel_mix": "mixers.rwkv:RwkvChannelMix",
+        "rwkv7_channel_mix": "mixers.rwkv7:Rwkv7ChannelMix",
         "grouped_mlp": "mixers.grouped_projections:GroupedFeedForward",
         "product_key_moe": "networks.product_key:ProductKeyMoE",
         "none": "base:Nothing",
@@ -126,6 +130,7 @@ OTHERS = PartChoice(
         "second_stream": "idle:SecondStream",
         "entities": "entities:Entities",
         "input_features": "input_features:InputFeatures",
+        "ngram_embedding": "ngram_embedding:NgramEmbedding",
     },
 )
 """Parts with a field of their own in a spec, and with examples of their own."""

@@ -50,13 +50,14 @@ if TYPE_CHECKING:
     from .idle import SecondStream
     from .input_features import InputFeatures
     from .layers.per_layer import PerLayerEmbedding
+    from .ngram_embedding import NgramEmbedding
     from .pooler import Pooler
     from .token_types import TokenTypes
 else:
     PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
     SecondStream, Entities = only("idle:SecondStream"), only("entities:Entities")
-    InputFeatures = only("input_features:InputFeatures")
+    InputFeatures, NgramEmbedding = only("input_features:InputFeatures"), only("ngram_embedding:NgramEmbedding")
     RelativeBias, Pooler = only("distance:RelativeBias"), only("pooler:Pooler")
 
 BASE = "block"
@@ -82,6 +83,7 @@ class Stack(Component):
     vocab_size: the vocabulary of an encoder with its own token embedding; none by default.
     hidden_size: the width of an encoder that differs from the decoder's (T5Gemma); the model's by default.
     input_features: further features of each token, joined to its embedding (RoCBERT); none by default.
+    ngram_embedding: the embeddings of n-grams, averaged with each token's (LongCat-Flash-Lite); none by default.
     position: positions added to the input; none by default.
     token_types: segment and task embeddings added to the input (BERT, ERNIE); none by default.
     embedding_norm: the norm on the sum of the embeddings; none by default.
@@ -113,6 +115,7 @@ class Stack(Component):
     vocab_size: Vocab | None = None
     hidden_size: HiddenSize | None = None
     input_features: InputFeatures | None = None
+    ngram_embedding: NgramEmbedding | None = None
     position: Position | None = None
     token_types: TokenTypes | None = None
     embedding_norm: Norm | None = None
@@ -199,6 +202,7 @@ class Stack(Component):
         """Returns the parts beside the layers: field → part."""
         parts: dict[str, StackPart | None] = {
             "input_features": self.input_features,
+            "ngram_embedding": self.ngram_embedding,
             "token_types": self.token_types,
             "relative_bias": self.relative_bias,
             "relative_embedding": self.relative_embedding,
@@ -307,6 +311,7 @@ class Stack(Component):
             x, _ = f.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
         x = x.view(*embedding_axes)
         x = x if self.input_features is None else f.part("input_features", self.input_features, x)
+        x = x if self.ngram_embedding is None else f.part("ngram_embedding", self.ngram_embedding, x)
         if positions is not None:
             with f.function():
                 row = f.look_up(positions, x.rows, by="positions")
@@ -496,6 +501,8 @@ def _reference_class() -> type[nn.Module]:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, context.hidden_size)
             if spec.input_features is not None:
                 self.input_features = spec.input_features.reference(embedding_context)
+            if spec.ngram_embedding is not None:
+                self.ngram_embedding = spec.ngram_embedding.reference(embedding_context)
             if spec.position is not None:
                 self.embed_positions = spec.position.reference(embedding_context)
             self._token_types = self._optional_modules(spec.token_types, embedding_context)
@@ -553,6 +560,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = self.stem(x) if hasattr(self, "stem") else self.embed_tokens(x) if hasattr(self, "embed_tokens") else x
             x = self.input_features(x) if hasattr(self, "input_features") else x
+            x = self.ngram_embedding(x) if hasattr(self, "ngram_embedding") else x
             if hasattr(self, "embed_positions"):
                 x = x + self.embed_positions(torch.arange(run.past, run.past + x.shape[1], device=x.device)).to(x.dtype)
             for types in self._token_types:

@@ -36,8 +36,11 @@ if TYPE_CHECKING:
         HeadScan,
         LightningCore,
         MatrixMemory,
+        ProjectedChunkedScan,
+        ProjectedHeadScan,
         SelectiveScan,
         State,
+        TransitionScan,
     )
     from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore
 
@@ -72,11 +75,14 @@ __all__ = [
     "Op",
     "ParamTensor",
     "Product",
+    "ProjectedChunkedScan",
+    "ProjectedHeadScan",
     "SelectiveScan",
     "State",
     "StreamMix",
     "StreamOffsets",
     "TableScores",
+    "TransitionScan",
     "Weight",
 ]
 

@@ -97,6 +97,16 @@ class ChunkedScan(HeadScan):
 
 
 @frozen(slots=True)
+class ProjectedHeadScan(HeadScan):
+    """Mamba-2's recurrence, one token at a time, with Δ, B and C of separate projections (PLaMo 2)."""
+
+
+@frozen(slots=True)
+class ProjectedChunkedScan(ChunkedScan):
+    """Mamba-2's recurrence in chunks, with Δ, B and C of separate projections (PLaMo 2)."""
+
+
+@frozen(slots=True)
 class DeltaRule(Op):
     """Linear attention by the (gated) delta rule, in chunks (Yang 2024, arXiv:2406.06484, §3.2).
 
@@ -149,6 +159,18 @@ class DecayScan(Op):
 
     def forward_flops(self, run: RunConfig) -> Number:
         return 4 * run.rows(self.rows) * self.heads * self.head_dim * self.head_dim
+
+
+@frozen(slots=True)
+class TransitionScan(DecayScan):
+    """RWKV-7's recurrence, one token at a time (Peng 2025, arXiv:2503.14456, §4.1).
+
+    Each token has two products with the state: of the removed key, and of the receptance.
+    """
+
+    def backward_flops(self, run: RunConfig) -> Number:
+        """Returns twice the forward FLOPs, without the gradient of the first state, which is not computed."""
+        return 2 * self.forward_flops(run) - 2 * run.batch * self.heads * self.head_dim * self.head_dim
 
 
 @frozen(slots=True)

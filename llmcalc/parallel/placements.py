@@ -59,6 +59,7 @@ KEEPS_NOTHING = frozenset({"add", "sub", "dropout", "hold", "keep", "enter", "le
 
 SCANS = (
     "SelectiveScan", "HeadScan", "ChunkedScan", "DeltaRule", "DecayScan", "LightningCore", "MatrixMemory", "BlockSums",
+    "TransitionScan", "ProjectedHeadScan", "ProjectedChunkedScan",
 )  # fmt: skip
 """Ops of recurrent and scan kernels, whose result for a token depends on other tokens."""
 

@@ -11,7 +11,7 @@ from ..characters import printable
 from ..sources.preset import Preset
 from ..symbolic.bibliography import papers
 from ..symbolic.explain import Explanation, Section
-from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode
+from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
 from ..symbolic.symbolic import KEYS, no_sympy
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
 from .expression import LATEX, PLAIN, Style, latex_text, write
@@ -26,6 +26,8 @@ LINE = 80
 SHORT = 30
 LONGEST = 4
 """Largest number of lines of a whole model's formula with numbers; JSON has it at any length."""
+LONGEST_IN_HIDDEN = 20
+"""Largest number of lines of a whole model's formula in units of the hidden size; JSON has it at any length."""
 LATENT_FORMS = (
     "FLOPs per token: MLA expanded, as in every pass but decode; after tokens in a cache, kv_b_proj runs over their "
     "latents once more",
@@ -181,17 +183,12 @@ def _quantity_tables(preset: Preset, explanation: Explanation, share: RankShare 
     width = LINE - 4 - max(len("  " * s.depth + name) for s, name in zip(explanation.sections, names, strict=True))
     for formula in model.formulas:
         title = QUANTITIES[formula.quantity][0]
-        rows: list[Row] = []
-        for section, name in zip(explanation.sections[:-1], names, strict=False):
-            for part_formula in [f for f in section.formulas if f.quantity == formula.quantity]:
-                value = write(part_formula.open, Style(grouped=True))
-                steps = [value] if values_only else list(dict.fromkeys((write(part_formula.expression), value)))
-                rows += _formula_rows(name, _with_unit(steps, part_formula), width, section.depth)
+        rows = _component_rows(explanation, formula.quantity, names, width)
         steps = _formula_steps(explanation, formula)
         if len(steps) > 2 and len(steps[1]) > LONGEST * width:
             del steps[1]
         rows += _formula_rows("model", steps, width, strong=True)
-        if formula.in_hidden is not None:
+        if formula.in_hidden is not None and len(write(formula.in_hidden)) <= LONGEST_IN_HIDDEN * width:
             rows += _formula_rows("in units of h", [write(formula.in_hidden)], width, strong=True)
         columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         is_first = not tables
@@ -215,6 +212,39 @@ def _quantity_tables(preset: Preset, explanation: Explanation, share: RankShare 
         *_convention_notes(explanation),
     ]
     return with_notes_below([*tables, *_legend_table(explanation)], notes)
+
+
+def _component_rows(explanation: Explanation, quantity: Quantity, names: list[str], width: int) -> list[Row]:
+    """Returns the rows of the components' formulas of one quantity.
+
+    A layer whose formulas are those of an earlier kind of layer takes one row, which names that kind.
+    """
+    values_only = not explanation.formulas.has_symbols
+    blocks: list[list[tuple[Section, str, list[str]]]] = []
+    for section, name in zip(explanation.sections[:-1], names, strict=False):
+        is_layer = section.places[0].numbers.kind == "layer"
+        if is_layer or not blocks or section.depth <= blocks[-1][0][0].depth:
+            blocks.append([])
+        for formula in (f for f in section.formulas if f.quantity == quantity):
+            value = write(formula.open, Style(grouped=True))
+            steps = [value] if values_only else list(dict.fromkeys((write(formula.expression), value)))
+            blocks[-1].append((section, name, _with_unit(steps, formula)))
+        if not blocks[-1]:
+            blocks.pop()
+    rows: list[Row] = []
+    first_names: dict[tuple[object, ...], str] = {}
+    for block in blocks:
+        section, name, _ = block[0]
+        layer_name = name.partition(" × ")[0]
+        contents = tuple((part.depth, part_name, tuple(steps)) for part, part_name, steps in block[1:])
+        key = (section.places[0].numbers.kind, tuple(block[0][2]), contents)
+        first_name = first_names.setdefault(key, layer_name)
+        if section.places[0].numbers.kind == "layer" and first_name != layer_name:
+            rows += _formula_rows(name, [f"as {first_name}"], width, section.depth)
+            continue
+        for part, part_name, steps in block:
+            rows += _formula_rows(part_name, steps, width, part.depth)
+    return rows
 
 
 def _component_text(section: Section) -> str:

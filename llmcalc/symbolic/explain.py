@@ -20,7 +20,7 @@ ANSWERS: dict[QuantityOrAll, tuple[Quantity, ...]] = {
 }
 
 
-MOST_KINDS = 20
+MOST_KINDS = 40
 """Largest number of kinds of layers in one stack; a formula has a term for each."""
 
 

@@ -28,6 +28,7 @@ from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.relative import RelativeAttention
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.ngram_embedding import NgramEmbedding
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.projection_head import ProjectionHead
@@ -43,6 +44,14 @@ HIDDEN = 24
 FEED_FORWARD = FeedForward(intermediate_size=40, hidden_act="silu", gated=True)
 ATTENTION = Attention(num_attention_heads=4, num_key_value_heads=2)
 NORM = Norm(type="rmsnorm")
+STACK_SLOTS = {
+    "token_types": TokenTypes,
+    "second_stream": SecondStream,
+    "entities": Entities,
+    "input_features": InputFeatures,
+    "ngram_embedding": NgramEmbedding,
+}
+"""Field of a stack → the part that stands in it."""
 
 
 def decoder(**fields: Any) -> ModelSpec:
@@ -103,9 +112,8 @@ def around_a_model(part: Component) -> ModelSpec:
                 num_attention_heads=part.num_attention_heads, of_blocks=part.global_block_size is not None
             )
             return local_encoder(part, None if part.global_norm is None else bias)
-        case TokenTypes() | SecondStream() | InputFeatures() | Entities():
-            slots = {TokenTypes: "token_types", SecondStream: "second_stream", Entities: "entities"}
-            slot = slots.get(type(part), "input_features")
+        case TokenTypes() | SecondStream() | InputFeatures() | NgramEmbedding() | Entities():
+            slot = next(name for name, field in STACK_SLOTS.items() if isinstance(part, field))
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             stack = Stack(num_hidden_layers=2, block=block, **{slot: part})
             return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)

@@ -414,3 +414,23 @@ def test_sympy_waits_until_a_formula_is_asked_for() -> None:
     assert subprocess.run([sys.executable, "-c", check.format("pass")], check=False).returncode == 0
     asked = "llmcalc.cli.explain.explain(llmcalc.cli.explain.load('gpt2').model)"
     assert subprocess.run([sys.executable, "-c", check.format(asked)], check=False).returncode == 1
+
+
+def test_a_kind_of_layer_with_the_formulas_of_an_earlier_kind_takes_one_row() -> None:
+    preset = load_preset("gemma3-1b")
+    out, other = io.StringIO(), load_preset("deepseek-v3")
+    render(report(preset, explain(preset.model, quantity="params")), out, width=100)
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    assert ["layers", "(full)", "×", "L_full", "as", "layers", "(sliding)"] in rows
+    assert len([row for row in rows if row[:1] == ["self_attn"]]) == 1
+    render(report(other, explain(other.model, quantity="params")), out := io.StringIO(), width=100)
+    assert "as layers" not in out.getvalue()  # its layers with experts have other formulas than the dense ones
+
+
+def test_models_with_more_than_twenty_kinds_of_layers_are_explained() -> None:
+    block = layer()
+    variants = {
+        f"wide_{i}": layer(feed_forward=PLAIN.model_copy(update={"intermediate_size": i})) for i in range(1, 22)
+    }
+    spec = decoder(block, layers=21, variants=variants, pattern=tuple(variants))
+    assert explain(spec, quantity="params").sections[-1].formulas[0].value == params(spec).total

@@ -150,7 +150,8 @@ class Mamba2(TokenMixer):
 
 
 @cache
-def _reference_class() -> type[nn.Module]:
+def scan_class() -> type[nn.Module]:
+    """Returns the module of Mamba-2's scan, with its parameters A, D and the bias of Δ."""
     import torch
     from torch import nn
 
@@ -224,6 +225,13 @@ def _reference_class() -> type[nn.Module]:
             y = (chunk_output + state_output).movedim(1, 3).flatten(1, 2)[:, :tokens]
             return y, states[:, :, -1]
 
+    return ChunkedScan
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
     class Mamba2Reference(nn.Module):
         """The Mamba-2 mixer. x: [batch, tokens, hidden] → same shape."""
 
@@ -238,7 +246,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv1d = conv(inner_width + group_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = state_class()()
             self.ssm_state: Any = state_class()()
-            self.scan = ChunkedScan(spec.num_heads, spec.chunk_size)
+            scan: Any = scan_class()
+            self.scan = scan(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:
                 self.norm = norm_reference(spec.norm, inner_width, groups=spec.n_groups)
             self.out_proj = nn.Linear(inner_width, context.hidden_size, bias=spec.out_bias)

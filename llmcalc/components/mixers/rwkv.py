@@ -17,6 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, PUBLISHED, Context, PartWitness, SingleWidthNetwork, TokenMixer, Width, symbol_of_size
 from ..runtime import Run, state_class, vector
+from .token_shift import mixed_with, previous_tokens, shifted, token_shift
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,12 +27,6 @@ else:
     AttentionWidth = symbol_of_size("r")
 
 SOURCE = "Peng et al. 2023, §3"
-
-
-def _token_shift(f: Flow, x: Value, previous_token: Value, name: str) -> Value:
-    """Records RWKV's token shift: mixes the token with the previous token, with a learned weight per channel."""
-    share = f.vector(f"time_mix_{name}", *x.axes)
-    return f.add(f.mul(x, share), f.mul(previous_token, f.complement(share)))
 
 
 class RwkvTimeMix(TokenMixer):
@@ -53,13 +48,11 @@ class RwkvTimeMix(TokenMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         channels = Axis("channels", self.attention_hidden_size)
-        previous_tokens = f.shift(x, state="shift_state")
-        f.state("shift_state", *x.axes, kind="shift_state")
+        previous_token = previous_tokens(f, x)
         key, value, receptance = (
-            f.linear(name, _token_shift(f, x, previous_tokens, name), channels)
-            for name in ("key", "value", "receptance")
+            f.linear(name, token_shift(f, x, previous_token, name), channels) for name in ("key", "value", "receptance")
         )
-        f.hold(previous=previous_tokens, k=key, v=value, r=receptance)
+        f.hold(previous=previous_token, k=key, v=value, r=receptance)
         gate = f.act(receptance, "sigmoid")
         bonus, decay = f.vector("time_first", channels), f.vector("time_decay", channels)
         average = f.scan("wkv", key, value, bonus, decay, axes=(channels,))
@@ -94,12 +87,11 @@ class RwkvChannelMix(SingleWidthNetwork):
         return SOURCE
 
     def flow(self, f: Flow, x: Value) -> Value:
-        previous_tokens = f.shift(x, state="shift_state")
-        f.state("shift_state", *x.axes, kind="shift_state")
-        f.hold(previous=previous_tokens)
-        squared_key = f.linear("key", _token_shift(f, x, previous_tokens, "key"), Axis("ffn", self.intermediate_size))
+        previous_token = previous_tokens(f, x)
+        f.hold(previous=previous_token)
+        squared_key = f.linear("key", token_shift(f, x, previous_token, "key"), Axis("ffn", self.intermediate_size))
         squared_key = f.act(f.act(squared_key, "relu"), "square")
-        gate = f.act(f.linear("receptance", _token_shift(f, x, previous_tokens, "receptance"), *x.axes), "sigmoid")
+        gate = f.act(f.linear("receptance", token_shift(f, x, previous_token, "receptance"), *x.axes), "sigmoid")
         f.hold(inner=squared_key, open_by=gate)
         return f.mul(gate, f.linear("value", squared_key, *x.axes))
 
@@ -118,16 +110,6 @@ class RwkvChannelMix(SingleWidthNetwork):
 def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
-
-    def shifted(x: Tensor, run: Run, state: Any) -> Tensor:
-        """Returns the previous token of each token; zeros for the first."""
-        stored_token = state.load(run)
-        first_row = torch.zeros_like(x[:, :1]) if stored_token is None else stored_token[0]
-        state.keep(run, x[:, -1:])
-        return torch.cat([first_row, x[:, :-1]], 1)
-
-    def token_shift(x: Tensor, previous_token: Tensor, share: Tensor) -> Tensor:
-        return x * share + previous_token * (1 - share)
 
     class TimeMixReference(nn.Module):
         """RWKV-4's time mixing. x: [batch, tokens, hidden] → same shape."""
@@ -174,9 +156,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return torch.stack(out, 1)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            previous_tokens = shifted(x, run, self.shift_state)
+            previous_token = shifted(x, run, self.shift_state)
             k, v, r = (
-                self.get_submodule(name)(token_shift(x, previous_tokens, getattr(self, f"time_mix_{name}").weight))
+                self.get_submodule(name)(mixed_with(x, previous_token, getattr(self, f"time_mix_{name}").weight))
                 for name in ("key", "value", "receptance")
             )
             out: Tensor = self.output(r.sigmoid() * self._weighted_average(k.float(), v.float(), run).to(x.dtype))
@@ -197,9 +179,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            previous_tokens = shifted(x, run, self.shift_state)
-            squared_key = self.key(token_shift(x, previous_tokens, self.time_mix_key.weight)).relu().square()
-            gate = self.receptance(token_shift(x, previous_tokens, self.time_mix_receptance.weight)).sigmoid()
+            previous_token = shifted(x, run, self.shift_state)
+            squared_key = self.key(mixed_with(x, previous_token, self.time_mix_key.weight)).relu().square()
+            gate = self.receptance(mixed_with(x, previous_token, self.time_mix_receptance.weight)).sigmoid()
             out: Tensor = gate * self.value(squared_key)
             return out
 

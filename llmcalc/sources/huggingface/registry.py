@@ -44,6 +44,8 @@ OTHER_NAMES = {
 """Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
 
 CODE_CLASSES = {
+    "BailingMoeV2_5": "bailing_moe_v2_5",
+    "LongcatFlashNgram": "longcat_flash_ngram",
     "CogVLM": "cogvlm",
     "Grok1ForCausalLM": "grok-2",
     "JinaBert": "jina_bert",
@@ -61,6 +63,7 @@ another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the mo
 CODE_FIELDS = {
     ("nomic_bert", "moe_every_n_layers"): "nomic_bert_moe",
     ("kimi_linear", "attn_res_block_size"): "kimi_k3_text",
+    ("bailing_hybrid", "q_lora_rank"): "bailing_moe_v3",
 }
 """Model type and a field that only the code of another model's repository reads → the model type that reads them."""
 
@@ -175,13 +178,10 @@ def _kind_of_code(data: Mapping[str, Any], name: str) -> str:
     """
     if "text_config" in data:
         return ""
-    kind = _kind_of_fields(data)
-    if kind:
-        return kind
     auto_map = data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
     kinds = (kind for start, kind in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
-    return next(kinds, "")
+    return next(kinds, "") or _kind_of_fields(data)
 
 
 def _kind_of_fields(data: Mapping[str, Any]) -> str:

@@ -34,7 +34,40 @@ SHAPES = {
     "MiniCPMForCausalLM": [
         {"model_type": "minicpm", **GROUPED, "scale_depth": 1.4, "scale_emb": 12, "dim_model_base": 16},
         {"model_type": "minicpm", **SMALL, "tie_word_embeddings": False},
+        {"model_type": "minicpm", **GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
         {"model_type": "minicpm", **GROUPED, "sparse_config": {"topk": 64, "dense_len": 8192}},
+    ],
+    "TeleFLMForCausalLM": [
+        {"model_type": "teleflm", **SMALL, "use_mup": True, "mup_scale_factor": 16.0},
+        {"model_type": "teleflm", **GROUPED, "attention_bias": True, "mlp_bias": True},
+    ],
+    "MaincoderForCausalLM": [
+        {"model_type": "maincoder", **GROUPED, "head_dim": 16},
+        {"model_type": "maincoder", **SMALL, "attention_bias": True, "tie_word_embeddings": True},
+    ],
+    "KORMoForCausalLM": [{"model_type": "kormo", **GROUPED, "mask_type": None}],
+    "PLMForCausalLM": [
+        {
+            "model_type": "plm",
+            **SMALL,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+            "hidden_act": "relu2",
+        }
+    ],
+    "LilleForCausalLM": [
+        {
+            "model_type": "lille-130m",
+            "vocab_size": 96,
+            "n_embd": 96,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_kv_heads": 2,
+            "block_size": 64,
+            "layer_norm_eps": 1e-5,
+        }
     ],
     "OrionForCausalLM": [
         {"model_type": "orion", **GROUPED},
@@ -94,6 +127,8 @@ SHAPES = {
     "XverseForCausalLM": [
         {"model_type": "xverse", **SMALL},
         {"model_type": "xverse", **GROUPED, "tie_word_embeddings": True},
+        {"model_type": "xverse", **SMALL, "num_experts": 4, "moe_top_k": 2, "num_shared_experts": 2},
+        {"model_type": "xverse", **SMALL, "num_experts": 4, "moe_top_k": 1, "num_shared_experts": None},
     ],
     "AquilaForCausalLM": [
         {"model_type": "aquila", **SMALL},

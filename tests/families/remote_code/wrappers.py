@@ -113,5 +113,27 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"model_type": "openvla", "text_config": {"model_type": "llama", **SMALL}, "timm_model_ids": ["vit_large"]}
     ],
     "HCXVisionForCausalLM": [{"model_type": "hyperclovax_vlm", "text_config": {"model_type": "llama", **SMALL}}],
+    **{
+        cls: [{"model_type": kind, "text_config": {"model_type": text, **SMALL}}]
+        for cls, kind, text in (
+            ("KananaVForConditionalGeneration", "kanana-1.5-v", "llama"),
+            ("RForConditionalGeneration", "R", "qwen3"),
+            ("BeeForConditionalGeneration", "bee", "qwen3"),
+            ("OpenCUAForConditionalGeneration", "opencua", "qwen2"),
+            ("StepVLForConditionalGeneration", "step_robotics", "qwen3"),
+            ("LlavaOnevision2ForConditionalGeneration", "llava_onevision2", "qwen3"),
+            ("Sarashina2VisionForCausalLM", "sarashina2_vision", "llama"),
+            ("MiDashengLMModel", "midashenglm", "qwen2_5_omni_text"),
+            ("FunAudioChatForConditionalGeneration", "funaudiochat", "qwen2"),
+            ("MERaLiON2ForConditionalGeneration", "meralion2", "gemma2"),
+        )
+    },
+    "Lfm2AudioForConditionalGeneration": [
+        {
+            "model_type": "lfm2_audio",
+            "lfm": {"model_type": "lfm2", **SMALL, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+            "encoder": {"d_model": 24},
+        }
+    ],
     "Phi3VForCausalLM": [{"model_type": "phi3_v", **SMALL}],
 }

@@ -14,7 +14,7 @@ from ...parts import Table, decoder, glu, moe, rmsnorm, uncounted_prediction
 from .deepseek import LATENT_WRITES, ROUTING, mla
 
 
-def _longcat_flash(config: Config) -> Table:
+def longcat_flash(config: Config) -> Table:
     """Reads LongCat-Flash. Scaling factors of latents and of the experts' sum are not matrix products."""
     head_size = config.size("qk_nope_head_dim") + config.size("qk_rope_head_dim")
     config.must("qk_head_dim", None, head_size)
@@ -81,7 +81,7 @@ HOLDS_IDENTITIES = Deviation(
 
 FAMILIES = {
     "longcat_flash": Family(
-        _longcat_flash,
+        longcat_flash,
         {
             "vocab_size": 131072,
             "hidden_size": 6144,

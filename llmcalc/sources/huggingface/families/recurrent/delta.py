@@ -162,7 +162,7 @@ def linear_attention_config(config: Config, defaults: Table | None = None) -> Co
 def _kimi_linear(config: Config) -> Table:
     config.must("moe_layer_freq", 1)
     linear_config = linear_attention_config(config)
-    table = _with_latent(
+    table = with_latent(
         config,
         kda(config, linear_config),
         mla(config, mla_use_nope=True),
@@ -173,6 +173,12 @@ def _kimi_linear(config: Config) -> Table:
 
 
 def _bailing_hybrid(config: Config) -> Table:
+    """Reads Ling 3 as its class in transformers builds it, whose queries have no low rank."""
+    config.must("q_lora_rank", None)
+    return ling_3(config)
+
+
+def ling_3(config: Config) -> Table:
     """Reads Ling 3: full-rank gates, gated latent attention; a latent-attention layer ends each group.
 
     Linear attention has the sizes of the model, unless the config has separate fields for them.
@@ -188,8 +194,7 @@ def _bailing_hybrid(config: Config) -> Table:
     )
     linear = kda(config, Config(sizes, {}, config.model_type), low_rank_gates=False, **bound)
     default = ["linear" if (i + 1) % period else "full" for i in range(config.size("num_hidden_layers"))]
-    config.must("q_lora_rank", None)
-    return _with_latent(
+    return with_latent(
         config,
         linear,
         mla(config, output_gate={"per": "head"}),
@@ -209,7 +214,7 @@ def kda(config: Config, sizes: Config, **fields: Any) -> Table:
     }
 
 
-def _with_latent(config: Config, linear: Table, full_attention: Table, mixing: list[str]) -> Table:
+def with_latent(config: Config, linear: Table, full_attention: Table, mixing: list[str]) -> Table:
     """Returns a model with linear or latent attention in each layer, and some first layers without experts.
 
     Its class never ties the head.

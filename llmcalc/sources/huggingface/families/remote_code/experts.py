@@ -45,28 +45,28 @@ def _bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2. The MTP modules of version 2 are those of DeepSeek-V3."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     names = ["dense" if i < config.count("first_k_dense_replace") else "moe" for i in range(depth)]
-    return deepseek(config, _ling_attention(config, norm), _ling_experts(config), names)
+    return deepseek(config, ling_attention(config, norm), ling_experts(config), names)
 
 
-def _ling_attention(config: Config, norm: Table) -> Table:
+def ling_attention(config: Config, norm: Table) -> Table:
     """Returns the grouped-query attention of Ling. norm: the norm of queries and keys, if it has one."""
     return attention(
         config,
-        position=_ling_rope(config),
+        position=ling_rope(config),
         **biases(config.flag("use_qkv_bias"), *QKV),
         **biases(config.flag("use_bias"), "o_bias"),
         **(qk_norm(norm) if config.flag("use_qk_norm") else {}),
     )
 
 
-def _ling_rope(config: Config) -> Table:
+def ling_rope(config: Config) -> Table:
     position = {**rope(config), **({"rotary_dim": config.size("rotary_dim")} if config.has("rotary_dim") else {})}
     if config.has("rotary_dim"):
         position.pop("partial_rotary_factor", None)
     return position
 
 
-def _ling_experts(config: Config) -> Table:
+def ling_experts(config: Config) -> Table:
     width = config.size("moe_intermediate_size")
     shared_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
     shared_width = (config.maybe("moe_shared_expert_intermediate_size") or width) * shared_count
@@ -80,6 +80,22 @@ def _ling_experts(config: Config) -> Table:
     )
 
 
+def ling_lightning(config: Config, norm: Table) -> Table:
+    """Returns the lightning attention of Ring-linear and Ling 2.5. norm: that of queries and keys, if it has one."""
+    heads = config.size("num_attention_heads")
+    return {
+        "type": "lightning",
+        "num_attention_heads": heads,
+        "head_dim": config.divided("num_attention_heads", config.size("hidden_size"), heads),
+        "block_size": 64,
+        "hidden_act": "silu" if config.flag("linear_silu") else "identity",
+        "position": ling_rope(config),
+        "qkv_bias": config.flag("use_qkv_bias"),
+        "o_bias": config.flag("use_bias"),
+        **({"qk_norm": norm} if config.flag("use_qk_norm") else {}),
+    }
+
+
 def _bailing_linear(config: Config) -> Table:
     """Reads Ring-linear: lightning attention with a layer of softmax attention at the end of each group of layers.
 
@@ -87,20 +103,9 @@ def _bailing_linear(config: Config) -> Table:
     """
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    heads, group, bias = config.size("num_attention_heads"), config.size("layer_group_size"), config.flag("use_bias")
-    full = {"type": "attention", **_ling_attention(config, norm)}
-    linear: Table = {
-        "type": "lightning",
-        "num_attention_heads": heads,
-        "head_dim": config.divided("num_attention_heads", config.size("hidden_size"), heads),
-        "block_size": 64,
-        "hidden_act": "silu" if config.flag("linear_silu") else "identity",
-        "position": _ling_rope(config),
-        "qkv_bias": config.flag("use_qkv_bias"),
-        "o_bias": bias,
-        **({"qk_norm": norm} if config.flag("use_qk_norm") else {}),
-    }
-    first_moe, experts = config.count("first_k_dense_replace"), _ling_experts(config)
+    group, linear = config.size("layer_group_size"), ling_lightning(config, norm)
+    full = {"type": "attention", **ling_attention(config, norm)}
+    first_moe, experts = config.count("first_k_dense_replace"), ling_experts(config)
     networks = ["dense" if i < first_moe else "moe" for i in range(depth)]
     mixers = ["full" if (i + 1) % group == 0 or i >= depth // group * group else "linear" for i in range(depth)]
     block = {"attention": linear, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
@@ -298,6 +303,7 @@ ROUTING = frozenset(
     """.split()  # noqa: SIM905
 )
 MLX = "https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/"
+VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 
 LING: dict[str, Any] = {
     **COMMON,
@@ -471,8 +477,8 @@ FAMILIES = {
     ),
 }
 FAMILIES["bailing_moe_v2"] = FAMILIES["bailing_moe"]
-FAMILIES["sarvam_moe"] = replace(
-    FAMILIES["bailing_moe"],
-    code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/sarvam.py",
-)
+FAMILIES |= {
+    kind: replace(FAMILIES["bailing_moe"], code=f"{VLLM}{file}")
+    for kind, file in (("sarvam_moe", "sarvam.py"), ("param2moe", "param2moe.py"))
+}
 FAMILIES["minimax_text_01"] = FAMILIES["minimax_m1"]

@@ -12,13 +12,29 @@ from typing import Any
 from .....errors import shown
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layernorm, rmsnorm, rope
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layernorm, mlp, moe, qk_norm, rmsnorm, rope
+from ..deepseek.deepseek import LATENT, mla
 from ..llama.llama import llama_like
 
 
 def _llama(config: Config) -> Table:
     """Reads a class that computes Llama's layers: grouped queries, and no bias."""
     return llama_like(config, attention(config))
+
+
+def _xverse(config: Config) -> Table:
+    """Reads XVERSE; XVERSE-MoE has experts in every layer, and shared experts as one network of their total width."""
+    table = _llama(config)
+    if config.has("num_experts"):
+        shared_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
+        width = config.size("intermediate_size")
+        table["decoder"]["block"]["feed_forward"] = moe(
+            config.size("num_experts"),
+            config.size("num_experts_per_tok"),
+            glu(config),
+            glu(config, width=width * shared_count) if shared_count else None,
+        )
+    return table
 
 
 def _internlm(config: Config) -> Table:
@@ -37,14 +53,19 @@ def _baichuan(config: Config) -> Table:
 
 
 def _minicpm(config: Config) -> Table:
-    """Reads MiniCPM 1 to 4, whose scales of the embedding and the residual stream have no parameters."""
-    if config.has("num_experts"):
-        config.must("num_experts", None, 0)
+    """Reads MiniCPM 1 to 4, whose scales of the embedding and the residual stream have no parameters.
+
+    MiniCPM-MoE has experts of the network's form in every layer.
+    """
     if config.has("sparse_config"):
         dense_length = config.table("sparse_config").get("dense_len")
         beyond = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{beyond} attends to some blocks alone is not counted")
-    return llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+    table = llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+    if config.has("num_experts") and config.count("num_experts"):
+        experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), glu(config))
+        table["decoder"]["block"]["feed_forward"] = experts
+    return table
 
 
 def _mobilellm(config: Config) -> Table:
@@ -57,6 +78,36 @@ def _telechat3(config: Config) -> Table:
     """Reads TeleChat 3, whose layers are Llama's."""
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return llama_like(config, mixer, config.flag("mlp_bias"))
+
+
+def _maincoder(config: Config) -> Table:
+    """Reads Maincoder: Qwen3's layers."""
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    return llama_like(config, mixer)
+
+
+def _plm(config: Config) -> Table:
+    """Reads PLM: latent attention without a low rank of queries, and a network of ReLU² without a gate."""
+    config.must("q_lora_rank", None)
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    network = mlp(config.size("intermediate_size"), "relu2", bias=config.flag("mlp_bias"))
+    config.fields_read.update(("num_key_value_heads", "hidden_act"))
+    block = {"attention": mla(config), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm)
+
+
+def _lille(config: Config) -> Table:
+    """Reads Lille 130M: the width of its network is 8/3 of the model's, rounded to 256."""
+    norm = rmsnorm(config.number("layer_norm_eps"))
+    width = max(1, round(8 * config.size("hidden_size") // 3 / 256)) * 256
+    block = {
+        "attention": attention(config),
+        "feed_forward": {"intermediate_size": width, "hidden_act": "silu", "gated": True},
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(config, block, norm)
 
 
 def _orion(config: Config) -> Table:
@@ -136,6 +187,7 @@ COMMON: dict[str, Any] = {
 }
 
 HUB, VLLM = "https://huggingface.co/", "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
+LLAMA_CPP = "https://github.com/ggml-org/llama.cpp/blob/master/src/models/"
 
 FAMILIES = {
     "internlm": Family(
@@ -161,6 +213,32 @@ FAMILIES = {
         {**COMMON, "attention_bias": False, "tie_word_embeddings": True},
         frozenset({"scale_emb", "scale_depth", "dim_model_base", "mup_denominator"}),
         code=f"{HUB}openbmb/MiniCPM-2B-sft-bf16 modeling_minicpm.py",
+    ),
+    "teleflm": Family(
+        _telechat3,
+        {**COMMON, "attention_bias": False, "mlp_bias": False},
+        frozenset({"input_mult", "output_mult", "mup_scale_factor", "use_mup"}),
+        code=f"{VLLM}teleflm.py",
+    ),
+    "maincoder": Family(_maincoder, {**COMMON, "attention_bias": False}, code=f"{LLAMA_CPP}maincoder.cpp"),
+    "kormo": Family(_llama, COMMON, frozenset({"mask_type"}), code=f"{LLAMA_CPP}qwen2.cpp"),
+    "plm": Family(
+        _plm,
+        {**COMMON, **LATENT, "q_lora_rank": None, "attention_bias": False, "mlp_bias": False}
+        | {"tie_word_embeddings": True},
+        code=f"{LLAMA_CPP}plm.cpp",
+    ),
+    "lille-130m": Family(
+        _lille,
+        {**COMMON, "tie_word_embeddings": True},
+        aliases={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "num_key_value_heads": "n_kv_heads",
+            "max_position_embeddings": "block_size",
+        },
+        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/lille-130m.py",
     ),
     "orion": Family(_orion, COMMON, code=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
     "telechat": Family(
@@ -221,7 +299,13 @@ FAMILIES = {
         frozenset({"rope_traditional"}),
         code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/plamo.py",
     ),
-    "xverse": Family(_llama, COMMON, code=f"{HUB}xverse/XVERSE-7B modeling_xverse.py"),
+    "xverse": Family(
+        _xverse,
+        COMMON,
+        frozenset({"norm_topk_prob"}),
+        aliases={"num_experts_per_tok": "moe_top_k"},
+        code=f"{HUB}xverse/XVERSE-7B modeling_xverse.py",
+    ),
     "aquila": Family(_llama, COMMON, code=f"{VLLM}aquila.py"),
     "Yi": Family(_llama, COMMON, code=f"{HUB}01-ai/Yi-34B modeling_yi.py"),
 }

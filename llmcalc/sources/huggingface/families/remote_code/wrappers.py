@@ -8,6 +8,8 @@ from __future__ import annotations
 from ...family import Family
 
 HUB = "https://huggingface.co/"
+VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
+SGLANG = "https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/"
 READ_HERE = "published_code"
 """The file in `towers` that reads the encoders of such wrappers."""
 
@@ -121,6 +123,45 @@ FAMILIES = {
             ("NemotronH_Nano_VL_V2", "nemotron_h", f"{HUB}nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16 modeling.py"),
         )
     },
+    **{
+        kind: Family(None, text=text, generates=True, ties="text", code=code)
+        for kind, text, code in (
+            ("kanana-1.5-v", "llama", f"{VLLM}kanana_v.py"),
+            ("R", "qwen3", f"{VLLM}rvl.py"),
+            ("bee", "qwen3", f"{VLLM}bee.py"),
+            ("opencua", "qwen2", f"{VLLM}opencua.py"),
+            ("step_robotics", "qwen3", f"{VLLM}step_vl.py"),
+            ("llava_onevision2", "qwen3", f"{VLLM}llava_onevision2.py"),
+            ("sarashina2_vision", "llama", f"{SGLANG}sarashina2_vision.py"),
+        )
+    },
+    **{
+        kind: Family(None, text=text, generates=True, ties="text", uncounted_encoders=encoders, code=code)
+        for kind, text, encoders, code in (
+            ("midashenglm", "qwen2_5_omni_text", {"audio_encoder_config": "dasheng"}, f"{VLLM}midashenglm.py"),
+            (
+                "funaudiochat",
+                "qwen3",
+                {"audio_config": "funaudiochat_audio_encoder"},
+                f"{VLLM}funaudiochat.py",
+            ),
+            (
+                "meralion2",
+                "gemma2",
+                {"speech_config": "whisper"},
+                f"{HUB}MERaLiON/MERaLiON-2-10B modeling_meralion2.py",
+            ),
+        )
+    },
+    "lfm2_audio": Family(
+        None,
+        text="lfm2",
+        text_section="lfm",
+        generates=True,
+        ties="text",
+        uncounted_encoders={"encoder": "conformer", "depthformer": "a decoder of audio tokens"},
+        code="https://github.com/Liquid4All/liquid-audio/blob/main/src/liquid_audio/model/lfm2_audio.py",
+    ),
     "phi3_v": Family(
         None,
         text="phi3",

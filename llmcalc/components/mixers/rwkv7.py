@@ -1,0 +1,241 @@
+"""RWKV-7: time mixing with a generalized delta rule, and its channel mixing (Peng et al. 2025, arXiv:2503.14456).
+
+S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk̃, o = S·r (§4.1), with a decay w and a rate a per channel, both made by low-rank
+projections, like the gate. Layers above the first mix their values with those of the first layer.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from ...flow.axis import Axis, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops import TransitionScan
+from ..base import Context, Flag, HeadDim, Heads, Real, SingleWidthNetwork, TokenMixer, Width
+from ..norm import Norm, norm_reference
+from ..runtime import Run, state_class, vector
+from .token_shift import mixed_with, previous_tokens, shifted, token_shift
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NAMES = ("r", "w", "k", "v", "a", "g")
+"""Inputs of the receptance, the decay, the keys, the values, the rate and the gate."""
+
+SOURCE = "Peng et al. 2025, §4.1"
+
+
+class Rwkv7TimeMix(TokenMixer):
+    """Time mixing of RWKV-7.
+
+    num_heads: the number of heads, each with a state of head_dim × head_dim.
+    head_dim: the size of a head.
+    decay_rank, rate_rank, value_rank, gate_rank: the ranks of the projections that give the decay, the rate of the
+        delta rule, the share of the first layer's values and the gate.
+    first: whether it is the first layer's, whose values are not mixed; false by default.
+    norm_eps: the ε of the norm of each head, 6.4e-4 by default.
+    """
+
+    node_name: ClassVar[str] = "time_mix"
+    kind: ClassVar[str] = "linear_attention"
+    uncounted: ClassVar[str] = "the decays and outer products of RWKV-7's states"
+
+    type: Literal["rwkv7_time_mix"] = "rwkv7_time_mix"
+    num_heads: Heads
+    head_dim: HeadDim
+    decay_rank: Width
+    rate_rank: Width
+    value_rank: Width
+    gate_rank: Width
+    first: Flag = False
+    norm_eps: Real = Field(default=6.4e-4, ge=0)
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        all_heads: Shape = (heads, dim)
+        previous_token = previous_tokens(f, x)
+        inputs = {name: token_shift(f, x, previous_token, name) for name in NAMES}
+        f.hold(previous=previous_token)
+        receptance, key, value = (f.linear(f"{name}_proj", inputs[name], *all_heads) for name in ("r", "k", "v"))
+        decay = f.act(self._low_rank(f, "w_lora", inputs["w"], self.decay_rank, all_heads, "tanh"), "sigmoid")
+        rate = f.act(self._low_rank(f, "a_lora", inputs["a"], self.rate_rank, all_heads), "sigmoid")
+        if not self.first:
+            share = f.act(self._low_rank(f, "v_lora", inputs["v"], self.value_rank, all_heads), "sigmoid")
+            value = f.mul(value, share)  # the first layer's values are as large
+        gate = self._low_rank(f, "g_lora", inputs["g"], self.gate_rank, all_heads, "sigmoid", bias=False)
+        removed_key = f.mul(key, f.vector("k_k", *all_heads))
+        key = f.mul(key, f.mul(rate, f.vector("k_a", *all_heads)))
+        rule = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
+        y = f.core("wkv", rule, receptance, decay, key, value, removed_key, rate, axes=all_heads)
+        f.state("recurrent_state", heads, dim, dim, bits=32)
+        y = f.norm("g_norm", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
+        y = f.add(y, f.mul(value, f.mul(key, f.vector("r_k", *all_heads))))
+        return f.linear("o_proj", f.mul(y, gate), *x.axes)
+
+    def _low_rank(
+        self, f: Flow, name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
+    ) -> Value:
+        """Returns two linear layers with an activation between them; the second has a bias."""
+        low_rank = f.linear(f"{name}_a", x, Axis(f"{name}_rank", rank))
+        return f.linear(f"{name}_b", f.act(low_rank, act) if act else low_rank, *axes, bias=bias)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"RWKV-7 {self.num_heads} × {self.head_dim}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["time"](self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        ranks: dict[str, Any] = {"decay_rank": 5, "rate_rank": 4, "value_rank": 3, "gate_rank": 7}
+        return [cls(num_heads=4, head_dim=6, **ranks), cls(num_heads=3, head_dim=8, **ranks, first=True)]
+
+
+class Rwkv7ChannelMix(SingleWidthNetwork):
+    """RWKV-7's channel mixing, value(relu(key)²), used instead of a feed-forward network.
+
+    intermediate_size: the output width of key and input width of value.
+    """
+
+    node_name: ClassVar[str] = "channel_mix"
+    kind: ClassVar[str] = "feed_forward"
+
+    type: Literal["rwkv7_channel_mix"] = "rwkv7_channel_mix"
+    intermediate_size: Width
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        previous_token = previous_tokens(f, x)
+        f.hold(previous=previous_token)
+        key = f.linear("key", token_shift(f, x, previous_token, "k"), Axis("ffn", self.intermediate_size))
+        squared_key = f.act(f.act(key, "relu"), "square")
+        f.hold(inner=squared_key)
+        return f.linear("value", squared_key, *x.axes)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"RWKV-7 {self.intermediate_size}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["channel"](self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(intermediate_size=40)]
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    inputs_of_projections = "rwkvag"
+
+    class Recurrence(nn.Module):
+        """S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, the last state)."""
+
+        def forward(
+            self, r: Tensor, decay: Tensor, k: Tensor, v: Tensor, removed: Tensor, rate: Tensor, stored_state: Any
+        ) -> tuple[Tensor, Tensor]:
+            r, k, v, removed, rate = (t.float() for t in (r, k, v, removed, rate))
+            state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
+            out = []
+            for token in range(r.shape[1]):
+                removed_value = state @ -removed[:, token, :, :, None]
+                correction = removed_value * (removed * rate)[:, token, :, None, :]
+                update = v[:, token, :, :, None] * k[:, token, :, None, :]
+                state = state * decay[:, token, :, None, :] + update + correction
+                out.append((state @ r[:, token, :, :, None])[..., 0])
+            return torch.stack(out, 1), state
+
+    class TimeMixReference(nn.Module):
+        """RWKV-7's time mixing. x: [batch, tokens, hidden] → same shape.
+
+        A layer above the first mixes its values with themselves, in the place of the first layer's.
+        """
+
+        def __init__(self, spec: Rwkv7TimeMix, hidden: int) -> None:
+            super().__init__()
+            self.spec = spec
+            width = spec.num_heads * spec.head_dim
+            for name in inputs_of_projections:
+                self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
+            for name in ("r", "k", "v"):
+                self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=False))
+            for name, rank in self._ranks().items():
+                self.add_module(f"{name}_lora_a", nn.Linear(hidden, rank, bias=False))
+                self.add_module(f"{name}_lora_b", nn.Linear(rank, width, bias=name != "g"))
+            self.k_k, self.k_a, self.r_k = (vector(torch.full((width,), 0.5)) for _ in range(3))
+            self.wkv = Recurrence()
+            self.shift_state: Any = state_class()()
+            self.recurrent_state: Any = state_class()()
+            self.g_norm = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
+            self.o_proj = nn.Linear(width, hidden, bias=False)
+
+        def _ranks(self) -> dict[str, int]:
+            """Returns the rank of each pair of low-rank projections."""
+            spec = self.spec
+            ranks = {"w": spec.decay_rank, "a": spec.rate_rank, "g": spec.gate_rank}
+            return ranks if spec.first else {**ranks, "v": spec.value_rank}
+
+        def _low_rank(self, name: str, x: Tensor) -> Tensor:
+            """Runs a pair of low-rank projections with the activation between them. x: [batch, tokens, hidden]."""
+            y = self.get_submodule(f"{name}_lora_a")(x)
+            y = y.tanh() if name == "w" else y.sigmoid() if name == "g" else y
+            out: Tensor = self.get_submodule(f"{name}_lora_b")(y)
+            return out
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            previous_token = shifted(x, run, self.shift_state)
+            shares: dict[str, Any] = {
+                name: self.get_submodule(f"time_mix_{name}").weight for name in inputs_of_projections
+            }
+            inputs = {name: mixed_with(x, previous_token, share) for name, share in shares.items()}
+            r, k, v = (self.get_submodule(f"{name}_proj")(inputs[name]) for name in ("r", "k", "v"))
+            decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())
+            rate = self._low_rank("a", inputs["a"]).sigmoid()
+            if not self.spec.first:
+                v = torch.lerp(v, v, self._low_rank("v", inputs["v"]).sigmoid())
+            removed_key = nn.functional.normalize(self._split(k * self.k_k.weight), dim=-1)
+            k = k * (1 + (rate - 1) * self.k_a.weight)
+            y, state = self.wkv(
+                *(self._split(t) for t in (r, decay, k, v)),
+                removed_key,
+                self._split(rate),
+                self.recurrent_state.load(run),
+            )
+            self.recurrent_state.keep(run, state)
+            bonus = (self._split(r) * self._split(k * self.r_k.weight)).sum(-1, keepdim=True) * self._split(v)
+            y = self.g_norm(y.flatten(2).to(x.dtype)) + bonus.flatten(2)
+            result: Tensor = self.o_proj(y * self._low_rank("g", inputs["g"]))
+            return result
+
+        def _split(self, x: Tensor) -> Tensor:
+            """Splits the last axis into heads."""
+            heads: Tensor = x.unflatten(-1, (self.spec.num_heads, -1))
+            return heads
+
+    class ChannelMixReference(nn.Module):
+        """RWKV-7's channel mixing. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: Rwkv7ChannelMix, hidden: int) -> None:
+            super().__init__()
+            self.time_mix_k = vector(torch.linspace(0.1, 0.9, hidden))
+            self.shift_state: Any = state_class()()
+            self.key = nn.Linear(hidden, spec.intermediate_size, bias=False)
+            self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            previous_token = shifted(x, run, self.shift_state)
+            out: Tensor = self.value(self.key(mixed_with(x, previous_token, self.time_mix_k.weight)).relu().square())
+            return out
+
+    return {"time": TimeMixReference, "channel": ChannelMixReference}

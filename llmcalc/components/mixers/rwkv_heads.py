@@ -1,0 +1,188 @@
+"""RWKV-5 and RWKV-6: time mixing with a state of a matrix per head (Peng et al. 2024, arXiv:2404.05892).
+
+S ← w·S + kᵀv, o = r·(S + u·kᵀv), with a learned bonus u and a decay w per channel; then a norm of each head and a gate.
+RWKV-6 makes the decay and the shares of the token shift from the tokens, with low-rank projections (§4).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ...flow.axis import Axis, Beside, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops import DecayScan
+from ..base import Context, HeadDim, Heads, Real, TokenMixer, Width
+from ..norm import Norm, norm_reference
+from ..runtime import Run, state_class, vector
+from .token_shift import mixed_with, previous_tokens, shifted, token_shift
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NAMES = ("w", "k", "v", "r", "g")
+"""Inputs of the decay, the keys, the values, the receptance and the gate."""
+
+
+class RwkvHeadMix(TokenMixer):
+    """Time mixing of RWKV-5, and with low ranks of RWKV-6.
+
+    num_heads: the number of heads, each with a state of head_dim × head_dim.
+    head_dim: the size of a head.
+    shift_rank: the rank of the projections that give the shares of the token shift (RWKV-6); learned shares by default.
+    decay_rank: the rank of the projections that give the decay (RWKV-6); a learned decay by default.
+    norm_eps: the ε of the norm of each head, 1e-5 by default.
+    """
+
+    node_name: ClassVar[str] = "time_mix"
+    kind: ClassVar[str] = "linear_attention"
+    uncounted: ClassVar[str] = "the decays of RWKV's states"
+
+    type: Literal["rwkv_head_mix"] = "rwkv_head_mix"
+    num_heads: Heads
+    head_dim: HeadDim
+    shift_rank: Width | None = None
+    decay_rank: Width | None = None
+    norm_eps: Real = Field(default=1e-5, ge=0)
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if (self.shift_rank is None) != (self.decay_rank is None):
+            raise ValueError("decay_rank: RWKV-6 has it with shift_rank, RWKV-5 has neither; expected both or none")
+        return self
+
+    def source(self) -> str:
+        return "Peng et al. 2024, §4"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        all_heads: Shape = (heads, dim)
+        previous_token = previous_tokens(f, x)
+        inputs = self._inputs(f, x, previous_token)
+        f.hold(previous=previous_token)
+        receptance, key, value = (
+            f.linear(name, inputs[name[0]], *all_heads) for name in ("receptance", "key", "value")
+        )
+        gate = f.act(f.linear("gate", inputs["g"], *all_heads), "silu")
+        scan_inputs = [receptance, key, value, f.vector("time_first", *all_heads)]
+        decay = f.vector("time_decay", *all_heads)
+        if self.decay_rank is not None:
+            rank = Axis("decay_rank", self.decay_rank)
+            low_rank = f.act(f.linear("decay_a", inputs["w"], rank), "tanh")
+            decay = f.add(f.linear("decay_b", low_rank, *all_heads), decay)
+        rule = DecayScan(receptance.axes[0].size, dim.size, x.rows)
+        y = f.core("wkv", rule, *scan_inputs, f.act(decay, "exp"), axes=all_heads)
+        f.state("recurrent_state", heads, dim, dim, bits=32)
+        y = f.norm("ln_x", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
+        return f.linear("output", f.mul(y, gate), *x.axes)
+
+    def _inputs(self, f: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
+        """Returns the mix of each token with the previous one for each of `NAMES`."""
+        if self.shift_rank is None:
+            return {name: token_shift(f, x, previous_token, name) for name in NAMES[1:]}
+        ranks: list[Shape] = [(Axis(f"rank_{name}", self.shift_rank),) for name in NAMES]
+        low_rank = f.act(f.linear("shift_a", token_shift(f, x, previous_token, "x"), Beside(tuple(ranks))), "tanh")
+        inputs = {}
+        for name, part in zip(NAMES, f.split(low_rank, *ranks), strict=True):
+            share = f.add(f.linear(f"shift_b_{name}", part, *x.axes), f.vector(f"time_mix_{name}", *x.axes))
+            inputs[name] = f.add(f.mul(x, share), f.mul(previous_token, f.complement(share)))
+        return inputs
+
+    def describe(self, hidden_size: int) -> str:
+        return f"RWKV-{5 if self.shift_rank is None else 6} {self.num_heads} × {self.head_dim}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_heads=4, head_dim=6),
+            cls(num_heads=3, head_dim=8, shift_rank=5, decay_rank=7),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    inputs_of_projections = "wkvrg"
+
+    class Recurrence(nn.Module):
+        """S ← w·S + kᵀv, o = r·(S + u·kᵀv). All: [batch, tokens, heads, d] → (o, the last state)."""
+
+        def forward(
+            self, r: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
+        ) -> tuple[Tensor, Tensor]:
+            state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
+            out = []
+            for token in range(r.shape[1]):
+                update = k[:, token, :, :, None] @ v[:, token, :, None, :]
+                out.append((r[:, token, :, None, :] @ (state + bonus * update))[..., 0, :])
+                state = decay[:, token, :, :, None] * state + update
+            return torch.stack(out, 1), state
+
+    class HeadMixReference(nn.Module):
+        """Time mixing of RWKV-5 and RWKV-6. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: RwkvHeadMix, hidden: int) -> None:
+            super().__init__()
+            self.spec = spec
+            width = spec.num_heads * spec.head_dim
+            has_low_ranks = spec.shift_rank is not None and spec.decay_rank is not None
+            for name in inputs_of_projections if has_low_ranks else inputs_of_projections[1:]:
+                self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
+            if spec.shift_rank is not None and spec.decay_rank is not None:
+                self.time_mix_x = vector(torch.linspace(0.1, 0.9, hidden))
+                self.shift_a = nn.Linear(hidden, len(inputs_of_projections) * spec.shift_rank, bias=False)
+                for name in inputs_of_projections:
+                    self.add_module(f"shift_b_{name}", nn.Linear(spec.shift_rank, hidden, bias=False))
+                self.decay_a = nn.Linear(hidden, spec.decay_rank, bias=False)
+                self.decay_b = nn.Linear(spec.decay_rank, width, bias=False)
+            for name in ("receptance", "key", "value", "gate"):
+                self.add_module(name, nn.Linear(hidden, width, bias=False))
+            self.time_decay, self.time_first = vector(torch.linspace(-5, 1, width)), vector(torch.zeros(width))
+            self.wkv = Recurrence()
+            self.shift_state: Any = state_class()()
+            self.recurrent_state: Any = state_class()()
+            self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
+            self.output = nn.Linear(width, hidden, bias=False)
+
+        def _inputs(self, x: Tensor, run: Run) -> dict[str, Tensor]:
+            previous_token = shifted(x, run, self.shift_state)
+            shares: dict[str, Any] = {
+                name: self.get_submodule(f"time_mix_{name}").weight
+                for name in inputs_of_projections
+                if hasattr(self, f"time_mix_{name}")
+            }
+            if self.spec.shift_rank is not None:
+                low_rank = self.shift_a(mixed_with(x, previous_token, self.time_mix_x.weight)).tanh()
+                for name, part in zip(
+                    inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
+                ):
+                    shares[name] = self.get_submodule(f"shift_b_{name}")(part) + shares[name]
+            return {name: mixed_with(x, previous_token, share) for name, share in shares.items()}
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec = self.spec
+            inputs = self._inputs(x, run)
+            r, k, v = (
+                self.get_submodule(name)(inputs[name[0]]).unflatten(-1, (spec.num_heads, -1)).float()
+                for name in ("receptance", "key", "value")
+            )
+            decay = self.time_decay.weight.expand(*x.shape[:2], -1)
+            if spec.decay_rank is not None:
+                decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
+            decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
+            bonus = self.time_first.weight.float().unflatten(-1, (spec.num_heads, -1))[..., None]
+            y, state = self.wkv(r, k, v, decay, bonus, self.recurrent_state.load(run))
+            self.recurrent_state.keep(run, state)
+            y = self.ln_x(y.flatten(2).to(x.dtype))
+            result: Tensor = self.output(y * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
+            return result
+
+    return HeadMixReference

@@ -1,0 +1,145 @@
+"""Mamba-2's scan with Mamba's projections: Δ, B and C are made of the convolution's output (PLaMo 2).
+
+Preferred Networks 2025 (arXiv:2509.04897, §2). The scan is that of Dao & Gu 2024 (arXiv:2405.21060), with one group.
+vLLM: models/plamo2.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...algebra import Number
+from ...flow.axis import Axis, Beside, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops.recurrent import ProjectedChunkedScan, ProjectedHeadScan
+from ..base import (
+    ChunkSize,
+    Context,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    Kernel,
+    StateSize,
+    StepRank,
+    TokenMixer,
+)
+from ..norm import Norm, norm_reference
+from ..runtime import Run, causal_conv_class, state_class
+from .mamba import STATE_BITS
+from .mamba2 import scan_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class SelectiveMamba2(TokenMixer):
+    """A state-space mixer with several heads, whose steps and states depend on the convolved channels.
+
+    num_heads: the number of heads.
+    head_dim: the number of channels per head.
+    state_size: the number of state elements per channel.
+    time_step_rank: the rank of the projection to Δ.
+    conv_kernel: the kernel size of the convolution, which has no bias, 4 by default.
+    chunk_size: the number of tokens that a full pass computes at once, 256 by default.
+    norm: the norm on Δ, B and C, an RMSNorm by default.
+    """
+
+    node_name: ClassVar[str] = "mamba"
+    kind: ClassVar[str] = "state_space"
+    uncounted: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"
+
+    type: Literal["selective_mamba2"] = "selective_mamba2"
+    num_heads: Heads
+    head_dim: HeadDim
+    state_size: StateSize
+    time_step_rank: StepRank
+    conv_kernel: Kernel = 4
+    chunk_size: ChunkSize = 256
+    norm: Norm = Norm(type="rmsnorm")
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_heads, 1, self.head_dim)
+
+    def source(self) -> str:
+        return "Preferred Networks 2025 (arXiv:2509.04897), §2"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim, state = (
+            Axis("heads", self.num_heads),
+            Axis("head_dim", self.head_dim),
+            Axis("state", self.state_size),
+        )
+        inner_axes: Shape = (heads, dim)
+        gate, u = f.split(f.linear("in_proj", x, Beside((inner_axes, inner_axes))), inner_axes, inner_axes)
+        channels, kernel = Beside((inner_axes,)), self.conv_kernel
+        u = f.conv("conv1d", u, channels, kernel=kernel, groups=u.width, padding=kernel - 1)
+        f.state("conv_state", channels, Axis("kernel", kernel), kind="conv_state")
+        u = f.act(u, "silu").view(*inner_axes)
+        shapes: tuple[Shape, ...] = ((state,), (state,), (Axis("time_step_rank", self.time_step_rank),))
+        b, c, step = f.split(f.linear("bcdt_proj", u, Beside(shapes)), *shapes)
+        step = f.linear("dt_proj", f.norm("dt_norm", step, self.norm), heads)
+        scan_inputs = u, step, f.norm("b_norm", b, self.norm), f.norm("c_norm", c, self.norm)
+        sizes = step.width, self.head_dim, self.state_size, x.rows
+        y = f.alternatives(
+            chunked=lambda: f.core(
+                "scan", ProjectedChunkedScan(*sizes, self.chunk_size), *scan_inputs, axes=inner_axes
+            ),
+            step=lambda: f.core("scan", ProjectedHeadScan(*sizes), *scan_inputs, axes=inner_axes),
+        )
+        f.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
+        return f.linear("out_proj", f.mul(y, f.act(gate, "silu")), *x.axes)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        base: dict[str, Any] = {"num_heads": 4, "head_dim": 6, "state_size": 5, "time_step_rank": 7}
+        return [cls(**base, chunk_size=4), cls(**base, conv_kernel=3, norm=Norm(type="rmsnorm", weight=False))]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class SelectiveMamba2Reference(nn.Module):
+        """The mixer of PLaMo 2. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: SelectiveMamba2, context: Context) -> None:
+            super().__init__()
+            self.spec = spec
+            width, rank, state = spec.num_heads * spec.head_dim, spec.time_step_rank, spec.state_size
+            self.in_proj = nn.Linear(context.hidden_size, 2 * width, bias=False)
+            conv: Any = causal_conv_class()
+            self.conv1d = conv(width, spec.conv_kernel, False)
+            self.conv_state: Any = state_class()()
+            self.ssm_state: Any = state_class()()
+            self.bcdt_proj = nn.Linear(width, 2 * state + rank, bias=False)
+            self.dt_proj = nn.Linear(rank, spec.num_heads, bias=False)
+            self.dt_norm = norm_reference(spec.norm, rank)
+            self.b_norm, self.c_norm = norm_reference(spec.norm, state), norm_reference(spec.norm, state)
+            scan: Any = scan_class()
+            self.scan = scan(spec.num_heads, spec.chunk_size)
+            self.out_proj = nn.Linear(width, context.hidden_size, bias=False)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec = self.spec
+            gate, u = self.in_proj(x).chunk(2, -1)
+            u = nn.functional.silu(self.conv1d(u.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
+            b, c, step = self.bcdt_proj(u).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
+            step = self.dt_proj(self.dt_norm(step))
+            b, c = (t[:, :, None].expand(-1, -1, spec.num_heads, -1) for t in (self.b_norm(b), self.c_norm(c)))
+            stored_state = self.ssm_state.load(run)
+            y, last_state = self.scan(
+                u.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored_state is None else stored_state[0]
+            )
+            self.ssm_state.keep(run, last_state)
+            result: Tensor = self.out_proj(y.flatten(2) * nn.functional.silu(gate))
+            return result
+
+    return SelectiveMamba2Reference

@@ -1,0 +1,82 @@
+"""Embeddings of the n-grams that end at a token, averaged with the token's embedding (LongCat-Flash-Lite).
+
+An n-gram of tokens is hashed to a row of a table. Each table has its own number of rows and a projection to the model's
+width (Meituan 2026, arXiv:2601.21204). mlx-lm: models/longcat_flash_ngram (`NgramEmbedding`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+
+from pydantic import Field
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import LARGEST, Context, StackPart
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Size = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
+
+
+class NgramEmbedding(StackPart):
+    """Tables of n-grams, each with a projection to the width of the token's embedding.
+
+    vocab_sizes: the number of rows of each table.
+    embedding_size: the width of each table.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    vocab_sizes: tuple[Size, ...] = Field(min_length=1, max_length=64)
+    embedding_size: Size
+
+    def source(self) -> str:
+        return "Meituan 2026 (arXiv:2601.21204)"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Returns the mean of the token embeddings and of all projected n-grams. x: the token embeddings."""
+        total = x
+        for i, rows in enumerate(self.vocab_sizes):
+            ngram = Axis(f"ngram{i}", self.embedding_size)
+            row, _ = f.table(f"embedders_{i}", Axis("ngrams", rows), ngram, of=x.rows, kind=self.kind)
+            total = f.add(total, f.linear(f"post_projs_{i}", row, *x.axes, kind=self.kind))
+        return total
+
+    def reference(self, context: Context) -> nn.Module:
+        """Builds the tables and projections: token embeddings [batch, tokens, width] → same shape."""
+        return _reference_class()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(vocab_sizes=(7, 9, 11), embedding_size=5), cls(vocab_sizes=(13,), embedding_size=6)]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class NgramEmbeddingReference(nn.Module):
+        """Averages every token's embedding with the projected first row of each table."""
+
+        def __init__(self, spec: NgramEmbedding, width: int) -> None:
+            super().__init__()
+            self.tables = len(spec.vocab_sizes)
+            for i, rows in enumerate(spec.vocab_sizes):
+                self.add_module(f"embedders_{i}", nn.Embedding(rows, spec.embedding_size))
+                self.add_module(f"post_projs_{i}", nn.Linear(spec.embedding_size, width, bias=False))
+
+        def forward(self, x: Tensor) -> Tensor:
+            ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+            projected_ngrams = [
+                self.get_submodule(f"post_projs_{i}")(self.get_submodule(f"embedders_{i}")(ids))
+                for i in range(self.tables)
+            ]
+            mean: Tensor = torch.stack([x, *projected_ngrams]).mean(0)
+            return mean
+
+    return NgramEmbeddingReference

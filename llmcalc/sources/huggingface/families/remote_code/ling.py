@@ -1,0 +1,56 @@
+"""Ling 2.5 and Ring 2.5, and Ling 3 with a low rank of its queries: latent attention beside linear attention.
+
+All of them state the model type `bailing_hybrid`, whose class in transformers is Ling 3's without that low rank.
+
+Sources: vLLM's files in `Family.code` of each model type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...config import Config
+from ...family import Family
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, rmsnorm, uncounted_prediction
+from ..deepseek.deepseek import LATENT, mla
+from ..recurrent import delta
+from .experts import LING, LING_IGNORED, VLLM, ling_experts, ling_lightning
+
+
+def _ling_2_5(config: Config) -> Table:
+    """Reads Ling 2.5 and 2.6: lightning attention, with a layer of latent attention at the end of each group."""
+    uncounted_prediction(config)
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    group = config.size("layer_group_size")
+    mixers = ["linear" if (i + 1) % group else "full" for i in range(depth)]
+    networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    bias = config.flag("use_bias")
+    block = {
+        "attention": ling_lightning(config, norm),
+        "feed_forward": ling_experts(config),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    mixer_kinds: Table = {"linear": {}, "full": {"attention": mla(config)}}
+    network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config, bias)}}}
+    return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
+
+
+FAMILIES = {
+    "bailing_moe_v2_5": Family(
+        _ling_2_5,
+        {**LING, **LATENT, "q_lora_rank": None, "layer_group_size": 1, "linear_silu": False},
+        (LING_IGNORED - {"intermediate_size"})
+        | frozenset(
+            """
+            gated_attention_proj_granularity_type group_norm_size head_dim linear_rope num_key_value_heads
+            num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim
+            """.split()  # noqa: SIM905
+        ),
+        aliases={"linear_silu": "use_linear_silu"},
+        code=f"{VLLM}bailing_moe_linear.py",
+    ),
+    "bailing_moe_v3": replace(
+        delta.FAMILIES["bailing_hybrid"], read=delta.ling_3, code=f"{VLLM}bailing_moe_v3.py", writes={}, modules={}
+    ),
+}

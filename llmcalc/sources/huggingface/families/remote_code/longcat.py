@@ -1,0 +1,54 @@
+"""LongCat-Flash-Lite: LongCat-Flash with embeddings of n-grams beside those of tokens.
+
+Source: the file in `Family.code`; its hashes of n-grams have no parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .....components.base import LARGEST
+from ...config import Config
+from ...family import Quirks
+from ...parts import Table
+from ..deepseek import longcat_flash
+
+MOST_TABLES = 64
+
+
+def _longcat_flash_ngram(config: Config) -> Table:
+    """Reads LongCat-Flash-Lite: `emb_split_num` tables for each length of n-grams from 2 to `emb_neighbor_num`.
+
+    Table i has ngram_vocab_size_ratio · vocab_size + 2·i + 1 rows.
+    """
+    table = longcat_flash.longcat_flash(config)
+    hidden, longest = config.size("hidden_size"), config.size("emb_neighbor_num")
+    tables = config.size("emb_split_num") * (longest - 1)
+    if not 1 <= tables <= MOST_TABLES:
+        raise config.wrong("emb_neighbor_num", longest, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
+    rows = config.size("ngram_vocab_size_ratio") * config.size("vocab_size")
+    if rows + 2 * tables > LARGEST:
+        raise config.wrong(
+            "ngram_vocab_size_ratio", config.get("ngram_vocab_size_ratio"), f"tables of at most {LARGEST} rows"
+        )
+    table["decoder"]["ngram_embedding"] = {
+        "vocab_sizes": [rows + 2 * i + 1 for i in range(tables)],
+        "embedding_size": config.divided("emb_split_num", hidden, tables),
+    }
+    return table
+
+
+LONGCAT = longcat_flash.FAMILIES["longcat_flash"]
+
+FAMILIES = {
+    "longcat_flash_ngram": replace(
+        LONGCAT,
+        read=_longcat_flash_ngram,
+        defaults={**LONGCAT.defaults, "ngram_vocab_size_ratio": 78, "emb_neighbor_num": 4, "emb_split_num": 4},
+        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/longcat_flash_ngram.py",
+        writes={},
+        modules={},
+        quirks=Quirks(),
+        deviations=(),
+    )
+}

@@ -1,0 +1,78 @@
+"""MiniCPM-SALA: lightning attention beside sparse attention with an output gate, in layers that the config lists.
+
+Source: the modeling file in `Family.code`; sequences of up to `dense_len` tokens attend to all tokens.
+"""
+
+from __future__ import annotations
+
+from .....errors import shown
+from ...config import Config
+from ...family import Family
+from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, glu, rmsnorm, rope
+
+SPARSE, LIGHTNING = "minicpm4", ("lightning", "lightning_attn", "lightning-attn")
+
+
+def _minicpm_sala(config: Config) -> Table:
+    """Reads MiniCPM-SALA. Scales of the embedding and the residual stream have no parameters."""
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    types = config.texts("mixer_types")
+    if len(types) != depth or not {*types} <= {SPARSE, *LIGHTNING}:
+        raise config.wrong("mixer_types", types, f"{depth} times {SPARSE} or {LIGHTNING[-1]}")
+    if config.has("sparse_config"):
+        dense_length = config.table("sparse_config").get("dense_len")
+        beyond = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
+        config.notes.append(f"sparse_config: that a sequence{beyond} attends to some blocks alone is not counted")
+    block = {"attention": _sparse(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    kinds: Table = {"sparse": {}, "lightning": {"attention": _lightning(config, norm)}}
+    names = ["sparse" if name == SPARSE else "lightning" for name in types]
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+
+
+def _sparse(config: Config) -> Table:
+    """Returns the grouped-query attention of the sparse layers."""
+    gate: Table = {"output_gate": {"per": "element"}} if config.flag("attn_use_output_gate") else {}
+    position = rope(config) if config.flag("attn_use_rope") else None
+    return attention(config, position=position, **gate, **biases(config.flag("attention_bias"), *QKVO))
+
+
+def _lightning(config: Config, norm: Table) -> Table:
+    """Returns the lightning attention. norm: that of queries and keys, if it has one."""
+    heads = config.size("lightning_nh")
+    config.must("lightning_nkv", heads)
+    for name in ("use_output_gate", "use_output_norm"):
+        config.must(name, True)
+    bias = config.flag("attention_bias")
+    return {
+        "type": "lightning",
+        "num_attention_heads": heads,
+        "head_dim": config.size("lightning_head_dim"),
+        "hidden_act": "identity",
+        "qkv_bias": bias,
+        "o_bias": bias,
+        **({"position": rope(config)} if config.flag("lightning_use_rope") else {}),
+        **({"qk_norm": norm} if config.flag("qk_norm") else {}),
+    }
+
+
+FAMILIES = {
+    "minicpm_sala": Family(
+        _minicpm_sala,
+        {
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "attn_use_output_gate": False,
+            "attn_use_rope": True,
+            "lightning_use_rope": True,
+            "qk_norm": False,
+            "use_output_gate": False,
+            "use_output_norm": False,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"dim_model_base", "lightning_scale", "mup_denominator", "scale_depth", "scale_emb", "shift_labels"}),
+        code="https://huggingface.co/openbmb/MiniCPM-SALA modeling_minicpm_sala.py",
+    ),
+}

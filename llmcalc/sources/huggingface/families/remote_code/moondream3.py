@@ -1,0 +1,94 @@
+"""Moondream 3: a layer norm, then attention and a network or experts side by side; its text model's sizes are nested.
+
+Source: the file in `Family.code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...config import Config
+from ...family import Family
+from ...parts import QKVO, Table, biases, combined_kinds, decoder, layernorm, moe
+
+TEXT = {
+    "dim": 2048,
+    "ff_dim": 8192,
+    "n_layers": 24,
+    "vocab_size": 51200,
+    "max_context": 4096,
+    "n_heads": 32,
+    "n_kv_heads": 32,
+    "moe": None,
+}
+EXPERTS = {"start_layer": 4, "n_experts": 64, "n_experts_per_tok": 8, "expert_inner_dim": 1024}
+
+
+def _moondream3(config: Config) -> Table:
+    """Reads Moondream 3. The scales of queries and values by each token's projections (`tau`) are not counted."""
+    sections = config.table("config") if config.has("config") else {}
+    config.fields_read.add("config")
+    text = Config(_section(config, sections, "text"), TEXT, config.model_type, where="config.text.")
+    stated_experts = text.table("moe") if text.has("moe") else {}
+    experts = Config(stated_experts, EXPERTS, config.model_type, where="config.text.moe.")
+    hidden, depth = text.size("dim"), text.size("n_layers")
+    heads, kv_heads = text.size("n_heads"), text.size("n_kv_heads")
+    head_size = text.divided("n_heads", hidden, heads)
+    scales = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
+    config.notes += [
+        f"tau: the scales of queries and values are not counted: {scales:,} parameters",
+        "vision: its encoder is not counted",
+    ]
+    norm = layernorm()
+    mixer: Table = {
+        "num_attention_heads": heads,
+        **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
+        "position": {"type": "rope", "rotary_dim": min(32, head_size)},
+        **biases(True, *QKVO),
+    }
+    routed = moe(
+        experts.size("n_experts"),
+        experts.size("n_experts_per_tok"),
+        {"intermediate_size": experts.size("expert_inner_dim"), "hidden_act": "gelu", "gated": True},
+        router={"bias": True},
+    )
+    dense: Table = {
+        "intermediate_size": text.size("ff_dim"),
+        "hidden_act": "gelu_tanh",
+        **biases(True, "up_bias", "down_bias"),
+    }
+    block = {"attention": mixer, "feed_forward": dense, "norm": norm, "norm_placement": "pre", "parallel": "shared"}
+    first = experts.count("start_layer")
+    kinds: Table = {"dense": {}, "moe": {"feed_forward": routed}}
+    names = ["dense" if layer < first else "moe" for layer in range(depth)]
+    sizes = Config(
+        {
+            "vocab_size": text.size("vocab_size"),
+            "hidden_size": hidden,
+            "num_hidden_layers": depth,
+            "max_position_embeddings": text.size("max_context"),
+            "tie_word_embeddings": False,
+        },
+        {},
+        config.model_type,
+        "lm",
+    )
+    return decoder(sizes, block, norm, {"bias": True}, combined_kinds((names, kinds)))
+
+
+def _section(config: Config, sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns a table of the config; empty if it has none. Raises `InputError` for anything else."""
+    section = sections.get(name)
+    if section is not None and not isinstance(section, dict):
+        raise config.wrong(f"config.{name}", section, "a table of fields")
+    return section or {}
+
+
+FAMILIES = {
+    "moondream3": Family(
+        _moondream3,
+        generates=True,
+        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/moondream3.py",
+    ),
+}

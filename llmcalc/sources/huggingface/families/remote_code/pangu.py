@@ -1,0 +1,52 @@
+"""openPangu Ultra MoE: DeepSeek-V3's layers with norms before and after each sublayer.
+
+Source: the file in `Family.code`.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import Table, dense_or_moe
+from ..deepseek.deepseek import COMMON, LATENT, ROUTING, SIGMOID, deepseek, mla, routed
+
+
+def _pangu_ultra_moe(config: Config) -> Table:
+    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    config.must("sandwich_norm", True)
+    router: Table = SIGMOID if config.flag("router_enable_expert_bias") else {"router": {"scoring_func": "sigmoid"}}
+    table = deepseek(config, mla(config), routed(config, **router), dense_or_moe(config, depth, first_moe))
+    table["decoder"]["block"]["norm_placement"] = "sandwich"
+    for layer in table["decoder"].get("variants", {}).values():
+        if "norm_placement" in layer:
+            layer["norm_placement"] = "sandwich"
+    return table
+
+
+FAMILIES = {
+    "pangu_ultra_moe": Family(
+        _pangu_ultra_moe,
+        {
+            **COMMON,
+            **LATENT,
+            "moe_layer_freq": 1,
+            "n_shared_experts": None,
+            "first_k_dense_replace": 0,
+            "sandwich_norm": False,
+            "router_enable_expert_bias": False,
+        },
+        ROUTING,
+        aliases={
+            "kv_lora_rank": "attention_kv_lora_dim",
+            "q_lora_rank": "attention_q_lora_dim",
+            "qk_nope_head_dim": "attention_qk_dim",
+            "qk_rope_head_dim": "attention_qk_rope_dim",
+            "v_head_dim": "attention_v_dim",
+            "n_routed_experts": "num_routed_experts",
+            "n_shared_experts": "num_shared_experts",
+            "first_k_dense_replace": "num_dense_layers",
+            "num_nextn_predict_layers": "num_mtp_layers",
+        },
+        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/openpangu.py",
+    ),
+}

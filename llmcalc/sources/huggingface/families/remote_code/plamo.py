@@ -1,0 +1,133 @@
+"""PLaMo 2 and 3: norms before and after each sublayer; PLaMo 2 has state-space layers beside attention.
+
+Sources: the files of vLLM in `Family.code` of each model type.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    Table,
+    attention,
+    combined_kinds,
+    decoder,
+    glu,
+    listed_kinds,
+    offset_rmsnorm,
+    qk_norm,
+    rmsnorm,
+    rope,
+)
+
+
+def _plamo2(config: Config) -> Table:
+    """Reads PLaMo 2: every `mamba_step`-th layer has attention, in a window unless `full_attention_idx` lists it."""
+    eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
+    norm, heads, size = offset_rmsnorm(eps), config.size("num_attention_heads"), config.size("hidden_size_per_head")
+    window, full_layers = config.maybe("attention_window_size"), config.get("full_attention_idx")
+    full = set() if full_layers is None else set(config.sizes("full_attention_idx"))
+    mixer = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.size("num_key_value_heads"),
+        "head_dim": size,
+        "position": rope(config),
+        **qk_norm(rmsnorm(eps), "per_head"),
+    }
+    sliding = mixer if window is None else {**mixer, "sliding_window": window}
+    mamba: Table = {
+        "type": "selective_mamba2",
+        "num_heads": config.size("mamba_num_heads"),
+        "head_dim": size,
+        "state_size": config.size("mamba_d_state"),
+        "time_step_rank": max(64, config.size("hidden_size") // 16),
+        "conv_kernel": config.size("mamba_d_conv"),
+        "chunk_size": config.size("mamba_chunk_size"),
+        "norm": rmsnorm(eps),
+    }
+    block = {"attention": sliding, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    kinds: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
+    names = [
+        "mamba" if _is_mamba(config, i, depth, period) else "full" if window is None or i in full else "sliding"
+        for i in range(depth)
+    ]
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+
+
+def _is_mamba(config: Config, layer: int, depth: int, period: int) -> bool:
+    """Whether a layer has a state-space mixer; if no layer is at half the period, the last has attention."""
+    if not config.flag("mamba_enabled"):
+        return False
+    if period < 2:
+        raise config.wrong("mamba_step", period, "2 or more")
+    return layer != depth - 1 if depth <= period // 2 else layer % period != period // 2
+
+
+def _plamo3(config: Config) -> Table:
+    """Reads PLaMo 3: every `sliding_window_pattern`-th layer attends to all tokens."""
+    norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    window, windows = config.maybe("window_size", "sliding_window"), config.data.get("interleaved_sliding_window")
+    period = config.size("sliding_window_pattern")
+    config.fields_read.add("interleaved_sliding_window")
+    default = ["sliding" if (i + 1) % period else "full" for i in range(depth)]
+    if isinstance(windows, list):
+        sizes = {size for size in windows if size is not None}
+        if len(windows) != depth or len(sizes) > 1 or not all(type(size) is int and size > 0 for size in sizes):
+            raise config.wrong("interleaved_sliding_window", windows, f"{depth} times null or one size of a window")
+        default = ["full" if size is None else "sliding" for size in windows]
+        window = next(iter(sizes), window)
+    names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    mixer = attention(config, **qk_norm(norm))
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    sliding: Table = {} if window is None else {"attention": {"sliding_window": window}}
+    return decoder(config, block, norm, stack=combined_kinds((names, {"full": {}, "sliding": sliding})))
+
+
+VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
+
+FAMILIES = {
+    "plamo2": Family(
+        _plamo2,
+        {
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "hidden_size_per_head": 128,
+            "intermediate_size": 13312,
+            "vocab_size": 32000,
+            "max_position_embeddings": 2048,
+            "attention_window_size": 2048,
+            "full_attention_idx": None,
+            "mamba_enabled": True,
+            "mamba_d_state": 64,
+            "mamba_d_conv": 4,
+            "mamba_num_heads": 64,
+            "mamba_step": 2,
+            "mamba_chunk_size": 256,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+        },
+        frozenset({"capacity_factor", "eval_attention_n_bit", "eval_mlp_n_bit", "head_dim", "rope_local_theta"})
+        | {"expert_dropout", "group_size", "k_expert", "linear_type", "n_expert", "sparse_intermediate_size"}
+        | {"sparse_step", "shared_intermediate_size", "use_cache", "use_predefined_initial_state"},
+        code=f"{VLLM}plamo2.py",
+    ),
+    "plamo3": Family(
+        _plamo3,
+        {
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "sliding_window": None,
+            "sliding_window_pattern": 8,
+            "layer_types": None,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"initial_context_length", "rope_local_theta", "rope_scaling_factor"}),
+        code=f"{VLLM}plamo3.py",
+    ),
+}

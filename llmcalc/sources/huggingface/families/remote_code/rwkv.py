@@ -1,0 +1,148 @@
+"""RWKV-5, RWKV-6 and RWKV-7 in the forms of their Hugging Face classes; a norm follows the embeddings.
+
+Sources: the modeling files in `Family.code` of each model type.
+"""
+
+from __future__ import annotations
+
+from .....components.base import LARGEST
+from ...config import Config
+from ...family import DropoutFields, Family
+from ...parts import Table, decoder, layernorm
+
+LARGE = 4096
+"""Hidden size at which RWKV-6's low ranks are twice as large."""
+
+
+def _rwkv5(config: Config) -> Table:
+    return _rwkv_with_heads(config, {})
+
+
+def _rwkv6(config: Config) -> Table:
+    """Reads RWKV-6, whose class sets the low ranks by the hidden size."""
+    factor = 2 if config.size("hidden_size") == LARGE else 1
+    return _rwkv_with_heads(config, {"shift_rank": 32 * factor, "decay_rank": 64 * factor})
+
+
+def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
+    """Returns a model of RWKV-5 or RWKV-6. Its field num_attention_heads is not what its class reads."""
+    hidden, eps = config.size("hidden_size"), config.number("layer_norm_epsilon")
+    size = config.size("head_size")
+    config.fields_read.update(("num_attention_heads", "head_dim"))
+    width = config.maybe("attention_hidden_size") or hidden
+    mixing = {
+        "type": "rwkv_head_mix",
+        "num_heads": config.divided("head_size", width, size),
+        "head_dim": size,
+        "norm_eps": eps * config.size("head_size_divisor") ** 2,
+        **ranks,
+    }
+    width = config.maybe("intermediate_size") or max(32, 7 * hidden // 64 * 32)
+    if width > LARGEST:
+        raise config.wrong("hidden_size", hidden, f"a network of at most {LARGEST} channels, 3.5 times as wide")
+    channels = {"type": "rwkv_channel_mix", "intermediate_size": width}
+    return _with_first_norm(config, mixing, channels, eps)
+
+
+def _with_first_norm(config: Config, mixing: Table, channels: Table, eps: float, first: Table | None = None) -> Table:
+    """Returns a model of RWKV's layers. first: fields of the first layer's mixing that differ."""
+    norm = layernorm(eps)
+    block: Table = {"attention": mixing, "feed_forward": channels, "norm": norm, "norm_placement": "pre"}
+    changes: Table = {"input_norm": norm, **({"attention": {**mixing, **first}} if first else {})}
+    stack = {"variants": {"first": changes}, "first_layers": ["first"], "pattern": ["block"]}
+    return decoder(config, block, norm, stack=stack)
+
+
+def _rwkv7(config: Config) -> Table:
+    """Reads RWKV-7 in the form of flash-linear-attention, whose low ranks follow from the sizes unless stated."""
+    for name in ("attn", "norm_first", "norm_bias"):
+        config.must(name, config.defaults[name])
+    hidden, size = config.size("hidden_size"), config.size("head_dim")
+    widths = config.get("value_dim")
+    if widths not in (None, hidden, [hidden] * config.size("num_hidden_layers")):
+        raise config.wrong("value_dim", widths, f"{hidden}, the hidden_size, in every layer")
+    heads, eps = config.divided("head_dim", hidden, size), config.number("norm_eps")
+    config.fields_read.update(("num_heads", "num_attention_heads"))
+    mixing = {
+        "type": "rwkv7_time_mix",
+        "num_heads": heads,
+        "head_dim": size,
+        "norm_eps": eps * size,
+        **{
+            field: config.maybe(name) or max(32, round(share * hidden**0.5 * (scale or size / 64) / 32) * 32)
+            for field, name, share, scale in (
+                ("decay_rank", "decay_low_rank_dim", 2.5, None),
+                ("rate_rank", "a_low_rank_dim", 2.5, None),
+                ("value_rank", "v_low_rank_dim", 1.7, None),
+                ("gate_rank", "gate_low_rank_dim", 5, 1),
+            )
+        },
+    }
+    ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
+    width = config.maybe("intermediate_size") or -(-int(hidden * ratio) // 32) * 32
+    if not 0 < width <= LARGEST:
+        raise config.wrong("hidden_ratio", config.get("hidden_ratio"), f"a network of 1 to {LARGEST} channels")
+    channels = {"type": "rwkv7_channel_mix", "intermediate_size": width}
+    return _with_first_norm(config, mixing, channels, eps, {"first": True})
+
+
+RWKV = {
+    "vocab_size": 65536,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "head_size": 64,
+    "head_size_divisor": 8,
+    "attention_hidden_size": None,
+    "intermediate_size": None,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": False,
+}
+HUB = "https://huggingface.co/"
+
+FAMILIES = {
+    **{
+        kind: Family(
+            read,
+            RWKV,
+            frozenset({"rescale_every", "model_version"}),
+            aliases={"max_position_embeddings": "context_length"},
+            code=code,
+            dropout=DropoutFields({}),
+        )
+        for kind, read, code in (
+            ("rwkv5", _rwkv5, f"{HUB}RWKV/rwkv-5-world-1b5 modeling_rwkv5.py"),
+            ("rwkv6", _rwkv6, f"{HUB}RWKV/rwkv-6-world-1b6 modeling_rwkv6.py"),
+        )
+    },
+    "rwkv7": Family(
+        _rwkv7,
+        {
+            "hidden_size": 2048,
+            "hidden_ratio": 4,
+            "intermediate_size": None,
+            "num_hidden_layers": 24,
+            "head_dim": 64,
+            "decay_low_rank_dim": 64,
+            "gate_low_rank_dim": 128,
+            "a_low_rank_dim": 64,
+            "v_low_rank_dim": 16,
+            "max_position_embeddings": 2048,
+            "norm_first": True,
+            "norm_bias": True,
+            "norm_eps": 1e-5,
+            "attn": None,
+            "value_dim": None,
+            "tie_word_embeddings": False,
+            "vocab_size": 32000,
+        },
+        frozenset(
+            """
+            attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm hidden_act use_l2warp
+            """.split()  # noqa: SIM905
+        ),
+        aliases={"head_dim": "head_size"},
+        unread=frozenset(),
+        code="https://github.com/fla-org/flash-linear-attention/blob/main/fla/models/rwkv7/modeling_rwkv7.py",
+        dropout=DropoutFields({}),
+    ),
+}

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from typing import Any
+
+MIMO: dict[str, Any] = {
+    "model_type": "mimo_v2",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "v_head_dim": 8,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "hybrid_layer_pattern": [0, 1, 1, 0],
+    "moe_layer_freq": [0, 1, 1, 1],
+    "sliding_window_size": 8,
+    "max_position_embeddings": 64,
+}
+
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "MiMoV2ForCausalLM": [
+        {
+            **MIMO,
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 4,
+            "swa_head_dim": 12,
+            "swa_v_head_dim": 8,
+            "add_swa_attention_sink_bias": True,
+            "layernorm_epsilon": 1e-6,
+            "vision_config": {"depth": 2},
+        },
+        {**MIMO, "swa_num_attention_heads": 8, "swa_head_dim": 8, "attention_bias": True, "v_head_dim": 12},
+        {**MIMO, "hybrid_layer_pattern": [0] * 4, "moe_layer_freq": [1, 0, 1, 0], "tie_word_embeddings": True},
+    ],
+}
