@@ -104,6 +104,7 @@ STEMS = PartChoice(
         "convolution": "stem:ConvStem",
         "subsampling": "audio_stems:SubsamplingStem",
         "waveform": "audio_stems:WaveformStem",
+        "frames": "frame_stem:FrameStem",
     },
 )
 """Parts that give an encoder its input in the place of token embeddings."""

@@ -23,6 +23,7 @@ from .base import (
     BY_TORCH,
     Component,
     Context,
+    Flag,
     HiddenSize,
     Layers,
     PartWitness,
@@ -32,6 +33,7 @@ from .base import (
     Vocab,
     Width,
 )
+from .added_position import Learned
 from .choice import only
 from .choices import AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, Sharing
@@ -97,8 +99,10 @@ class Stack(Component):
     final_norm: the norm on the last layer's output; none by default.
     pooler: BERT's pooler on the output of the encoder of an encoder-decoder, whose vector nothing reads; none by
         default.
-    output_size: the width that a projection with a bias gives the output of the encoder of an encoder-decoder; none by
-        default.
+    output_positions: learned positions that are added to the output of the encoder of an encoder-decoder (Moonshine
+        streaming); none by default.
+    output_size: the width that a projection gives the output of the encoder of an encoder-decoder; none by default.
+    output_bias: whether that projection has a bias, true by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -126,7 +130,9 @@ class Stack(Component):
     entities: Entities | None = None
     final_norm: Norm | None = None
     pooler: Pooler | None = None
+    output_positions: Learned | None = None
     output_size: Width | None = None
+    output_bias: Flag = True
 
     renamed: ClassVar[Mapping[str, str]] = {
         "type_vocab_size": "token_types = { type_vocab_size = … }",
@@ -295,9 +301,11 @@ class Stack(Component):
         if self.pooler is not None:
             f.hold(x=x)
             f.part("pooler", self.pooler, x, role="no_grad", rows=Fixed("sequences of the source"))
-        return (
-            x if self.output_size is None else f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
-        )
+        if self.output_positions is not None:
+            x = f.add(x, f.in_format_of(x, f.part("output_positions", self.output_positions, x)))
+        if self.output_size is None:
+            return x
+        return f.linear("output_proj", x, Axis("hidden", self.output_size), bias=self.output_bias)
 
     def _first_input(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
         """Returns the input of the first layer."""
@@ -527,8 +535,10 @@ def _reference_class() -> type[nn.Module]:
                 self.norm = spec.final_norm.reference(context)
             if spec.pooler is not None:
                 self.pooler = spec.pooler.reference(context)
+            if spec.output_positions is not None:
+                self.output_positions = spec.output_positions.reference(context)
             if spec.output_size is not None:
-                self.output_proj = nn.Linear(context.hidden_size, spec.output_size)
+                self.output_proj = nn.Linear(context.hidden_size, spec.output_size, bias=spec.output_bias)
 
         def _optional_modules(self, part: Component | None, context: Context) -> tuple[Any, ...]:
             """Builds a part whose children belong to the stack: a tuple of one module, or empty without the part.
@@ -586,6 +596,8 @@ def _reference_class() -> type[nn.Module]:
             x = apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
             if hasattr(self, "pooler"):
                 self.pooler(x.detach())
+            if hasattr(self, "output_positions"):
+                x = x + self.output_positions(torch.arange(x.shape[1], device=x.device)).to(x.dtype)
             return self.output_proj(x) if hasattr(self, "output_proj") else x
 
     return StackReference
