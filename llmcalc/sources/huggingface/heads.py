@@ -20,6 +20,8 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "DoubleHeadsModel": "lm",
     "GenerationDecoder": "lm",
     "GenerationEncoder": "none",
+    "ForTextToText": "lm",
+    "ForSpeechToText": "lm",
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "classification",
     "ForQuestionAnswering": "classification",
