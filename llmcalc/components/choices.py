@@ -81,6 +81,7 @@ LAYERS = PartChoice(
         "dense_residual": "layers.dense_residual:DenseResidualLayer",
         "residual_gate": "layers.residual_gate:ResidualGateLayer",
         "block_residual": "layers.block_residual:BlockResidualLayer",
+        "conformer": "layers.conformer:ConformerLayer",
     },
 )
 """Every kind of layer in a stack."""
@@ -105,6 +106,7 @@ STEMS = PartChoice(
         "subsampling": "audio_stems:SubsamplingStem",
         "waveform": "audio_stems:WaveformStem",
         "frames": "frame_stem:FrameStem",
+        "spectrum": "spectrum_stem:SpectrumStem",
     },
 )
 """Parts that give an encoder its input in the place of token embeddings."""

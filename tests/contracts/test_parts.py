@@ -19,6 +19,7 @@ from llmcalc.components.head import LMHead
 from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
+from llmcalc.components.layers.conformer import ConformerLayer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.fourier import FourierMixer
@@ -157,6 +158,9 @@ def around_a_model(part: Component) -> ModelSpec:
             return (
                 encoder_decoder(part) if part.cross_attention and not part.idle_cross_attention else decoder(block=part)
             )
+        case ConformerLayer():
+            stack = Stack(num_hidden_layers=2, block=part)
+            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
         case Layer():
             return decoder(block=part)
         case Stack():
