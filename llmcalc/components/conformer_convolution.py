@@ -36,6 +36,8 @@ class ConformerConvolution(Part):
     multiplier: the number of output channels of the convolution per input channel, 1 by default.
     separable: whether a projection back to hidden follows the convolution, false by default.
     norm: the norm before the last activation, none by default.
+    convolved: whether the class has convolutions of width 1 in the place of the linear layers, which schemes of
+        quantization for linear layers leave as they are; false by default. Counts do not change.
     batch_norm: whether that norm is a batch norm, whose mean and variance per channel are stored as a buffer; false by
         default.
     centred: whether the convolution reads as many later frames as earlier ones; by default it reads earlier ones only.
@@ -50,6 +52,7 @@ class ConformerConvolution(Part):
     multiplier: Width = 1
     separable: Flag = False
     norm: Norm | None = None
+    convolved: Flag = False
     batch_norm: Flag = False
     centred: Flag = False
 
@@ -67,20 +70,26 @@ class ConformerConvolution(Part):
 
     def flow(self, f: Flow, x: Value) -> Value:
         hidden = x.axes
-        value, gate = f.split(f.linear("in_proj", x, Beside((hidden, hidden)), bias=self.bias), hidden, hidden)
+        value, gate = f.split(self._projected(f, "in_proj", x, Beside((hidden, hidden))), hidden, hidden)
         if self.gate_bias:
             value_bias, gate_bias = f.split(f.vector("gate_bias", Axis("halves", 2), *hidden, many=2), hidden, hidden)
             value, gate = f.add(value, value_bias), f.add(gate, gate_bias)
         y = f.mul(value, f.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
         y = f.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias)
-        y = f.linear("pointwise", y, *hidden, bias=self.bias) if self.separable else y.view(*hidden)
+        y = self._projected(f, "pointwise", y, *hidden) if self.separable else y.view(*hidden)
         y = y if self.norm is None else f.part("norm", self.norm, y)
         if self.batch_norm:
             with f.scope("norm", kind="norm"):
                 mean, scale = f.split(f.buffer("statistics", Axis("statistics", 2), *hidden), hidden, hidden)
                 y = f.norm("", f.mul(f.add(y, mean), scale), AFFINE)
-        return f.linear("out_proj", f.act(y, self.hidden_act), *hidden, bias=self.bias)
+        return self._projected(f, "out_proj", f.act(y, self.hidden_act), *hidden)
+
+    def _projected(self, f: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
+        """Records the projection of that name, as a linear layer or as a convolution of width 1."""
+        if self.convolved:
+            return f.conv(name, x, *out, kernel=1, bias=self.bias)
+        return f.linear(name, x, *out, bias=self.bias)
 
     def reference(self, context: Context) -> nn.Module:
         return _reference_class()(self, context.hidden_size)
@@ -102,6 +111,15 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return self.statistics(x) * self.weight + self.bias  # type: ignore[no-any-return]
 
+    class Pointwise(nn.Conv1d):
+        """A convolution of width 1. x: [batch, frames, width] → [batch, frames, output width]."""
+
+        def __init__(self, width: int, output_width: int, bias: bool) -> None:
+            super().__init__(width, output_width, 1, bias=bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
     class Statistics(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
@@ -120,18 +138,23 @@ def _reference_class() -> type[nn.Module]:
             self.spec = spec
             earlier_frames = spec.kernel_size // 2 if spec.centred else spec.kernel_size - 1
             self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)
-            self.in_proj = nn.Linear(width, 2 * width, bias=spec.bias)
+            self.in_proj = self._projection(width, 2 * width)
             if spec.gate_bias:
                 self.gate_bias = vector(torch.zeros(2, width))
             conv_width = width * spec.multiplier
             self.conv = nn.Conv1d(width, conv_width, spec.kernel_size, groups=width, bias=spec.bias)
             if spec.separable:
-                self.pointwise = nn.Linear(conv_width, width, bias=spec.bias)
+                self.pointwise = self._projection(conv_width, width)
             if spec.norm is not None:
                 self.norm = spec.norm.reference(Context(width))
             if spec.batch_norm:
                 self.norm = BatchNorm(width)
-            self.out_proj = nn.Linear(width, width, bias=spec.bias)
+            self.out_proj = self._projection(width, width)
+
+        def _projection(self, width: int, output_width: int) -> nn.Module:
+            if not self.spec.convolved:
+                return nn.Linear(width, output_width, bias=self.spec.bias)
+            return Pointwise(width, output_width, bias=self.spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
             value, gate = self.in_proj(x).chunk(2, -1)

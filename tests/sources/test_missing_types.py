@@ -26,8 +26,8 @@ MISSING = {
     speecht5 udop xmod
     """,
     "a wrapper of a text model without a reader": """
-    blt dia diffusion_gemma glm5_next idefics inkling2 inkling_mm_model kyutai_speech_to_text
-    mistral_large4 moshi qwen4_exp voxtral_realtime
+    blt dia diffusion_gemma glm5_next idefics inkling2 inkling_mm_model
+    mistral_large4 qwen4_exp voxtral_realtime
     """,
     "a draft model for speculative decoding": """
     gemma4_assistant gemma4_unified_assistant

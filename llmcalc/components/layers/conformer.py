@@ -75,7 +75,7 @@ class ConformerLayer(WholeLayer):
     def examples(cls) -> list[Self]:
         attention = RelativeAttention(num_attention_heads=4, head_dim=6, bias=True, segments=False)
         network = FeedForward(intermediate_size=40, hidden_act="silu", up_bias=True, down_bias=True)
-        convolution = ConformerConvolution(kernel_size=5, bias=True, batch_norm=True, centred=True)
+        convolution = ConformerConvolution(kernel_size=5, bias=True, convolved=True, batch_norm=True, centred=True)
         norm = Norm(type="layernorm")
         layer = cls(attention=attention, feed_forward=network, convolution=convolution, norm=norm)
         causal = ConformerConvolution(kernel_size=4, norm=norm)

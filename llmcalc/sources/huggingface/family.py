@@ -92,6 +92,8 @@ class Quirks:
     makes_mask: classes that build a mask from the ids if they are given none, and read their values for it.
     refuses_bfloat16: classes with operations that torch does not have in bfloat16 (Fourier transforms).
     refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
+    channels: the config field with the number of further tokens at each position, of audio, whose embeddings the class
+        adds to that of the text's token; empty for classes with one token at each position.
     counted_as: config fields → the value that is counted, in families whose classes replace modules by the length of a
         sequence (BigBird); not class names.
     """
@@ -100,6 +102,7 @@ class Quirks:
     makes_mask: tuple[str, ...] = ()
     refuses_cache: tuple[str, ...] = ()
     refuses_bfloat16: tuple[str, ...] = ()
+    channels: str = ""
     counted_as: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -153,7 +156,7 @@ class Family:
 
     modules: nodes of the tree whose modules have unusual names in its classes.
     earlier: components of its classes' names → the names in checkpoints that other versions or libraries wrote, applied
-        in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`).
+        in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`); `*` is an index in both.
     unconverted: patterns of modules that its checkpoints keep in the model's number format although their
         `quantization_config` does not list them, because its code never converts them.
     quirks: requirements for running its classes without real values.

@@ -109,6 +109,7 @@ def _encoder(config: Config, defaults: Table) -> Table:
         "kernel_size": kernel,
         "hidden_act": act,
         "bias": section.flag("convolution_bias"),
+        "convolved": True,
         "batch_norm": True,
         "centred": True,
     }
@@ -224,6 +225,23 @@ MODULES: Modules = {
     "lm_head": "proj_out",
 }
 
+EARLIER: dict[str, str] = {
+    "encoder.subsampling.linear": "encoder.pre_encode.out",
+    "decoder.proj": "encoder_decoder_proj",
+    "proj_out": "log_softmax.mlp.layer0",
+    **{f"encoder.layers.*.self_attn.{leaf}_proj": f"encoder.layers.*.self_attn.linear_{leaf}" for leaf in "qkv"},
+    "encoder.layers.*.self_attn.o_proj": "encoder.layers.*.self_attn.linear_out",
+    "encoder.layers.*.self_attn.relative_k_proj": "encoder.layers.*.self_attn.linear_pos",
+    **{
+        f"decoder.layers.*.{name}.{leaf}_proj": f"transf_decoder._decoder.layers.*.{sublayer}.{projection}"
+        for name, sublayer in (("self_attn", "first_sub_layer"), ("encoder_attn", "second_sub_layer"))
+        for leaf, projection in zip("qkvo", ("query_net", "key_net", "value_net", "out_projection"), strict=True)
+    },
+    "decoder.layers.*.mlp.fc1": "transf_decoder._decoder.layers.*.third_sub_layer.dense_in",
+    "decoder.layers.*.mlp.fc2": "transf_decoder._decoder.layers.*.third_sub_layer.dense_out",
+}
+"""Names of Cohere Transcribe's modules → those of NeMo, which its checkpoint has."""
+
 SECTIONS: dict[str, Any] = {"encoder_config": None, "is_encoder_decoder": True}
 
 FAMILIES = {
@@ -232,5 +250,5 @@ FAMILIES = {
         {**SECTIONS, "decoder_config": None, "vocab_size": 16384, "tie_word_embeddings": True},
         modules=MODULES,
     ),
-    "cohere_asr": Family(_cohere_asr, {**DECODER, **SECTIONS, "tie_word_embeddings": False}, modules=MODULES),
+    "cohere_asr": Family(_cohere_asr, {**DECODER, **SECTIONS, "tie_word_embeddings": False}, modules=MODULES, earlier=EARLIER),
 }
