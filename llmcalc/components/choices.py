@@ -82,6 +82,7 @@ LAYERS = PartChoice(
         "residual_gate": "layers.residual_gate:ResidualGateLayer",
         "block_residual": "layers.block_residual:BlockResidualLayer",
         "conformer": "layers.conformer:ConformerLayer",
+        "conditioned": "layers.conditioned:ConditionedLayer",
     },
 )
 """Every kind of layer in a stack."""

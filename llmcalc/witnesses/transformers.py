@@ -271,9 +271,11 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     ids, name = _tokens(model, batch, seq), type(model).__name__
     inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
     config: Any = model.config
-    channels = quirks_of({"model_type": config.model_type}).channels
-    if channels:
-        inputs = {"input_ids": ids[..., None].expand(-1, -1, 1 + getattr(config, channels))}
+    quirks = quirks_of({"model_type": config.model_type})
+    if quirks.channels:
+        inputs = {"input_ids": ids[..., None].expand(-1, -1, 1 + getattr(config, quirks.channels))}
+    dtype, device = next(model.parameters()).dtype, ids.device
+    inputs |= {name: torch.empty(shape(spec), dtype=dtype, device=device) for name, shape in quirks.adds.items()}
     if spec.encoder is not None and spec.encoder.stem is not None:
         stem = spec.encoder.stem
         inputs = {stem.input_name: torch.empty(stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")}

@@ -27,7 +27,7 @@ MISSING = {
     """,
     "a wrapper of a text model without a reader": """
     blt dia diffusion_gemma glm5_next idefics inkling2 inkling_mm_model
-    mistral_large4 qwen4_exp voxtral_realtime
+    mistral_large4 qwen4_exp
     """,
     "a draft model for speculative decoding": """
     gemma4_assistant gemma4_unified_assistant

@@ -94,6 +94,7 @@ class Quirks:
     refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
     channels: the config field with the number of further tokens at each position, of audio, whose embeddings the class
         adds to that of the text's token; empty for classes with one token at each position.
+    adds: argument that classes need beside the ids → its shape, for a model.
     counted_as: config fields → the value that is counted, in families whose classes replace modules by the length of a
         sequence (BigBird); not class names.
     """
@@ -103,6 +104,7 @@ class Quirks:
     refuses_cache: tuple[str, ...] = ()
     refuses_bfloat16: tuple[str, ...] = ()
     channels: str = ""
+    adds: Mapping[str, Callable[[ModelSpec], tuple[int, ...]]] = field(default_factory=dict)
     counted_as: Mapping[str, Any] = field(default_factory=dict)
 
 
