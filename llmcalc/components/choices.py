@@ -82,6 +82,7 @@ LAYERS = PartChoice(
         "residual_gate": "layers.residual_gate:ResidualGateLayer",
         "block_residual": "layers.block_residual:BlockResidualLayer",
         "conformer": "layers.conformer:ConformerLayer",
+        "adapted": "layers.adapted:AdaptedLayer",
         "conditioned": "layers.conditioned:ConditionedLayer",
     },
 )

@@ -33,7 +33,7 @@ MISSING = {
     gemma4_assistant gemma4_unified_assistant
     """,
     "a model of proteins, robots or music beside text": """
-    evolla musicgen musicgen_melody pi0 pop2piano
+    musicgen musicgen_melody pi0 pop2piano
     """,
 }
 """Reason → the model types that are not read."""

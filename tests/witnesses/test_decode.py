@@ -25,7 +25,7 @@ from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScor
 from llmcalc.sources.huggingface.registry import FILES, text_of
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.measure import count_flops
-from llmcalc.witnesses.transformers import CACHE_NAMES, build, cache_argument, quirks_of
+from llmcalc.witnesses.transformers import CACHE_NAMES, added_inputs, build, cache_argument, quirks_of, with_channels
 from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.with_past import WithPast
@@ -228,17 +228,19 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
 
     model: Any = build(config)
     device = next(model.parameters()).device
-    ids = torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device)
+    ids = with_channels(model, torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device))
     name = "input_ids"
-    inputs: dict[str, Any] = {"use_cache": True}
+    inputs: dict[str, Any] = {"use_cache": True, **added_inputs(spec, model)}
+    makes_mask = type(model).__name__.endswith(quirks_of(config).makes_mask)  # then it reads values of the ids
     if spec.encoder is not None:
         stem, masks = spec.encoder.stem, {}
-        if type(model).__name__.endswith(quirks_of(config).makes_mask):  # else it reads values of the ids
+        if makes_mask:
             masks = {"attention_mask": torch.zeros(BATCH, 1, 1, 1, dtype=torch.bfloat16, device=device)}
             inputs |= masks | {f"decoder_{key}": mask for key, mask in masks.items()}
         source = ids if stem is None else torch.empty(stem.frames(BATCH, CONTEXT), dtype=torch.bfloat16, device=device)
         name, inputs["encoder_outputs"] = "decoder_input_ids", model.get_encoder()(source, **masks)
-    out = model(**{name: ids}, **inputs)
+    empty = {cache_argument(model): DynamicCache(config=model.config)} if makes_mask and spec.encoder is None else {}
+    out = model(**{name: ids}, **inputs, **empty)
     word = next((word for word in CACHE_NAMES if word in out), "")
     kept = {word: out[word]} if word else {}
     if not kept:  # the class fills a given cache, and creates none

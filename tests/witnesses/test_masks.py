@@ -24,7 +24,7 @@ from tests.builders import WITH_CLASSES, run_config, spec_of
 SEQ = 40
 WITHOUT_WEIGHTS = {
     *("falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "moonshine", "rwkv", "speech_to_text", "whisper", "xlstm"),
-    *("canary", "cohere_asr", "kyutai_speech_to_text", "moonshine_streaming"),
+    *("canary", "cohere_asr", "kyutai_speech_to_text", "moonshine_streaming", "voxtral_realtime_text"),
 }
 """Families whose classes have no attention, return its weights by block, or read audio."""
 
@@ -41,6 +41,7 @@ IDLE = {
 
 OTHERWISE = {
     "diffllama": "gives the difference of two maps as one",
+    "moshi": "masks no token in a pass, whose cache then keeps those of the window",
     "minimax": "gives those of its linear attention too",
     "yoso": "gives the output of its heads in place of the weights",
 }

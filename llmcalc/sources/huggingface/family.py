@@ -147,8 +147,8 @@ class Family:
     tower_file: the file in `towers` that reads its vision and audio encoders.
     uncounted_encoders: section of a wrapper's config → the model type of the encoder that its class builds from it, for
         encoders that are not supported; a remark names each.
-    uncounted_modules: the modules of its class that hold what is not counted, joined by ` + `, for a class that has
-        them beside a text model whose config is flat; a comparison leaves them out.
+    uncounted_modules: the modules of its class that hold what is not counted, joined by ` + ` (`*` is an index), for a
+        class that has them beside a text model whose config is flat; a comparison leaves them out.
 
     writes: field → its value, for config fields that have a special meaning here or exist only in this family.
     spelled_as_read: whether its aliases are those of older files and not those of its class.

@@ -22,6 +22,7 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "GenerationEncoder": "none",
     "ForTextToText": "lm",
     "ForSpeechToText": "lm",
+    "ForProteinText2Text": "lm",
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "classification",
     "ForQuestionAnswering": "classification",

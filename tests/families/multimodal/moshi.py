@@ -15,13 +15,26 @@ SMALL: dict[str, Any] = {
     "sliding_window": 8,
     "num_codebooks": 3,
 }
-MOSHI: dict[str, Any] = {"model_type": "moshi", **SMALL}
+CODEC: dict[str, Any] = {"model_type": "mimi", "num_hidden_layers": 1, "num_filters": 8}
+MOSHI: dict[str, Any] = {
+    "model_type": "moshi",
+    **SMALL,
+    "audio_vocab_size": 10,
+    "audio_encoder_config": CODEC,
+    "depth_decoder_config": {
+        "model_type": "moshi_depth",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "ffn_dim": 8,
+    },
+}
 KYUTAI: dict[str, Any] = {
     "model_type": "kyutai_speech_to_text",
     **SMALL,
     "codebook_vocab_size": 10,
     "audio_pad_token_id": 100,
-    "codec_config": {"model_type": "mimi", "num_hidden_layers": 1, "num_filters": 8},
+    "codec_config": CODEC,
 }
 
 SHAPES = {

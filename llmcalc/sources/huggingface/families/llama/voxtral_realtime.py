@@ -61,7 +61,7 @@ FAMILIES = {
             "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-6,
             "sliding_window": 4096,
-            "tie_word_embeddings": True,
+            "tie_word_embeddings": False,
         },
         quirks=Quirks(adds={"t_cond": lambda spec: (1, spec.hidden_size)}),
         modules={"condition": "ada_rms_norm", "condition.in_proj": "linear1", "condition.out_proj": "linear2"},

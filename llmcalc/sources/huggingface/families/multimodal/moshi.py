@@ -87,6 +87,7 @@ FAMILIES = {
         frozenset({"audio_vocab_size", "num_codebooks"}),
         towers="MoshiForConditionalGeneration",
         uncounted_encoders={"audio_encoder_config": "mimi", "depth_decoder_config": "moshi_depth"},
+        uncounted_modules="embed_tokens.* + audio_encoder + depth_decoder",
         quirks=Quirks(makes_mask=EVERY),
         modules=MODULES,
     ),
