@@ -32,6 +32,7 @@ MIXERS = PartChoice(
         "dynamic_mask": "mixers.dynamic_mask:DynamicMaskAttention",
         "merged": "mixers.merged:MergedAttention",
         "relative": "mixers.relative:RelativeAttention",
+        "relative_keys": "relative_keys:RelativeKeyAttention",
         "context": "mixers.context:ContextAttention",
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
@@ -109,6 +110,7 @@ STEMS = PartChoice(
         "waveform": "audio_stems:WaveformStem",
         "frames": "frame_stem:FrameStem",
         "spectrum": "spectrum_stem:SpectrumStem",
+        "wave": "wave_stem:WaveStem",
     },
 )
 """Parts that give an encoder its input in the place of token embeddings."""
@@ -131,6 +133,7 @@ OTHERS = PartChoice(
         "second_stream": "idle:SecondStream",
         "entities": "entities:Entities",
         "input_features": "input_features:InputFeatures",
+        "relative_keys": "relative_keys:RelativeKeys",
     },
 )
 """Parts with a field of their own in a spec, and with examples of their own."""

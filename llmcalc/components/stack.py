@@ -53,12 +53,13 @@ if TYPE_CHECKING:
     from .input_features import InputFeatures
     from .layers.per_layer import PerLayerEmbedding
     from .pooler import Pooler
+    from .relative_keys import RelativeKeys
     from .token_types import TokenTypes
 else:
     PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
     SecondStream, Entities = only("idle:SecondStream"), only("entities:Entities")
-    InputFeatures = only("input_features:InputFeatures")
+    InputFeatures, RelativeKeys = only("input_features:InputFeatures"), only("relative_keys:RelativeKeys")
     RelativeBias, Pooler = only("distance:RelativeBias"), only("pooler:Pooler")
 
 BASE = "block"
@@ -89,6 +90,7 @@ class Stack(Component):
     embedding_norm: the norm on the sum of the embeddings; none by default.
     input_size: the width of the embeddings if a projection to hidden_size follows (ELECTRA, ALBERT); none by default.
     relative_bias: the bias that every layer adds to its scores (T5); none by default.
+    relative_keys: the table of keys by distance that every layer reads (SpeechT5); none by default.
     relative_embedding: the table of relative positions that every layer projects (DeBERTa); none by default.
     side_convolution: the convolution beside the first layer (DeBERTa); none by default.
     per_layer_embedding: the embedding that gives every layer a small vector per token (Gemma 3n); none by default.
@@ -122,6 +124,7 @@ class Stack(Component):
     embedding_norm: Norm | None = None
     input_size: Width | None = None
     relative_bias: RelativeBias | None = None
+    relative_keys: RelativeKeys | None = None
     relative_embedding: RelativeEmbedding | None = None
     side_convolution: SideConvolution | None = None
     per_layer_embedding: PerLayerEmbedding | None = None
@@ -207,6 +210,7 @@ class Stack(Component):
             "input_features": self.input_features,
             "token_types": self.token_types,
             "relative_bias": self.relative_bias,
+            "relative_keys": self.relative_keys,
             "relative_embedding": self.relative_embedding,
             "side_convolution": self.side_convolution,
             "per_layer_embedding": self.per_layer_embedding,
@@ -268,6 +272,7 @@ class Stack(Component):
         """Records the layers and returns the output of the stack. x: the input of the first layer."""
         slots: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
             ("relative_bias", self.relative_bias, {}),
+            ("relative_keys", self.relative_keys, {}),
             ("relative_embedding", self.relative_embedding, {}),
             ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
         )
@@ -513,6 +518,7 @@ def _reference_class() -> type[nn.Module]:
                 self.input_proj = nn.Linear(spec.input_size, context.hidden_size)
             for name, part, arguments in (
                 ("relative_bias", spec.relative_bias, ()),
+                ("relative_keys", spec.relative_keys, ()),
                 ("relative_embedding", spec.relative_embedding, ()),
                 ("per_layer_embedding", spec.per_layer_embedding, (spec.num_hidden_layers,)),
                 ("side_convolution", spec.side_convolution, ()),
@@ -578,6 +584,8 @@ def _reference_class() -> type[nn.Module]:
                     share: Any = getattr(module, "before_layers", None)
                     if share is not None:
                         share(x, run)
+            if hasattr(self, "relative_keys"):
+                run.memo["relative_keys"] = self.get_submodule("relative_keys")(x)
             if hasattr(self, "relative_embedding"):
                 run.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
             if hasattr(self, "per_layer_embedding"):

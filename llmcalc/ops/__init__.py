@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         SelectiveScan,
         State,
     )
-    from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore
+    from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore, PairScores
 
 __all__ = [
     "AttentionCore",
@@ -70,6 +70,7 @@ __all__ = [
     "MatrixMemory",
     "Norm",
     "Op",
+    "PairScores",
     "ParamTensor",
     "Product",
     "SelectiveScan",

@@ -131,6 +131,20 @@ class DistanceScores(Op):
 
 
 @frozen(slots=True)
+class PairScores(Op):
+    """The product, per head, of each token's query with a key for each pair of tokens, which all heads share."""
+
+    effects = FLOPS
+
+    heads: Number
+    head_dim: Number
+    rows: Rows
+
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * run.available(self.rows) * self.heads * self.head_dim
+
+
+@frozen(slots=True)
 class EntryCache(Op):
     """A cache with one entry per `rate` tokens, and `rest` elements per token that no entry has yet (DeepSeek-V4)."""
 

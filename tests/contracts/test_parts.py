@@ -33,6 +33,7 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.projection_head import ProjectionHead
 from llmcalc.components.proposal import Proposal
+from llmcalc.components.relative_keys import RelativeKeyAttention, RelativeKeys
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import Stem
 from llmcalc.components.target_states import TargetStates
@@ -89,6 +90,18 @@ def around_a_model(part: Component) -> ModelSpec:
                 tie_word_embeddings=False,
                 encoder=Stack(num_hidden_layers=2, block=block),
             )
+        case RelativeKeyAttention():
+            keys = RelativeKeys(max_distance=part.max_distance, head_dim=part.head_dim)
+            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
+            return ModelSpec(
+                vocab_size=50,
+                hidden_size=HIDDEN,
+                tie_word_embeddings=False,
+                encoder=Stack(num_hidden_layers=2, block=block, relative_keys=keys),
+            )
+        case RelativeKeys():
+            mixer = RelativeKeyAttention(num_attention_heads=4, head_dim=part.head_dim, max_distance=part.max_distance)
+            return around_a_model(mixer)
         case MergedAttention():
             both = encoder_decoder(Block.examples()[-1])
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")

@@ -24,7 +24,7 @@ from tests.builders import WITH_CLASSES, run_config, spec_of
 SEQ = 40
 WITHOUT_WEIGHTS = {
     *("falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "moonshine", "rwkv", "speech_to_text", "whisper", "xlstm"),
-    *("canary", "cohere_asr", "kyutai_speech_to_text", "moonshine_streaming", "voxtral_realtime_text"),
+    *("canary", "cohere_asr", "kyutai_speech_to_text", "moonshine_streaming", "speecht5", "voxtral_realtime_text"),
 }
 """Families whose classes have no attention, return its weights by block, or read audio."""
 
