@@ -200,7 +200,7 @@ def _checks(
             )
         )
 
-    uncounted_params = uncounted_parameters(config, model)
+    uncounted_params = sum(uncounted_parameters(config, model).values())
     yield Check(
         "model",
         "parameters",
@@ -233,14 +233,14 @@ def _checks(
             yield Check("model", "cache_bytes", bits_to_bytes(bits), measured_pass.cache, witness, seq)
 
 
-def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> int:
-    """Returns the parameters of modules that a family's record declares as not counted."""
+def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
+    """Returns name → number of elements of the parameters that a family's record declares as not counted."""
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
-        return 0
+        return {}
     places = [re.escape(place).replace(r"\*", r"\d+") for place in family.uncounted_modules.split(" + ")]
     pattern = re.compile(rf"({'|'.join(places)})\.")
-    return sum(p.numel() for name, p in model.named_parameters() if pattern.match(f"{name}."))
+    return {name: p.numel() for name, p in model.named_parameters() if pattern.match(f"{name}.")}
 
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:

@@ -30,6 +30,7 @@ WITHOUT_WEIGHTS = {
 
 IDLE = {
     "blip_text_model",
+    "evolla",
     "kosmos_2_text_model",
     "kosmos_2_5_text_model",
     "mllama_text_model",
@@ -37,7 +38,7 @@ IDLE = {
     "pp_formulanet_text",
     "trocr",
 }
-"""Families whose classes attend to an image, which these passes do not have, or that the library does not export."""
+"""Families whose classes attend to an image or a protein, which these passes do not have, or that the library does not export."""
 
 OTHERWISE = {
     "diffllama": "gives the difference of two maps as one",
