@@ -16,7 +16,20 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..flow.verbs.pairs import value_of_pairs
-from .base import Context, Flag, HeadDim, Heads, HeadSizes, Positions, StackPart, Standing, TokenMixer, Unscalable
+from .base import (
+    BY_TORCH,
+    Context,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    PartWitness,
+    Positions,
+    StackPart,
+    Standing,
+    TokenMixer,
+    Unscalable,
+)
 from .runtime import Run, apply_dropout
 
 if TYPE_CHECKING:
@@ -30,6 +43,7 @@ class RelativeKeys(StackPart):
     head_dim: the size of a head.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
 
@@ -67,6 +81,7 @@ class RelativeKeyAttention(TokenMixer):
     bias: whether the projections have a bias, false by default.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)

@@ -117,7 +117,10 @@ class WaveStem(Stem):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        convolutions = (WaveConvolution(channels=6, kernel=5, stride=3), WaveConvolution(channels=8, kernel=2, stride=2))
+        convolutions = (
+            WaveConvolution(channels=6, kernel=5, stride=3),
+            WaveConvolution(channels=8, kernel=2, stride=2),
+        )
         stem = cls(convolutions=convolutions, position_kernel=4, position_groups=2)
         return [stem, stem.model_copy(update={"bias": True, "norms": "all", "position_kernel": 3, "mask": False})]
 

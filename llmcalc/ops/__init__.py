@@ -39,7 +39,16 @@ if TYPE_CHECKING:
         SelectiveScan,
         State,
     )
-    from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore, PairScores
+    from .sparse import (
+        BlockCore,
+        DistanceScores,
+        EntryCache,
+        EntryScores,
+        LastWindow,
+        LocalCore,
+        MaskedCore,
+        PairScores,
+    )
 
 __all__ = [
     "AttentionCore",

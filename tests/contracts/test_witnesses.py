@@ -269,11 +269,7 @@ NOT_KNOWN: Mapping[str, str] = {
     "part frames": "new: asinh, and convolutions with strides, were not compared",
     "part spectrum": "new: convolutions over time and frequency were not compared",
     "part wave": "new: convolutions with strides, and weight norm, were not compared",
-    "part relative_keys": "new: keys of all pairs of positions were not compared",
-    "mixer relative_keys": "new: keys of all pairs of positions were not compared",
     "layer conformer": "new: convolutions with a batch norm were not compared",
-    "layer conditioned": "new: norms that depend on a condition were not compared",
-    "layer adapted": "new: its idle adapter was not compared",
     **{f"rule of a processor {name}": TOKENS_ALONE for name in RULES},
     "part gate": "new: one of its forms, a bias of each head, was not compared",
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context
+from ..base import BY_TORCH, Context, PartWitness
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -29,6 +29,7 @@ class AdaptedLayer(Block):
     adapter: the cross-attention and the network of the adapter.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
     type: Literal["adapted"] = "adapted"  # type: ignore[assignment]

@@ -13,8 +13,10 @@ from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, attention, biases, decod
 
 def _evolla(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # the class ties nothing
-    norm, width, depth = rmsnorm(config.number("rms_norm_eps")), config.size("hidden_size"), config.size(
-        "num_hidden_layers"
+    norm, width, depth = (
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("hidden_size"),
+        config.size("num_hidden_layers"),
     )
     heads = config.size("num_attention_heads")
     config.divided("num_attention_heads", width, heads)

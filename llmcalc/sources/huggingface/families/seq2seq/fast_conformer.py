@@ -250,5 +250,7 @@ FAMILIES = {
         {**SECTIONS, "decoder_config": None, "vocab_size": 16384, "tie_word_embeddings": True},
         modules=MODULES,
     ),
-    "cohere_asr": Family(_cohere_asr, {**DECODER, **SECTIONS, "tie_word_embeddings": False}, modules=MODULES, earlier=EARLIER),
+    "cohere_asr": Family(
+        _cohere_asr, {**DECODER, **SECTIONS, "tie_word_embeddings": False}, modules=MODULES, earlier=EARLIER
+    ),
 }

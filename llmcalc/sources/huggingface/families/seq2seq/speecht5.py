@@ -68,7 +68,9 @@ def _stem(config: Config, hidden: int) -> Table:
     count = len(lists["dim"])
     for name, sizes in lists.items():
         if len(sizes) != count or not sizes or 0 in sizes:
-            raise config.wrong(f"conv_{name}", sizes, f"{max(count, 1)} positive whole numbers, as many as conv_dim has")
+            raise config.wrong(
+                f"conv_{name}", sizes, f"{max(count, 1)} positive whole numbers, as many as conv_dim has"
+            )
     groups = config.size("num_conv_pos_embedding_groups")
     config.divided("num_conv_pos_embedding_groups", hidden, groups)
     is_masked = config.number("mask_time_prob") > 0 or config.number("mask_feature_prob") > 0
