@@ -1,8 +1,8 @@
 """The stem of a streaming speech encoder, which reads frames of samples and looks at no later one.
 
-Moonshine v2 (transformers: models/moonshine_streaming, `MoonshineStreamingEncoderEmbedder`): each frame is standardized
-and compressed by asinh with a learned gain; a linear layer and two causal convolutions with a stride of 2 follow, so
-four frames become one position.
+Moonshine streaming (transformers: models/moonshine_streaming, `MoonshineStreamingEncoderEmbedder`): each frame is
+standardized and compressed by asinh with a learned gain; a linear layer and two causal convolutions with a stride of 2
+follow, so four frames become one position.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FrameStem(Stem):
     frame_size: Width
 
     def source(self) -> str:
-        return "Moonshine v2 2026"
+        return "Useful Sensors 2026"
 
     def frames_read(self) -> Value:
         return Value(Multiple("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)

@@ -17,13 +17,11 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..flow.verbs.pairs import value_of_pairs
 from .base import (
-    BY_TORCH,
     Context,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
-    PartWitness,
     Positions,
     StackPart,
     Standing,
@@ -43,7 +41,6 @@ class RelativeKeys(StackPart):
     head_dim: the size of a head.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
 
@@ -81,7 +78,6 @@ class RelativeKeyAttention(TokenMixer):
     bias: whether the projections have a bias, false by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)

@@ -19,6 +19,7 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.rows import Fixed
+from .added_position import Learned
 from .base import (
     BY_TORCH,
     Component,
@@ -33,7 +34,6 @@ from .base import (
     Vocab,
     Width,
 )
-from .added_position import Learned
 from .choice import only
 from .choices import AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, Sharing

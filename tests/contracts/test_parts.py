@@ -75,6 +75,19 @@ def local_encoder(attention: LocalAttention, bias: RelativeBias | None) -> Model
     return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
 
 
+def encoder(**fields: Any) -> ModelSpec:
+    stack = Stack(num_hidden_layers=2, **fields)
+    return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+
+
+def encoder_with_keys(part: RelativeKeyAttention | RelativeKeys) -> ModelSpec:
+    keys = RelativeKeys(max_distance=part.max_distance, head_dim=part.head_dim)
+    attention = RelativeKeyAttention(num_attention_heads=4, head_dim=part.head_dim, max_distance=part.max_distance)
+    attention = part if isinstance(part, RelativeKeyAttention) else attention
+    block = Block(attention=attention, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
+    return encoder(block=block, relative_keys=keys)
+
+
 def around_a_model(part: Component) -> ModelSpec:
     """A small model that contains the part."""
     match part:
@@ -83,25 +96,9 @@ def around_a_model(part: Component) -> ModelSpec:
         case Attention():
             return decoder(attention=part)
         case RelativeAttention() | FourierMixer() | GroupedProjectionAttention():
-            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
-            return ModelSpec(
-                vocab_size=50,
-                hidden_size=HIDDEN,
-                tie_word_embeddings=False,
-                encoder=Stack(num_hidden_layers=2, block=block),
-            )
-        case RelativeKeyAttention():
-            keys = RelativeKeys(max_distance=part.max_distance, head_dim=part.head_dim)
-            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
-            return ModelSpec(
-                vocab_size=50,
-                hidden_size=HIDDEN,
-                tie_word_embeddings=False,
-                encoder=Stack(num_hidden_layers=2, block=block, relative_keys=keys),
-            )
-        case RelativeKeys():
-            mixer = RelativeKeyAttention(num_attention_heads=4, head_dim=part.head_dim, max_distance=part.max_distance)
-            return around_a_model(mixer)
+            return encoder(block=Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post"))
+        case RelativeKeyAttention() | RelativeKeys():
+            return encoder_with_keys(part)
         case MergedAttention():
             both = encoder_decoder(Block.examples()[-1])
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
@@ -121,12 +118,10 @@ def around_a_model(part: Component) -> ModelSpec:
             slots = {TokenTypes: "token_types", SecondStream: "second_stream", Entities: "entities"}
             slot = slots.get(type(part), "input_features")
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
-            stack = Stack(num_hidden_layers=2, block=block, **{slot: part})
-            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+            return encoder(block=block, **{slot: part})
         case SideConvolution():
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
-            stack = Stack(num_hidden_layers=2, block=block, side_convolution=part)
-            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+            return encoder(block=block, side_convolution=part)
         case RelativeEmbedding():
             position = Disentangled(max_relative_positions=part.span, within_sequence=part.norm is None)
             block = Block(
@@ -135,8 +130,7 @@ def around_a_model(part: Component) -> ModelSpec:
                 norm=NORM,
                 norm_placement="post",
             )
-            stack = Stack(num_hidden_layers=2, block=block, relative_embedding=part)
-            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+            return encoder(block=block, relative_embedding=part)
         case Classifier() if part.over == "sequence":
             return decoder(head=part).model_copy(
                 update={
@@ -172,8 +166,7 @@ def around_a_model(part: Component) -> ModelSpec:
                 encoder_decoder(part) if part.cross_attention and not part.idle_cross_attention else decoder(block=part)
             )
         case ConformerLayer():
-            stack = Stack(num_hidden_layers=2, block=part)
-            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+            return encoder(block=part)
         case Layer():
             return decoder(block=part)
         case Stack():

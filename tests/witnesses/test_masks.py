@@ -38,7 +38,9 @@ IDLE = {
     "pp_formulanet_text",
     "trocr",
 }
-"""Families whose classes attend to an image or a protein, which these passes do not have, or that the library does not export."""
+"""Families whose classes attend to an image or a protein, which these passes do not have, or that the library does not
+export.
+"""
 
 OTHERWISE = {
     "diffllama": "gives the difference of two maps as one",

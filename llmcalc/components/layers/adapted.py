@@ -1,7 +1,6 @@
-"""A standard layer with an adapter after it: gated cross-attention to another encoder, which does not run on text alone.
+"""A standard layer with an adapter after it: gated cross-attention to an encoder, which does not run on text alone.
 
-Evolla: Zhou et al. 2025 (doi:10.1101/2025.01.05.630192). transformers: models/evolla
-(`EvollaSequenceAlignerCrossAttention`).
+Evolla (transformers: models/evolla, `EvollaSequenceAlignerCrossAttention`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, PartWitness
+from ..base import Context
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -29,7 +28,6 @@ class AdaptedLayer(Block):
     adapter: the cross-attention and the network of the adapter.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
     type: Literal["adapted"] = "adapted"  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Table
-from ..base import BY_TORCH, Component, Context, PartWitness, Width
+from ..base import Component, Context, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -33,7 +33,6 @@ class ConditionedLayer(WholeLayer):
     condition_rank: the width between the two linear layers, neither of which has a bias.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
     type: Literal["conditioned"] = "conditioned"

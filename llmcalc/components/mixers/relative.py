@@ -138,7 +138,7 @@ def _reference_class() -> type[nn.Module]:
             return x.shape[1] if self.has_segments else x.shape[1] - 1
 
         def _encode_distances(self, run: Run, x: Tensor) -> Tensor:
-            """Computes the sinusoids of the distances tokens or tokens − 1, …, −tokens + 1, [batch, distances, hidden]."""
+            """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
             hidden, furthest = x.shape[-1], self._furthest(x)
             angles = angles_of(furthest - run.span(0, furthest + x.shape[1], x.device), hidden, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)

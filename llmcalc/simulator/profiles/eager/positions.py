@@ -93,7 +93,6 @@ class PositionKernels(AttentionVariantKernels):
         x, r = (self.heads_first(self.get(value)) for value in step.ins)
         self.bind(step.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
 
-    @compared(BY_TORCH)
     def core_PairScores(self, step: Step) -> None:
         """Multiplies every query by the keys of its pairs, as one product for each query position."""
         t, x, keys = self.t, self.heads_first(self.get(step.ins[0])), self.get(step.ins[1])

@@ -1,7 +1,7 @@
 """Moshi, which speaks while it listens, and Kyutai's speech to text: decoders that read tokens of text and of audio.
 
-Défossez et al. 2024 (arXiv:2410.00037); Zeghidour et al. 2025 (arXiv:2509.08753). The audio codec is not counted, nor is
-Moshi's depth decoder, which generates the audio's tokens of a time step.
+Défossez et al. 2024 (arXiv:2410.00037); Zeghidour et al. 2025 (arXiv:2509.08753). The audio codec is not counted, nor
+is Moshi's depth decoder, which generates the audio's tokens of a time step.
 transformers: models/moshi, models/kyutai_speech_to_text.
 """
 
@@ -27,8 +27,8 @@ def _kyutai_speech_to_text(config: Config) -> Table:
     config.must("tie_word_embeddings", False)
     codebooks = config.size("num_codebooks")
     config.notes.append(
-        f"num_codebooks: the embeddings of {codebooks} tokens of audio at each position are not counted in memory before "
-        "their sum"
+        f"num_codebooks: the embeddings of {codebooks} tokens of audio at each position are not counted in memory "
+        "before their sum"
     )
     return {**_decoder(config), "additional_vocab_size": codebooks * config.size("codebook_vocab_size") + 1}
 
