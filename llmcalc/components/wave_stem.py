@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from ..algebra import floor_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -60,16 +61,6 @@ class WaveStem(Stem):
     position_groups: Width
     mask: Flag = True
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        for convolution in self.convolutions:
-            if convolution.kernel < convolution.stride:
-                raise ValueError(
-                    f"convolutions.kernel: {convolution.kernel} skips samples with a stride of {convolution.stride}; "
-                    "expected at least the stride"
-                )
-        return self
-
     def source(self) -> str:
         return "Baevski et al. 2020, §2"
 
@@ -100,7 +91,8 @@ class WaveStem(Stem):
         with f.scope("position"):
             kernel = self.position_kernel
             f.vector("length", Axis("taps", kernel))
-            padded_rows = SOURCE if kernel % 2 else BeforeStrides("padded positions", of=SOURCE, by=1, more=1)
+            more = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
+            padded_rows = BeforeStrides("padded positions", of=SOURCE, by=1, more=more)
             groups = self.position_groups
             z = f.conv("conv", y, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
         return f.add(y, f.act(z.view(*axes, rows=SOURCE), self.hidden_act))
