@@ -18,7 +18,8 @@ def _canary(config: Config) -> Table:
     section = _section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
     if section.size("vocab_size") != config.size("vocab_size"):
         raise section.wrong("vocab_size", section.get("vocab_size"), f"{config.get('vocab_size')}, as in the config")
-    encoder, decoder = _encoder(config, CANARY_ENCODER), _decoder(section, {"type": "sinusoidal"})
+    encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
+    encoder, decoder = _encoder(config, encoder_defaults), _decoder(section, {"type": "sinusoidal"})
     width, heads = section.size("hidden_size"), section.size("num_attention_heads")
     section.divided("num_attention_heads", width, heads)
     if encoder["hidden_size"] != width:
@@ -88,11 +89,8 @@ def _decoder(section: Config, position: Table) -> Table:
 
 
 def _encoder(config: Config, defaults: Table) -> Table:
-    """Returns the FastConformer. defaults: those of its class where the config has no section for it."""
-    given = config.get("encoder_config") is not None
-    section = _section(
-        config, "encoder_config", "parakeet_encoder", PARAKEET if given and defaults is CANARY_ENCODER else defaults
-    )
+    """Returns the FastConformer. defaults: the values of fields that its section leaves out."""
+    section = _section(config, "encoder_config", "parakeet_encoder", defaults)
     width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
     has_bias, head_dim = section.flag("attention_bias"), section.maybe("head_dim")
     kernel, act = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")

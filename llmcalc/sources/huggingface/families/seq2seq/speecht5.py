@@ -73,7 +73,7 @@ def _stem(config: Config, hidden: int) -> Table:
             )
     groups = config.size("num_conv_pos_embedding_groups")
     config.divided("num_conv_pos_embedding_groups", hidden, groups)
-    is_masked = config.number("mask_time_prob") > 0 or config.number("mask_feature_prob") > 0
+    is_masked = max(config.number("mask_time_prob"), config.number("mask_feature_prob")) > 0
     return {
         "type": "wave",
         "convolutions": [
