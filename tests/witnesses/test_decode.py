@@ -66,6 +66,7 @@ class More:
     follow: returns an op as the classes run it.
     mla: the form of latent attention that they run.
     times: the number of times that they process each token.
+    extra: FLOPs beyond those of the ops.
     """
 
     why: str
@@ -73,6 +74,13 @@ class More:
     follow: Callable[[Op], Op] = lambda op: op
     mla: LatentForm = "auto"
     times: int = 1
+    extra: Callable[[ModelSpec], int] = lambda spec: 0
+
+
+def _source_projection(spec: ModelSpec) -> int:
+    assert spec.encoder is not None
+    width = spec.encoder.hidden_size or spec.hidden_size
+    return 2 * BATCH * CONTEXT * width * (spec.encoder.output_size or 0)
 
 
 MORE: Mapping[str, More] = {
@@ -105,6 +113,12 @@ MORE: Mapping[str, More] = {
         "the class adds the state of every sequence to each of them, so that a batch of two is run as four",
         "rwkv",
         times=BATCH,
+    ),
+    "source": More(
+        "for each token the class projects the encoder's output to the decoder's width again, whose keys and values "
+        "are cached",
+        "cohere_asr moonshine_streaming",
+        extra=_source_projection,
     ),
 }
 WITHOUT_CACHE = {"openai-gpt": "its class keeps no cache"}
@@ -218,7 +232,8 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
 
     form: LatentForm = next((one.mla for one in found if one.mla != "auto"), "auto")
     run = run_config(batch=BATCH, seq=1, context=CONTEXT, source=CONTEXT, phase="decode", mla=form)
-    return prod(one.times for one in found) * total(text_of(config)[2], "forward_flops", cost, spec, run)
+    counted = prod(one.times for one in found) * total(text_of(config)[2], "forward_flops", cost, spec, run)
+    return counted + sum(one.extra(spec) for one in found)
 
 
 def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
