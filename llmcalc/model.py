@@ -164,10 +164,11 @@ class ModelSpec(Part):
             raise ValueError(
                 f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder"
             )
-        if self.main.pooler is not None or self.main.output_size is not None:
+        on_output = (self.main.pooler, self.main.output_positions, self.main.output_size)
+        if any(field is not None for field in on_output):
             raise ValueError(
-                f"{self.kind}: a pooler and an output_size of a stack are for the encoder of an encoder-decoder; "
-                "expected none (model.pooler is the pooler of the model)"
+                f"{self.kind}: a stack's pooler, output_positions and output_size are for the encoder of an "
+                "encoder-decoder; expected none (model.pooler is the pooler of the model)"
             )
         if self.main.stem is not None:
             raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")

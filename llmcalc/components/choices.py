@@ -35,6 +35,7 @@ MIXERS = PartChoice(
         "dynamic_mask": "mixers.dynamic_mask:DynamicMaskAttention",
         "merged": "mixers.merged:MergedAttention",
         "relative": "mixers.relative:RelativeAttention",
+        "relative_keys": "relative_keys:RelativeKeyAttention",
         "context": "mixers.context:ContextAttention",
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
@@ -85,6 +86,9 @@ LAYERS = PartChoice(
         "dense_residual": "layers.dense_residual:DenseResidualLayer",
         "residual_gate": "layers.residual_gate:ResidualGateLayer",
         "block_residual": "layers.block_residual:BlockResidualLayer",
+        "conformer": "layers.conformer:ConformerLayer",
+        "adapted": "layers.adapted:AdaptedLayer",
+        "conditioned": "layers.conditioned:ConditionedLayer",
     },
 )
 """Every kind of layer in a stack."""
@@ -108,6 +112,9 @@ STEMS = PartChoice(
         "convolution": "stem:ConvStem",
         "subsampling": "audio_stems:SubsamplingStem",
         "waveform": "audio_stems:WaveformStem",
+        "frames": "frame_stem:FrameStem",
+        "spectrum": "spectrum_stem:SpectrumStem",
+        "wave": "wave_stem:WaveStem",
     },
 )
 """Parts that give an encoder its input in the place of token embeddings."""
@@ -131,6 +138,7 @@ OTHERS = PartChoice(
         "entities": "entities:Entities",
         "input_features": "input_features:InputFeatures",
         "ngram_embedding": "ngram_embedding:NgramEmbedding",
+        "relative_keys": "relative_keys:RelativeKeys",
     },
 )
 """Parts with a field of their own in a spec, and with examples of their own."""

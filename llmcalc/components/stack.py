@@ -19,10 +19,12 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.rows import Fixed
+from .added_position import Learned
 from .base import (
     BY_TORCH,
     Component,
     Context,
+    Flag,
     HiddenSize,
     Layers,
     PartWitness,
@@ -52,12 +54,14 @@ if TYPE_CHECKING:
     from .layers.per_layer import PerLayerEmbedding
     from .ngram_embedding import NgramEmbedding
     from .pooler import Pooler
+    from .relative_keys import RelativeKeys
     from .token_types import TokenTypes
 else:
     PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
     SecondStream, Entities = only("idle:SecondStream"), only("entities:Entities")
     InputFeatures, NgramEmbedding = only("input_features:InputFeatures"), only("ngram_embedding:NgramEmbedding")
+    RelativeKeys = only("relative_keys:RelativeKeys")
     RelativeBias, Pooler = only("distance:RelativeBias"), only("pooler:Pooler")
 
 BASE = "block"
@@ -89,6 +93,7 @@ class Stack(Component):
     embedding_norm: the norm on the sum of the embeddings; none by default.
     input_size: the width of the embeddings if a projection to hidden_size follows (ELECTRA, ALBERT); none by default.
     relative_bias: the bias that every layer adds to its scores (T5); none by default.
+    relative_keys: the table of keys by distance that every layer reads (SpeechT5); none by default.
     relative_embedding: the table of relative positions that every layer projects (DeBERTa); none by default.
     side_convolution: the convolution beside the first layer (DeBERTa); none by default.
     per_layer_embedding: the embedding that gives every layer a small vector per token (Gemma 3n); none by default.
@@ -99,8 +104,10 @@ class Stack(Component):
     final_norm: the norm on the last layer's output; none by default.
     pooler: BERT's pooler on the output of the encoder of an encoder-decoder, whose vector nothing reads; none by
         default.
-    output_size: the width that a projection with a bias gives the output of the encoder of an encoder-decoder; none by
-        default.
+    output_positions: learned positions that are added to the output of the encoder of an encoder-decoder (Moonshine
+        streaming); none by default.
+    output_size: the width that a projection gives the output of the encoder of an encoder-decoder; none by default.
+    output_bias: whether that projection has a bias, true by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -121,6 +128,7 @@ class Stack(Component):
     embedding_norm: Norm | None = None
     input_size: Width | None = None
     relative_bias: RelativeBias | None = None
+    relative_keys: RelativeKeys | None = None
     relative_embedding: RelativeEmbedding | None = None
     side_convolution: SideConvolution | None = None
     per_layer_embedding: PerLayerEmbedding | None = None
@@ -129,7 +137,9 @@ class Stack(Component):
     entities: Entities | None = None
     final_norm: Norm | None = None
     pooler: Pooler | None = None
+    output_positions: Learned | None = None
     output_size: Width | None = None
+    output_bias: Flag = True
 
     renamed: ClassVar[Mapping[str, str]] = {
         "type_vocab_size": "token_types = { type_vocab_size = … }",
@@ -205,6 +215,7 @@ class Stack(Component):
             "ngram_embedding": self.ngram_embedding,
             "token_types": self.token_types,
             "relative_bias": self.relative_bias,
+            "relative_keys": self.relative_keys,
             "relative_embedding": self.relative_embedding,
             "side_convolution": self.side_convolution,
             "per_layer_embedding": self.per_layer_embedding,
@@ -266,6 +277,7 @@ class Stack(Component):
         """Records the layers and returns the output of the stack. x: the input of the first layer."""
         slots: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
             ("relative_bias", self.relative_bias, {}),
+            ("relative_keys", self.relative_keys, {}),
             ("relative_embedding", self.relative_embedding, {}),
             ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
         )
@@ -299,9 +311,11 @@ class Stack(Component):
         if self.pooler is not None:
             f.hold(x=x)
             f.part("pooler", self.pooler, x, role="no_grad", rows=Fixed("sequences of the source"))
-        return (
-            x if self.output_size is None else f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
-        )
+        if self.output_positions is not None:
+            x = f.add(x, f.in_format_of(x, f.part("output_positions", self.output_positions, x)))
+        if self.output_size is None:
+            return x
+        return f.linear("output_proj", x, Axis("hidden", self.output_size), bias=self.output_bias)
 
     def _first_input(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
         """Returns the input of the first layer."""
@@ -512,6 +526,7 @@ def _reference_class() -> type[nn.Module]:
                 self.input_proj = nn.Linear(spec.input_size, context.hidden_size)
             for name, part, arguments in (
                 ("relative_bias", spec.relative_bias, ()),
+                ("relative_keys", spec.relative_keys, ()),
                 ("relative_embedding", spec.relative_embedding, ()),
                 ("per_layer_embedding", spec.per_layer_embedding, (spec.num_hidden_layers,)),
                 ("side_convolution", spec.side_convolution, ()),
@@ -534,8 +549,10 @@ def _reference_class() -> type[nn.Module]:
                 self.norm = spec.final_norm.reference(context)
             if spec.pooler is not None:
                 self.pooler = spec.pooler.reference(context)
+            if spec.output_positions is not None:
+                self.output_positions = spec.output_positions.reference(context)
             if spec.output_size is not None:
-                self.output_proj = nn.Linear(context.hidden_size, spec.output_size)
+                self.output_proj = nn.Linear(context.hidden_size, spec.output_size, bias=spec.output_bias)
 
         def _optional_modules(self, part: Component | None, context: Context) -> tuple[Any, ...]:
             """Builds a part whose children belong to the stack: a tuple of one module, or empty without the part.
@@ -576,6 +593,8 @@ def _reference_class() -> type[nn.Module]:
                     share: Any = getattr(module, "before_layers", None)
                     if share is not None:
                         share(x, run)
+            if hasattr(self, "relative_keys"):
+                run.memo["relative_keys"] = self.get_submodule("relative_keys")(x)
             if hasattr(self, "relative_embedding"):
                 run.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
             if hasattr(self, "per_layer_embedding"):
@@ -594,6 +613,8 @@ def _reference_class() -> type[nn.Module]:
             x = apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
             if hasattr(self, "pooler"):
                 self.pooler(x.detach())
+            if hasattr(self, "output_positions"):
+                x = x + self.output_positions(torch.arange(x.shape[1], device=x.device)).to(x.dtype)
             return self.output_proj(x) if hasattr(self, "output_proj") else x
 
     return StackReference

@@ -88,7 +88,7 @@ class ModuleNames:
         earlier: the names of earlier checkpoints in that record.
         prefixes: prefixes of the modules of its classes, `` or ending with a dot.
         """
-        self._earlier = [(re.compile(rf"(?<![^.]){re.escape(a)}(?![^.])"), b) for a, b in (earlier or {}).items()]
+        self._earlier = [_renaming(name, earlier_name) for name, earlier_name in (earlier or {}).items()]
         self._own, self._names = names, {**USUAL, **names}
         self._outside: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_Layers]] = {}
@@ -320,6 +320,12 @@ def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tupl
     for word in words:
         for prefix in outer_parents if word.startswith(".") else parents:
             yield prefix + word.removeprefix(".")
+
+
+def _renaming(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
+    """Returns the pattern of a name's components, and their replacement; `*` is an index in both."""
+    components = re.escape(name).replace(r"\*", r"(\d+)")
+    return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
 
 
 def _split_alternatives(text: str) -> list[str]:

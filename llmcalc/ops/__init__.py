@@ -42,7 +42,16 @@ if TYPE_CHECKING:
         State,
         TransitionScan,
     )
-    from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore
+    from .sparse import (
+        BlockCore,
+        DistanceScores,
+        EntryCache,
+        EntryScores,
+        LastWindow,
+        LocalCore,
+        MaskedCore,
+        PairScores,
+    )
 
 __all__ = [
     "AttentionCore",
@@ -73,6 +82,7 @@ __all__ = [
     "MatrixMemory",
     "Norm",
     "Op",
+    "PairScores",
     "ParamTensor",
     "Product",
     "ProjectedChunkedScan",

@@ -113,19 +113,35 @@ class EntryScores(AttentionCore):
 
 @frozen(slots=True)
 class DistanceScores(Op):
-    """The product, per head, of each token's query with the projection of every distance (XLNet).
+    """The product, per head, of each token's query with the projection of every distance (XLNet, conformers).
 
-    There are two distances per token.
+    rows: the tokens.
+    distances: the distances, of one sequence.
     """
 
     effects = FLOPS
 
     heads: Number
     head_dim: Number
-    rows: Rows = TOKENS
+    rows: Rows
+    distances: Rows
 
     def forward_flops(self, run: RunConfig) -> Number:
-        return 2 * run.rows(self.rows) * 2 * run.new(self.rows) * self.heads * self.head_dim
+        return 2 * run.rows(self.rows) * run.new(self.distances) * self.heads * self.head_dim
+
+
+@frozen(slots=True)
+class PairScores(Op):
+    """The product, per head, of each token's query with a key for each pair of tokens, which all heads share."""
+
+    effects = FLOPS
+
+    heads: Number
+    head_dim: Number
+    rows: Rows
+
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * run.available(self.rows) * self.heads * self.head_dim
 
 
 @frozen(slots=True)

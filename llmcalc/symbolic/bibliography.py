@@ -17,6 +17,8 @@ WITHOUT_PAPER = frozenset(
         "Gemma 4 2026",
         "Muse Spark 2026",
         "Snowflake Arctic 2024",
+        "Useful Sensors 2026",
+        "Voxtral Realtime 2026",
         "Zyphra 2025",
     }
 )

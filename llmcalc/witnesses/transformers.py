@@ -7,6 +7,7 @@ says so; no other difference is accepted (`deviations`).
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
@@ -39,6 +40,7 @@ from .reference import LARGEST_REAL, LEAST_SEQ
 from .witness import class_object_of, family_of_class, fields_of, require_library_class, witness_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -198,7 +200,7 @@ def _checks(
             )
         )
 
-    uncounted_params = _uncounted_parameters(config, model)
+    uncounted_params = sum(uncounted_parameters(config, model).values())
     yield Check(
         "model",
         "parameters",
@@ -231,13 +233,14 @@ def _checks(
             yield Check("model", "cache_bytes", bits_to_bytes(bits), measured_pass.cache, witness, seq)
 
 
-def _uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> int:
-    """Returns the parameters of modules that a family's record declares as not counted."""
+def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
+    """Returns name → number of elements of the parameters that a family's record declares as not counted."""
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
-        return 0
-    places = tuple(f"{place}." for place in family.uncounted_modules.split(" + "))
-    return sum(p.numel() for name, p in model.named_parameters() if f"{name}.".startswith(places))
+        return {}
+    places = [re.escape(place).replace(r"\*", r"\d+") for place in family.uncounted_modules.split(" + ")]
+    pattern = re.compile(rf"({'|'.join(places)})\.")
+    return {name: p.numel() for name, p in model.named_parameters() if pattern.match(f"{name}.")}
 
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
@@ -268,14 +271,33 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     """Returns the tokens of `batch` sequences, or an encoder's frames, under the class's argument names."""
     import torch
 
-    ids, name = _tokens(model, batch, seq), type(model).__name__
+    ids, name = with_channels(model, _tokens(model, batch, seq)), type(model).__name__
     inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         stem = spec.encoder.stem
         inputs = {stem.input_name: torch.empty(stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = ids
-    return inputs
+    return inputs | added_inputs(spec, model)
+
+
+def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Returns the ids [batch, tokens], with further tokens at each position where the class reads them."""
+    config: Any = model.config
+    channels = quirks_of({"model_type": config.model_type}).channels
+    return ids[..., None].expand(-1, -1, 1 + getattr(config, channels)) if channels else ids
+
+
+def added_inputs(spec: ModelSpec, model: nn.Module) -> dict[str, Any]:
+    """Returns the arguments that the class needs beside the ids."""
+    import torch
+
+    config: Any = model.config
+    parameter = next(model.parameters())
+    shapes = quirks_of({"model_type": config.model_type}).adds
+    return {
+        name: torch.empty(shape(spec), dtype=parameter.dtype, device=parameter.device) for name, shape in shapes.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from llmcalc.components.head import LMHead
 from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
+from llmcalc.components.layers.conformer import ConformerLayer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.fourier import FourierMixer
@@ -33,6 +34,7 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.projection_head import ProjectionHead
 from llmcalc.components.proposal import Proposal
+from llmcalc.components.relative_keys import RelativeKeyAttention, RelativeKeys
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import Stem
 from llmcalc.components.target_states import TargetStates
@@ -82,6 +84,19 @@ def local_encoder(attention: LocalAttention, bias: RelativeBias | None) -> Model
     return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
 
 
+def encoder(**fields: Any) -> ModelSpec:
+    stack = Stack(num_hidden_layers=2, **fields)
+    return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+
+
+def encoder_with_keys(part: RelativeKeyAttention | RelativeKeys) -> ModelSpec:
+    keys = RelativeKeys(max_distance=part.max_distance, head_dim=part.head_dim)
+    attention = RelativeKeyAttention(num_attention_heads=4, head_dim=part.head_dim, max_distance=part.max_distance)
+    attention = part if isinstance(part, RelativeKeyAttention) else attention
+    block = Block(attention=attention, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
+    return encoder(block=block, relative_keys=keys)
+
+
 def around_a_model(part: Component) -> ModelSpec:
     """A small model that contains the part."""
     match part:
@@ -90,13 +105,9 @@ def around_a_model(part: Component) -> ModelSpec:
         case Attention():
             return decoder(attention=part)
         case RelativeAttention() | FourierMixer() | GroupedProjectionAttention():
-            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
-            return ModelSpec(
-                vocab_size=50,
-                hidden_size=HIDDEN,
-                tie_word_embeddings=False,
-                encoder=Stack(num_hidden_layers=2, block=block),
-            )
+            return encoder(block=Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post"))
+        case RelativeKeyAttention() | RelativeKeys():
+            return encoder_with_keys(part)
         case MergedAttention():
             both = encoder_decoder(Block.examples()[-1])
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
@@ -115,12 +126,10 @@ def around_a_model(part: Component) -> ModelSpec:
         case TokenTypes() | SecondStream() | InputFeatures() | NgramEmbedding() | Entities():
             slot = next(name for name, field in STACK_SLOTS.items() if isinstance(part, field))
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
-            stack = Stack(num_hidden_layers=2, block=block, **{slot: part})
-            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+            return encoder(block=block, **{slot: part})
         case SideConvolution():
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
-            stack = Stack(num_hidden_layers=2, block=block, side_convolution=part)
-            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+            return encoder(block=block, side_convolution=part)
         case RelativeEmbedding():
             position = Disentangled(max_relative_positions=part.span, within_sequence=part.norm is None)
             block = Block(
@@ -129,8 +138,7 @@ def around_a_model(part: Component) -> ModelSpec:
                 norm=NORM,
                 norm_placement="post",
             )
-            stack = Stack(num_hidden_layers=2, block=block, relative_embedding=part)
-            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+            return encoder(block=block, relative_embedding=part)
         case Classifier() if part.over == "sequence":
             return decoder(head=part).model_copy(
                 update={
@@ -165,6 +173,8 @@ def around_a_model(part: Component) -> ModelSpec:
             return (
                 encoder_decoder(part) if part.cross_attention and not part.idle_cross_attention else decoder(block=part)
             )
+        case ConformerLayer():
+            return encoder(block=part)
         case Layer():
             return decoder(block=part)
         case Stack():

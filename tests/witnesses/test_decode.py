@@ -25,7 +25,7 @@ from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScor
 from llmcalc.sources.huggingface.registry import FILES, text_of
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.measure import count_flops
-from llmcalc.witnesses.transformers import CACHE_NAMES, build, cache_argument, quirks_of
+from llmcalc.witnesses.transformers import CACHE_NAMES, added_inputs, build, cache_argument, quirks_of, with_channels
 from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.with_past import WithPast
@@ -66,6 +66,7 @@ class More:
     follow: returns an op as the classes run it.
     mla: the form of latent attention that they run.
     times: the number of times that they process each token.
+    extra: FLOPs beyond those of the ops.
     """
 
     why: str
@@ -73,6 +74,13 @@ class More:
     follow: Callable[[Op], Op] = lambda op: op
     mla: LatentForm = "auto"
     times: int = 1
+    extra: Callable[[ModelSpec], int] = lambda spec: 0
+
+
+def _source_projection(spec: ModelSpec) -> int:
+    assert spec.encoder is not None
+    width = spec.encoder.hidden_size or spec.hidden_size
+    return 2 * BATCH * CONTEXT * width * (spec.encoder.output_size or 0)
 
 
 MORE: Mapping[str, More] = {
@@ -105,6 +113,12 @@ MORE: Mapping[str, More] = {
         "the class adds the state of every sequence to each of them, so that a batch of two is run as four",
         "rwkv",
         times=BATCH,
+    ),
+    "source": More(
+        "for each token the class projects the encoder's output to the decoder's width again, whose keys and values "
+        "are cached",
+        "cohere_asr moonshine_streaming",
+        extra=_source_projection,
     ),
 }
 WITHOUT_CACHE = {"openai-gpt": "its class keeps no cache"}
@@ -218,7 +232,8 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
 
     form: LatentForm = next((one.mla for one in found if one.mla != "auto"), "auto")
     run = run_config(batch=BATCH, seq=1, context=CONTEXT, source=CONTEXT, phase="decode", mla=form)
-    return prod(one.times for one in found) * total(text_of(config)[2], "forward_flops", cost, spec, run)
+    counted = prod(one.times for one in found) * total(text_of(config)[2], "forward_flops", cost, spec, run)
+    return counted + sum(one.extra(spec) for one in found)
 
 
 def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
@@ -228,17 +243,19 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
 
     model: Any = build(config)
     device = next(model.parameters()).device
-    ids = torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device)
+    ids = with_channels(model, torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device))
     name = "input_ids"
-    inputs: dict[str, Any] = {"use_cache": True}
+    inputs: dict[str, Any] = {"use_cache": True, **added_inputs(spec, model)}
+    makes_mask = type(model).__name__.endswith(quirks_of(config).makes_mask)  # then it reads values of the ids
     if spec.encoder is not None:
         stem, masks = spec.encoder.stem, {}
-        if type(model).__name__.endswith(quirks_of(config).makes_mask):  # else it reads values of the ids
+        if makes_mask:
             masks = {"attention_mask": torch.zeros(BATCH, 1, 1, 1, dtype=torch.bfloat16, device=device)}
             inputs |= masks | {f"decoder_{key}": mask for key, mask in masks.items()}
         source = ids if stem is None else torch.empty(stem.frames(BATCH, CONTEXT), dtype=torch.bfloat16, device=device)
         name, inputs["encoder_outputs"] = "decoder_input_ids", model.get_encoder()(source, **masks)
-    out = model(**{name: ids}, **inputs)
+    empty = {cache_argument(model): DynamicCache(config=model.config)} if makes_mask and spec.encoder is None else {}
+    out = model(**{name: ids}, **inputs, **empty)
     word = next((word for word in CACHE_NAMES if word in out), "")
     kept = {word: out[word]} if word else {}
     if not kept:  # the class fills a given cache, and creates none

@@ -23,12 +23,14 @@ from tests.builders import WITH_CLASSES, run_config, spec_of
 
 SEQ = 40
 WITHOUT_WEIGHTS = {
-    *("falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "moonshine", "rwkv", "speech_to_text", "whisper", "xlstm")
+    *("falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "moonshine", "rwkv", "speech_to_text", "whisper", "xlstm"),
+    *("canary", "cohere_asr", "kyutai_speech_to_text", "moonshine_streaming", "speecht5", "voxtral_realtime_text"),
 }
 """Families whose classes have no attention, return its weights by block, or read audio."""
 
 IDLE = {
     "blip_text_model",
+    "evolla",
     "kosmos_2_text_model",
     "kosmos_2_5_text_model",
     "mllama_text_model",
@@ -36,10 +38,13 @@ IDLE = {
     "pp_formulanet_text",
     "trocr",
 }
-"""Families whose classes attend to an image, which these passes do not have, or that the library does not export."""
+"""Families whose classes attend to an image or a protein, which these passes do not have, or that the library does not
+export.
+"""
 
 OTHERWISE = {
     "diffllama": "gives the difference of two maps as one",
+    "moshi": "masks no token in a pass, whose cache then keeps those of the window",
     "minimax": "gives those of its linear attention too",
     "yoso": "gives the output of its heads in place of the weights",
 }

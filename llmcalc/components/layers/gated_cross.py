@@ -40,6 +40,7 @@ class GatedCrossLayer(WholeLayer):
 
     attention: attention whose keys and values are made of image features.
     source_size: the width of the image features, by default the layer's.
+    feed_forward_norm: the norm before the network, by default one like that before attention.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -48,6 +49,7 @@ class GatedCrossLayer(WholeLayer):
     type: Literal["gated_cross"] = "gated_cross"
     attention: Attention
     source_size: Width | None = None
+    feed_forward_norm: Norm | None = None
     norm_placement: Literal["pre"] = "pre"
     parallel: None = None
 
@@ -65,7 +67,7 @@ class GatedCrossLayer(WholeLayer):
         f.part("cross_attn_pre_norm", self.norm, x, role="idle")
         f.part("cross_attn", self.attention, x, role="idle", memory=memory, kind="cross_attention")
         f.part("cross_attn_gate", Gate(), x, role="idle", kind="cross_attention")
-        f.part("mlp_pre_norm", self.norm, x, role="idle")
+        f.part("mlp_pre_norm", self.feed_forward_norm or self.norm, x, role="idle")
         f.part("mlp", self.feed_forward, x, role="idle")
         f.part("mlp_gate", Gate(), x, role="idle", kind="feed_forward")
         return x
@@ -79,7 +81,11 @@ class GatedCrossLayer(WholeLayer):
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rms))
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         layer = cls(attention=attention, feed_forward=network, norm=rms)
-        return [layer, layer.model_copy(update={"source_size": 24})]
+        return [
+            layer,
+            layer.model_copy(update={"source_size": 24}),
+            layer.model_copy(update={"feed_forward_norm": Norm(type="layernorm")}),
+        ]
 
 
 @cache
@@ -95,11 +101,11 @@ def _reference_class() -> type[nn.Module]:
             width = context.hidden_size
             cross = Context(width, context.causal, cross=True, source_size=spec.source_size)
             assert isinstance(spec.feed_forward, Component)
-            for name, part, part_context in (
-                ("cross_attn", spec.attention, cross),
-                ("mlp", spec.feed_forward, context),
+            for name, norm, part, part_context in (
+                ("cross_attn", spec.norm, spec.attention, cross),
+                ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, context),
             ):
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                self.add_module(f"{name}_pre_norm", norm.reference(context))
                 self.add_module(name, part.reference(part_context))
                 self.add_module(f"{name}_gate", vector(torch.zeros(1)))
 

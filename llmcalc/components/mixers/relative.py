@@ -1,11 +1,12 @@
-"""XLNet's attention: the relative-position attention of Transformer-XL in both directions, with segments.
+"""The relative-position attention of Transformer-XL in both directions: of XLNet, with segments, and of conformers.
 
-Yang et al. 2019 (arXiv:1906.08237), §2.4 and §2.5.
+Yang et al. 2019 (arXiv:1906.08237), §2.4 and §2.5; Gulati et al. 2020 (arXiv:2005.08100), §2.1.
 
 Scores are (q + u)·k + (q + v)·r, where r is a projection of the distance's sinusoid, for every distance from −tokens +
-1 to tokens, computed separately for each sequence. A third term, (q + s)·segment, depends on whether two tokens are in
-the same segment. Its parameters are counted here; its computation is not, because all tokens are in one segment.
-transformers: models/xlnet.
+1 to tokens − 1, computed separately for each sequence; XLNet computes that of `tokens` too. XLNet's third term, (q +
+s)·segment, depends on whether two tokens are in the same segment. Its parameters are counted here; its computation is
+not, because all tokens are in one segment.
+transformers: models/xlnet, models/parakeet.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import Multiple
-from ..base import BY_TORCH, Context, HeadDim, Heads, HeadSizes, PartWitness, TokenMixer, Unscalable
+from ...workload.derived_rows import BeforeStrides, Multiple
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, PartWitness, TokenMixer, Unscalable
 from ..rotation import angles_of
 from ..runtime import Run, apply_dropout, vector
 
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 
 
 class RelativeAttention(TokenMixer):
-    """Multi-head attention of an encoder with relative positions; no projection has a bias.
+    """Multi-head attention of an encoder with relative positions.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a head.
+    bias: whether the projections of queries, keys, values and the output have a bias, false by default.
+    segments: whether it has XLNet's segments and its distance of `tokens`, true by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -42,6 +45,8 @@ class RelativeAttention(TokenMixer):
     type: Literal["relative"] = "relative"
     num_attention_heads: Heads
     head_dim: HeadDim
+    bias: Flag = False
+    segments: Flag = True
 
     def heads(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
@@ -52,15 +57,16 @@ class RelativeAttention(TokenMixer):
         return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
 
     def source(self) -> str:
-        return "Yang et al. 2019 (XLNet), §2.5"
+        return "Yang et al. 2019 (XLNet), §2.5" if self.segments else "Gulati et al. 2020, §2"
 
     def flow(self, f: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        q, k, v = (f.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
-        r = f.linear("r_proj", f.sinusoids(x, Multiple(of=x.rows, by=2), *x.axes, once=True), heads, dim)
+        q, k, v = (f.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
+        rows = Multiple(of=x.rows, by=2) if self.segments else BeforeStrides("distances", of=x.rows, by=2, more=-1)
+        r = f.linear("r_proj", f.sinusoids(x, rows, *x.axes, once=True), heads, dim)
         num_heads = q.axes[0].size
         position_q = f.add(q, f.vector("position_bias", heads, dim, many=num_heads))
-        scores = ops.DistanceScores(num_heads, dim.size, x.rows)
+        scores = ops.DistanceScores(num_heads, dim.size, x.rows, rows)
         distance_scores = f.core("distances", scores, position_q, r, axes=(heads,))
         index = f.distances(q, k, clamped=False, shifted=True)
         f.hold(q=q, k=k, v=v, r=r, by_distance=distance_scores, index=index)
@@ -69,9 +75,10 @@ class RelativeAttention(TokenMixer):
         f.hold(q=content_q, bias=bias)
         y = f.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
         f.hold(out=y)
-        f.vector("segment_bias", heads, dim, many=num_heads, role="idle")
-        f.vector("segments", Axis("segments", 2), heads, dim, heads=heads, many=2, role="idle")
-        return f.linear("o_proj", y, *x.axes)
+        if self.segments:
+            f.vector("segment_bias", heads, dim, many=num_heads, role="idle")
+            f.vector("segments", Axis("segments", 2), heads, dim, heads=heads, many=2, role="idle")
+        return f.linear("o_proj", y, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
@@ -81,7 +88,11 @@ class RelativeAttention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(num_attention_heads=4, head_dim=6), cls(num_attention_heads=3, head_dim=10)]
+        return [
+            cls(num_attention_heads=4, head_dim=6),
+            cls(num_attention_heads=3, head_dim=10),
+            cls(num_attention_heads=3, head_dim=8, bias=True, segments=False),
+        ]
 
 
 @cache
@@ -103,28 +114,33 @@ def _reference_class() -> type[nn.Module]:
             return q @ r.transpose(-1, -2)
 
     class RelativeReference(nn.Module):
-        """XLNet's attention. x: [batch, tokens, hidden] → same shape."""
+        """Attention by content and by distance. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RelativeAttention, hidden: int) -> None:
             super().__init__()
             self.heads, d, width = spec.num_attention_heads, spec.head_dim, spec.num_attention_heads * spec.head_dim
+            self.has_segments = spec.segments
             for name in ("q_proj", "k_proj", "v_proj", "r_proj"):
-                self.add_module(name, nn.Linear(hidden, width, bias=False))
-            self.content_bias, self.position_bias, self.segment_bias = (
-                vector(torch.randn(self.heads, d) * 0.02) for _ in range(3)
-            )
-            self.segments = vector(torch.randn(2, self.heads, d) * 0.02)
+                self.add_module(name, nn.Linear(hidden, width, bias=spec.bias and name != "r_proj"))
+            self.content_bias, self.position_bias = (vector(torch.randn(self.heads, d) * 0.02) for _ in range(2))
+            if spec.segments:
+                self.segment_bias = vector(torch.randn(self.heads, d) * 0.02)
+                self.segments = vector(torch.randn(2, self.heads, d) * 0.02)
             self.core, self.distances = Core(), Distances()
-            self.o_proj = nn.Linear(width, hidden, bias=False)
+            self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
             heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return heads
 
+        def _furthest(self, x: Tensor) -> int:
+            """Returns the largest distance that has scores."""
+            return x.shape[1] if self.has_segments else x.shape[1] - 1
+
         def _encode_distances(self, run: Run, x: Tensor) -> Tensor:
-            """Computes the sinusoids of the distances tokens, …, −tokens + 1, [batch, 2 · tokens, hidden]."""
-            tokens, hidden = x.shape[1], x.shape[-1]
-            angles = angles_of(tokens - run.span(0, 2 * tokens, x.device), hidden, 10000.0)
+            """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
+            hidden, furthest = x.shape[-1], self._furthest(x)
+            angles = angles_of(furthest - run.span(0, furthest + x.shape[1], x.device), hidden, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
@@ -134,7 +150,7 @@ def _reference_class() -> type[nn.Module]:
             )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], r)
             positions = run.span(0, x.shape[1], x.device)
-            index = (x.shape[1] - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
+            index = (self._furthest(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
             q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
             out = self.core(q, k, v, bias)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))

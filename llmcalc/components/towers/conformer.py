@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from ...algebra import exact_div
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import QueryKeyPairs
 from ...workload.rows import ONCE
-from ..base import Context, Flag, Heads, Kernel, Layers, Part, Positions, Width
+from ..base import Context, Flag, Heads, Layers, Part, Positions, Width
+from ..conformer_convolution import ConformerConvolution
 from ..inputs import AudioInput
-from ..networks.feed_forward import Activation, FeedForward, activate
+from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import Run, vector
 from .base import TowerPart
@@ -63,50 +64,6 @@ class ConformerAttention(Part):
         window = {"context_left": self.context_left, "context_right": self.context_right}
         y = f.step("attention", "", (q, k, v, *score_terms), Value(q.rows, q.axes), causal=False, **window)
         return f.linear("o_proj", y, *x.axes, bias=self.bias)
-
-
-class ConformerConvolution(Part):
-    """The convolution module: hidden → 2 · hidden, where one half gates the other → depthwise convolution → hidden.
-
-    kernel_size: the kernel size of the depthwise convolution.
-    hidden_act: the activation before the last projection, silu by default.
-    gate_act: the activation on the gating half, sigmoid by default.
-    gate_bias: whether a vector is added to each half, false by default.
-    bias: whether all projections and the convolution have a bias, false by default.
-    multiplier: the number of output channels of the convolution per input channel, 1 by default.
-    separable: whether a projection back to hidden follows the convolution, false by default.
-    norm: the norm before the last activation, none by default.
-    """
-
-    kernel_size: Kernel
-    hidden_act: Activation = "silu"
-    gate_act: Activation = "sigmoid"
-    gate_bias: Flag = False
-    bias: Flag = False
-    multiplier: Width = 1
-    separable: Flag = False
-    norm: Norm | None = None
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        if self.multiplier > 1 and not self.separable:
-            raise ValueError(
-                f"multiplier: {self.multiplier} requires a projection back to hidden_size; expected separable = true"
-            )
-        return self
-
-    def flow(self, f: Flow, x: Value) -> Value:
-        hidden = x.axes
-        value, gate = f.split(f.linear("in_proj", x, Beside((hidden, hidden)), bias=self.bias), hidden, hidden)
-        if self.gate_bias:
-            value_bias, gate_bias = f.split(f.vector("gate_bias", Axis("halves", 2), *hidden, many=2), hidden, hidden)
-            value, gate = f.add(value, value_bias), f.add(gate, gate_bias)
-        y = f.mul(value, f.act(gate, self.gate_act))
-        conv_axes = (*hidden, Axis("multiplier", self.multiplier))
-        y = f.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias)
-        y = f.linear("pointwise", y, *hidden, bias=self.bias) if self.separable else y.view(*hidden)
-        y = y if self.norm is None else f.part("norm", self.norm, y)
-        return f.linear("out_proj", f.act(y, self.hidden_act), *hidden, bias=self.bias)
 
 
 class Conformer(TowerPart):
@@ -308,40 +265,12 @@ def _reference_class() -> type[nn.Module]:
             out: Tensor = self.get_submodule("o_proj")(attention_output.transpose(1, 2).flatten(2))
             return out
 
-    class Convolution(nn.Module):
-        """The conformer's causal convolution. x: [clips, frames, hidden] → same shape."""
-
-        def __init__(self, spec: ConformerConvolution, width: int) -> None:
-            super().__init__()
-            self.spec = spec
-            self.in_proj = nn.Linear(width, 2 * width, bias=spec.bias)
-            if spec.gate_bias:
-                self.gate_bias = vector(torch.zeros(2, width))
-            conv_width = width * spec.multiplier
-            self.conv = nn.Conv1d(width, conv_width, spec.kernel_size, groups=width, bias=spec.bias)
-            if spec.separable:
-                self.pointwise = nn.Linear(conv_width, width, bias=spec.bias)
-            if spec.norm is not None:
-                self.norm = spec.norm.reference(Context(width))
-            self.out_proj = nn.Linear(width, width, bias=spec.bias)
-
-        def forward(self, x: Tensor) -> Tensor:
-            value, gate = self.in_proj(x).chunk(2, -1)
-            if hasattr(self, "gate_bias"):
-                value, gate = value + self.gate_bias.weight[0], gate + self.gate_bias.weight[1]
-            x = (value * activate(self.spec.gate_act, gate)).transpose(1, 2)
-            x = self.conv(nn.functional.pad(x, (self.spec.kernel_size - 1, 0))).transpose(1, 2)
-            x = self.pointwise(x) if hasattr(self, "pointwise") else x
-            x = self.norm(x) if hasattr(self, "norm") else x
-            out: Tensor = self.out_proj(activate(self.spec.hidden_act, x))
-            return out
-
     class Layer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
             context = Context(spec.hidden_size, causal=False)
             self.mlp_1, self.mlp_2 = spec.feed_forward.reference(context), spec.feed_forward.reference(context)
-            self.self_attn, self.convolution = SelfAttention(spec), Convolution(spec.convolution, spec.hidden_size)
+            self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(context)
             for name in ("mlp_1", "self_attn", "convolution", "mlp_2"):
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
                 if spec.norm_placement == "sandwich" and name != "convolution":

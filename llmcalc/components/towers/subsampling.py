@@ -94,7 +94,7 @@ class Subsampling(Component):
             rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
                 y = f.conv(f"depthwise_{i}", y, *y.axes, kernel=time * pitch, groups=y.width, bias=conv.bias, rows=rows)
-                y = f.linear(f"pointwise_{i}", y, channels, bias=conv.bias)
+                y = f.conv(f"pointwise_{i}", y, channels, kernel=1, bias=conv.bias)
             else:
                 y = f.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
             y = y if self.norm is None else f.part(f"norm_{i}", self.norm, y)

@@ -92,6 +92,9 @@ class Quirks:
     makes_mask: classes that build a mask from the ids if they are given none, and read their values for it.
     refuses_bfloat16: classes with operations that torch does not have in bfloat16 (Fourier transforms).
     refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
+    channels: the config field with the number of further tokens at each position, of audio, whose embeddings the class
+        adds to that of the text's token; empty for classes with one token at each position.
+    adds: argument that classes need beside the ids → its shape, for a model.
     counted_as: config fields → the value that is counted, in families whose classes replace modules by the length of a
         sequence (BigBird); not class names.
     """
@@ -100,6 +103,8 @@ class Quirks:
     makes_mask: tuple[str, ...] = ()
     refuses_cache: tuple[str, ...] = ()
     refuses_bfloat16: tuple[str, ...] = ()
+    channels: str = ""
+    adds: Mapping[str, Callable[[ModelSpec], tuple[int, ...]]] = field(default_factory=dict)
     counted_as: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -142,8 +147,8 @@ class Family:
     tower_file: the file in `towers` that reads its vision and audio encoders.
     uncounted_encoders: section of a wrapper's config → the model type of the encoder that its class builds from it, for
         encoders that are not supported; a remark names each.
-    uncounted_modules: the modules of its class that hold what is not counted, joined by ` + `, for a class that has
-        them beside a text model whose config is flat; a comparison leaves them out.
+    uncounted_modules: the modules of its class that hold what is not counted, joined by ` + ` (`*` is an index), for a
+        class that has them beside a text model whose config is flat; a comparison leaves them out.
 
     writes: field → its value, for config fields that have a special meaning here or exist only in this family.
     spelled_as_read: whether its aliases are those of older files and not those of its class.
@@ -153,7 +158,7 @@ class Family:
 
     modules: nodes of the tree whose modules have unusual names in its classes.
     earlier: components of its classes' names → the names in checkpoints that other versions or libraries wrote, applied
-        in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`).
+        in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`); `*` is an index in both.
     unconverted: patterns of modules that its checkpoints keep in the model's number format although their
         `quantization_config` does not list them, because its code never converts them.
     quirks: requirements for running its classes without real values.

@@ -17,7 +17,7 @@ from llmcalc.costs.quantization.base import sites
 from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, read_config
-from llmcalc.witnesses.transformers import build
+from llmcalc.witnesses.transformers import build, uncounted_parameters
 from tests.builders import WITH_CLASSES, parts_of, spec_of
 from tests.samples import sampled
 
@@ -102,10 +102,13 @@ def test_the_same_maps_are_converted(config: dict[str, Any]) -> None:
     import torch
 
     spec = ModelSpec.model_validate(read_config(config)[0])
-    real = [p for p in fp8(build(config)).parameters() if p.dtype == torch.float8_e4m3fn]
+    model = fp8(build(config))
+    uncounted = uncounted_parameters(config, model)
+    converted = {name: p for name, p in model.named_parameters() if p.dtype == torch.float8_e4m3fn}
+    real = sum(p.numel() for name, p in converted.items() if name not in uncounted)
     scheme = scheme_of_config({"quantization_config": {"quant_method": "fp8", "weight_block_size": None}})
     assert scheme is not None
-    assert quantized_size(spec, scheme).by_part.weights == sum(p.numel() for p in real) > 0
+    assert quantized_size(spec, scheme).by_part.weights == real > 0
 
 
 @pytest.mark.filterwarnings("ignore")

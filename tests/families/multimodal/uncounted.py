@@ -146,6 +146,9 @@ WRAPPERS = {
         "VibeVoiceAsrForConditionalGeneration",
         "acoustic_tokenizer_encoder + semantic_tokenizer_encoder + multi_modal_projector",
     ),
+    "voxtral_realtime": UncountedModules(
+        "VoxtralRealtimeForConditionalGeneration", "audio_tower + multi_modal_projector", runs=False
+    ),
     "florence2": UncountedModules("Florence2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "blip-2": UncountedModules("Blip2ForConditionalGeneration", BLIP, text_model="language_model"),
     "instructblip": UncountedModules("InstructBlipForConditionalGeneration", BLIP, text_model="language_model"),

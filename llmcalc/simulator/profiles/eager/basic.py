@@ -176,7 +176,7 @@ class BasicKernels(Lowering):
             return self.t.exp(x)
         if kind == "softmax":
             return self.t.softmax(x)
-        if kind not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus"):
+        if kind not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "asinh"):
             raise self.unsupported(f"no kernels for '{kind}'")
         return self.t.function("gelu" if kind == "gelu_tanh" else kind, x)
 

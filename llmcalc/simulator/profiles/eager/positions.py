@@ -93,6 +93,14 @@ class PositionKernels(AttentionVariantKernels):
         x, r = (self.heads_first(self.get(value)) for value in step.ins)
         self.bind(step.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
 
+    def core_PairScores(self, step: Step) -> None:
+        """Multiplies every query by the keys of its pairs, as one product for each query position."""
+        t, x, keys = self.t, self.heads_first(self.get(step.ins[0])), self.get(step.ins[1])
+        tokens = x.shape[-2]
+        keys = t.transpose(t.unflatten(keys, 0, (tokens, tokens)), -1, -2)
+        scores = t.matmul(t.transpose(t.flatten(x, 0, 1), 0, 1), keys)
+        self.bind(step.outs[0], t.unflatten(t.transpose(scores, 0, 1), 0, x.shape[:2]))
+
     @compared(BY_TORCH)
     def do_occurring(self, step: Step) -> None:
         out = step.outs[0]

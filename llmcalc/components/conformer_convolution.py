@@ -1,0 +1,170 @@
+"""The convolution module of a conformer (Gulati 2020, arXiv:2005.08100, §2.2).
+
+A depthwise convolution along the frames, between a gated linear unit and a projection.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Self
+
+from pydantic import model_validator
+
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Context, Flag, Kernel, Part, Width
+from .networks.feed_forward import Activation, activate
+from .norm import Norm
+from .runtime import vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+AFFINE = Norm.model_construct(type="affine")
+"""The product and the sum with the weights of a batch norm."""
+
+
+class ConformerConvolution(Part):
+    """The convolution module: hidden → 2 · hidden, where one half gates the other → depthwise convolution → hidden.
+
+    kernel_size: the kernel size of the depthwise convolution.
+    hidden_act: the activation before the last projection, silu by default.
+    gate_act: the activation on the gating half, sigmoid by default.
+    gate_bias: whether a vector is added to each half, false by default.
+    bias: whether all projections and the convolution have a bias, false by default.
+    multiplier: the number of output channels of the convolution per input channel, 1 by default.
+    separable: whether a projection back to hidden follows the convolution, false by default.
+    norm: the norm before the last activation, none by default.
+    convolved: whether the class has convolutions of width 1 in the place of the linear layers, which schemes of
+        quantization for linear layers leave as they are; false by default. Counts do not change.
+    batch_norm: whether that norm is a batch norm, whose mean and variance per channel are stored as a buffer; false by
+        default.
+    centred: whether the convolution reads as many later frames as earlier ones; by default it reads earlier ones only.
+        Counts do not change.
+    """
+
+    kernel_size: Kernel
+    hidden_act: Activation = "silu"
+    gate_act: Activation = "sigmoid"
+    gate_bias: Flag = False
+    bias: Flag = False
+    multiplier: Width = 1
+    separable: Flag = False
+    norm: Norm | None = None
+    convolved: Flag = False
+    batch_norm: Flag = False
+    centred: Flag = False
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.multiplier > 1 and not self.separable:
+            raise ValueError(
+                f"multiplier: {self.multiplier} requires a projection back to hidden_size; expected separable = true"
+            )
+        if self.batch_norm and self.norm is not None:
+            raise ValueError("norm: a batch norm stands in its place; expected none, or batch_norm = false")
+        if self.centred and self.kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size: {self.kernel_size} has no centre; expected an odd number")
+        return self
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        hidden = x.axes
+        value, gate = f.split(self._projected(f, "in_proj", x, Beside((hidden, hidden))), hidden, hidden)
+        if self.gate_bias:
+            value_bias, gate_bias = f.split(f.vector("gate_bias", Axis("halves", 2), *hidden, many=2), hidden, hidden)
+            value, gate = f.add(value, value_bias), f.add(gate, gate_bias)
+        y = f.mul(value, f.act(gate, self.gate_act))
+        conv_axes = (*hidden, Axis("multiplier", self.multiplier))
+        y = f.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias)
+        y = self._projected(f, "pointwise", y, *hidden) if self.separable else y.view(*hidden)
+        y = y if self.norm is None else f.part("norm", self.norm, y)
+        if self.batch_norm:
+            with f.scope("norm", kind="norm"):
+                mean, scale = f.split(f.buffer("statistics", Axis("statistics", 2), *hidden), hidden, hidden)
+                y = f.norm("", f.mul(f.add(y, mean), scale), AFFINE)
+        return self._projected(f, "out_proj", f.act(y, self.hidden_act), *hidden)
+
+    def _projected(self, f: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
+        """Records the projection of that name, as a linear layer or as a convolution of width 1."""
+        if self.convolved:
+            return f.conv(name, x, *out, kernel=1, bias=self.bias)
+        return f.linear(name, x, *out, bias=self.bias)
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context.hidden_size)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class BatchNorm(nn.Module):
+        """A batch norm with stored statistics. x: [..., width] → same shape."""
+
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+            self.statistics = Statistics(width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.statistics(x) * self.weight + self.bias  # type: ignore[no-any-return]
+
+    class Pointwise(nn.Conv1d):
+        """A convolution of width 1. x: [batch, frames, width] → [batch, frames, output width]."""
+
+        def __init__(self, width: int, output_width: int, bias: bool) -> None:
+            super().__init__(width, output_width, 1, bias=bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+    class Statistics(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(width))
+            self.register_buffer("scale", torch.ones(width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = (x - self.get_buffer("mean")) * self.get_buffer("scale")
+            return out
+
+    class ConvolutionReference(nn.Module):
+        """The convolution module. x: [clips, frames, hidden] → same shape."""
+
+        def __init__(self, spec: ConformerConvolution, width: int) -> None:
+            super().__init__()
+            self.spec = spec
+            earlier_frames = spec.kernel_size // 2 if spec.centred else spec.kernel_size - 1
+            self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)
+            self.in_proj = self._projection(width, 2 * width)
+            if spec.gate_bias:
+                self.gate_bias = vector(torch.zeros(2, width))
+            conv_width = width * spec.multiplier
+            self.conv = nn.Conv1d(width, conv_width, spec.kernel_size, groups=width, bias=spec.bias)
+            if spec.separable:
+                self.pointwise = self._projection(conv_width, width)
+            if spec.norm is not None:
+                self.norm = spec.norm.reference(Context(width))
+            if spec.batch_norm:
+                self.norm = BatchNorm(width)
+            self.out_proj = self._projection(width, width)
+
+        def _projection(self, width: int, output_width: int) -> nn.Module:
+            if not self.spec.convolved:
+                return nn.Linear(width, output_width, bias=self.spec.bias)
+            return Pointwise(width, output_width, bias=self.spec.bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            value, gate = self.in_proj(x).chunk(2, -1)
+            if hasattr(self, "gate_bias"):
+                value, gate = value + self.gate_bias.weight[0], gate + self.gate_bias.weight[1]
+            x = (value * activate(self.spec.gate_act, gate)).transpose(1, 2)
+            x = self.conv(nn.functional.pad(x, self.padding)).transpose(1, 2)
+            x = self.pointwise(x) if hasattr(self, "pointwise") else x
+            x = self.norm(x) if hasattr(self, "norm") else x
+            out: Tensor = self.out_proj(activate(self.spec.hidden_act, x))
+            return out
+
+    return ConvolutionReference

@@ -1,0 +1,92 @@
+"""The stem of a streaming speech encoder, which reads frames of samples and looks at no later one.
+
+Moonshine streaming (transformers: models/moonshine_streaming, `MoonshineStreamingEncoderEmbedder`): each frame is
+standardized and compressed by asinh with a learned gain; a linear layer and two causal convolutions with a stride of 2
+follow, so four frames become one position.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..workload.derived_rows import Multiple
+from ..workload.rows import SOURCE
+from .base import Context, Width
+from .norm import Norm
+from .stem import Stem
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class FrameStem(Stem):
+    """A linear layer over each frame of samples, then two causal convolutions of width 5 with a stride of 2.
+
+    frame_size: the number of samples in a frame.
+    """
+
+    input_name: ClassVar[str] = "input_values"
+
+    type: Literal["frames"] = "frames"
+    frame_size: Width
+
+    def source(self) -> str:
+        return "Useful Sensors 2026"
+
+    def frames_read(self) -> Value:
+        return Value(Multiple("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)
+
+    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        frames = f.frames = x if x.fixed else self.frames_read()
+        axes, wide_axis = width or x.axes, Axis("channels", 2 * f.n(width or x.axes))
+        standardized = f.normalized(frames, Norm(type="layernorm", weight=False))
+        gain = f.act(f.vector("log_gain", Axis("one", 1)), "exp")
+        y = f.act(f.linear("proj", f.act(f.mul(standardized, gain), "asinh"), *axes), "silu")
+        half_rows = Multiple(of=SOURCE, by=2)
+        y = f.act(f.conv("conv1", y, wide_axis, kernel=5, bias=True, rows=half_rows), "silu")
+        return f.conv("conv2", y, *axes, kernel=5, bias=True, rows=SOURCE)
+
+    def frames(self, batch: int, source: int) -> tuple[int, int]:
+        """Returns the shape of the stem's input: [batch, samples]."""
+        return batch, 4 * source * self.frame_size
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(frame_size=6)]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    from .runtime import vector
+
+    class FrameStemReference(nn.Module):
+        """Frames of samples. samples: [batch, samples] → [batch, samples / (4 · frame_size), hidden]."""
+
+        def __init__(self, spec: FrameStem, hidden: int) -> None:
+            super().__init__()
+            self.frame_size = spec.frame_size
+            self.log_gain = vector(torch.zeros(1))
+            self.proj = nn.Linear(spec.frame_size, hidden, bias=False)
+            self.conv1 = nn.Conv1d(hidden, 2 * hidden, 5, stride=2)
+            self.conv2 = nn.Conv1d(2 * hidden, hidden, 5, stride=2)
+
+        def forward(self, samples: Tensor) -> Tensor:
+            frames = samples.unflatten(-1, (-1, self.frame_size))
+            frames = frames - frames.mean(-1, keepdim=True)
+            frames = frames * torch.rsqrt(frames.square().mean(-1, keepdim=True) + 1e-6)
+            y = nn.functional.silu(self.proj(torch.asinh(self.log_gain.weight.exp() * frames))).transpose(1, 2)
+            y = nn.functional.silu(self.conv1(nn.functional.pad(y, (4, 0))))
+            return self.conv2(nn.functional.pad(y, (4, 0))).transpose(1, 2)  # type: ignore[no-any-return]
+
+    return FrameStemReference

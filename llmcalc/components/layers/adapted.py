@@ -1,0 +1,77 @@
+"""A standard layer with an adapter after it: gated cross-attention to an encoder, which does not run on text alone.
+
+Evolla (transformers: models/evolla, `EvollaSequenceAlignerCrossAttention`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import Run
+from .block import Block, Sharing
+from .gated_cross import GatedCrossLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class AdaptedLayer(Block):
+    """A standard layer, with the parameters of an adapter.
+
+    adapter: the cross-attention and the network of the adapter.
+    """
+
+    plain: ClassVar[bool] = False
+
+    type: Literal["adapted"] = "adapted"  # type: ignore[assignment]
+    adapter: GatedCrossLayer
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        x = super().flow(f, x, sharing)
+        with f.scope("adapter"):
+            self.adapter.flow(f, x)
+        return x
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(super().reference(context), self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        block = Block.examples()[0]
+        attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
+        adapter = GatedCrossLayer(
+            attention=attention,
+            feed_forward=FeedForward(intermediate_size=30, hidden_act="gelu"),
+            norm=Norm(type="rmsnorm"),
+            feed_forward_norm=Norm(type="layernorm"),
+        )
+        fields = {name: getattr(block, name) for name in ("attention", "feed_forward", "norm", "norm_placement")}
+        return [cls(**fields, adapter=adapter)]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class AdaptedReference(nn.Module):
+        """The layer without the other encoder. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, layer: nn.Module, spec: AdaptedLayer, context: Context) -> None:
+            super().__init__()
+            for name, child in layer.named_children():
+                self.add_module(name, child)
+            self._layer: tuple[Any, ...] = (layer,)  # as a tuple: its children are registered as this module's own
+            self.adapter = spec.adapter.reference(context)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            out: Tensor = self._layer[0].forward(x, run)
+            return out
+
+    return AdaptedReference

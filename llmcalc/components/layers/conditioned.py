@@ -1,0 +1,106 @@
+"""A layer whose network reads a norm that is scaled by a function of a condition, the same for all tokens.
+
+Voxtral Realtime (transformers: models/voxtral_realtime, `VoxtralRealtimeTextAdaRmsNorm`): the condition is the sinusoid
+of the number of tokens by which the text follows the sound.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import Table
+from ..base import Component, Context, Width
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..rotation import angles_of
+from ..runtime import Run
+from .block import Sharing
+from .whole_layer import WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ConditionedLayer(WholeLayer):
+    """a = x + attention(norm(x)), then a + network(norm(a) · (1 + scale)), where two linear layers give the scale.
+
+    condition_rank: the width between the two linear layers, neither of which has a bias.
+    """
+
+    plain: ClassVar[bool] = False
+
+    type: Literal["conditioned"] = "conditioned"
+    condition_rank: Width
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    def source(self) -> str:
+        return "Voxtral Realtime 2026"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(self.attention, Component)
+        assert isinstance(self.feed_forward, Component)
+        f.hold(x=x)
+        x = f.add(x, f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, x)))
+        f.hold(x=x)
+        y = f.part("mlp_pre_norm", self.norm, x)
+        with f.scope("condition", kind="norm"):
+            condition = f.sinusoids(x, Table("condition"), *x.axes)
+            scale = f.act(f.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu")
+            y = f.mul(y, f.plus(f.linear("out_proj", scale, *x.axes), 1.0))
+        return f.add(x, f.part("mlp", self.feed_forward, y))
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        return [cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), condition_rank=5)]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Condition(nn.Module):
+        """Scales x by a function of a fixed condition. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, width: int, rank: int) -> None:
+            super().__init__()
+            self.width = width
+            self.in_proj, self.out_proj = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            angles = angles_of(torch.ones(1, device=x.device), self.width, 10000.0)
+            condition = torch.cat([angles.cos(), angles.sin()], -1)[:, : self.width].to(x.dtype)
+            scale: Tensor = self.out_proj(nn.functional.gelu(self.in_proj(condition)))
+            return x * (1 + scale)
+
+    class ConditionedReference(nn.Module):
+        """The conditioned layer. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: ConditionedLayer, context: Context) -> None:
+            super().__init__()
+            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(part, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                self.add_module(name, part.reference(context))
+            self.condition = Condition(context.hidden_size, spec.condition_rank)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            x = x + self.get_submodule("self_attn")(self.get_submodule("self_attn_pre_norm")(x), run)
+            y = self.condition(self.get_submodule("mlp_pre_norm")(x))
+            out: Tensor = x + self.get_submodule("mlp")(y, run)
+            return out
+
+    return ConditionedReference

@@ -1,0 +1,116 @@
+"""A conformer's layer: half a feed-forward network, attention, a convolution, half a network, and a norm.
+
+Gulati et al. 2020 (arXiv:2005.08100), §2. transformers: models/parakeet (NeMo's FastConformer: Rekesh 2023,
+arXiv:2305.05084).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Component, Context, Standing
+from ..conformer_convolution import ConformerConvolution
+from ..mixers.relative import RelativeAttention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import Run
+from .block import Sharing
+from .whole_layer import WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ConformerLayer(WholeLayer):
+    """x + network/2, x + attention, x + convolution, x + network/2, then a norm; each part has a norm before it.
+
+    feed_forward: each of the two networks.
+    convolution: the convolution along the frames.
+    """
+
+    plain: ClassVar[bool] = False
+
+    type: Literal["conformer"] = "conformer"
+    convolution: ConformerConvolution
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    def networks(self) -> list[Any]:
+        return [self.feed_forward, self.feed_forward]
+
+    def source(self) -> str:
+        return "Gulati et al. 2020, §2"
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        if place.side != "encoder":
+            raise ValueError(f"{place.where}.type: 'conformer' reads later frames; expected an encoder")
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(self.attention, Component)
+        x = self._half_network(f, "mlp_1", x)
+        f.hold(x=x)
+        x = f.add(x, f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, x)))
+        f.hold(x=x)
+        y = f.part("convolution_pre_norm", self.norm, x)
+        with f.scope("convolution", kind="convolution"):
+            y = self.convolution.flow(f, y)
+        x = self._half_network(f, "mlp_2", f.add(x, y))
+        return f.part("norm", self.norm, x)
+
+    def _half_network(self, f: Flow, name: str, x: Value) -> Value:
+        """Records the sum of x and half of the output of the network with that name."""
+        assert isinstance(self.feed_forward, Component)
+        f.hold(x=x)
+        return f.add(x, f.scale(f.part(name, self.feed_forward, f.part(f"{name}_pre_norm", self.norm, x)), 0.5))
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention = RelativeAttention(num_attention_heads=4, head_dim=6, bias=True, segments=False)
+        network = FeedForward(intermediate_size=40, hidden_act="silu", up_bias=True, down_bias=True)
+        convolution = ConformerConvolution(kernel_size=5, bias=True, convolved=True, batch_norm=True, centred=True)
+        norm = Norm(type="layernorm")
+        layer = cls(attention=attention, feed_forward=network, convolution=convolution, norm=norm)
+        causal = ConformerConvolution(kernel_size=4, norm=norm)
+        return [layer, layer.model_copy(update={"convolution": causal})]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class ConformerLayerReference(nn.Module):
+        """The conformer's layer. x: [batch, frames, hidden] → same shape."""
+
+        def __init__(self, spec: ConformerLayer, context: Context) -> None:
+            super().__init__()
+            for name, part in (
+                ("mlp_1", spec.feed_forward),
+                ("self_attn", spec.attention),
+                ("convolution", spec.convolution),
+                ("mlp_2", spec.feed_forward),
+            ):
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                self.add_module(name, part.reference(context))
+            self.norm = spec.norm.reference(context)
+
+        def _normalize(self, name: str, x: Tensor) -> Tensor:
+            out: Tensor = self.get_submodule(f"{name}_pre_norm")(x)
+            return out
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            x = x + 0.5 * self.get_submodule("mlp_1")(self._normalize("mlp_1", x), run)
+            x = x + self.get_submodule("self_attn")(self._normalize("self_attn", x), run)
+            x = x + self.get_submodule("convolution")(self._normalize("convolution", x))
+            x = x + 0.5 * self.get_submodule("mlp_2")(self._normalize("mlp_2", x), run)
+            out: Tensor = self.norm(x)
+            return out
+
+    return ConformerLayerReference

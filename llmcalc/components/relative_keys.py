@@ -1,0 +1,181 @@
+"""Attention with a learned key per distance, which all heads and layers share (Shaw 2018, arXiv:1803.02155, §3.2).
+
+Scores are q · (k + a), where a is the row of a table for the distance between query and key; distances beyond the
+table's have its outermost rows. transformers: models/speecht5 (`SpeechT5RelativePositionalEncoding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from .. import ops
+from ..algebra import same
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..flow.verbs.pairs import value_of_pairs
+from .base import (
+    Context,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    Positions,
+    StackPart,
+    Standing,
+    TokenMixer,
+    Unscalable,
+)
+from .runtime import Run, apply_dropout
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class RelativeKeys(StackPart):
+    """The table of keys: a row for every distance from −max_distance to max_distance − 1.
+
+    max_distance: the largest distance before a query that has a row of its own.
+    head_dim: the size of a head.
+    """
+
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    max_distance: Positions
+    head_dim: HeadDim
+
+    def check_place(self, place: Standing) -> None:
+        if place.side != "encoder":
+            raise ValueError(f"{place.where}: has keys for distances in both directions; expected an encoder")
+
+    def source(self) -> str:
+        return "Shaw et al. 2018, §3.2"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Records the look-up of a key for each pair of positions."""
+        pairs = value_of_pairs(x.rows).rows
+        dim, distances = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
+        keys, _ = f.table("", distances, dim, of=pairs, by="positions")
+        return keys
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["keys"](self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(max_distance=4, head_dim=6)]
+
+
+class RelativeKeyAttention(TokenMixer):
+    """Multi-head attention of an encoder whose stack has relative keys.
+
+    num_attention_heads: the number of heads.
+    head_dim: the size of a head.
+    max_distance: that of the stack's `relative_keys`.
+    bias: whether the projections have a bias, false by default.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    type: Literal["relative_keys"] = "relative_keys"
+    num_attention_heads: Heads
+    head_dim: HeadDim
+    max_distance: Positions
+    bias: Flag = False
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.heads, sizes.kv_heads) or not same(sizes.head_dim, self.head_dim):
+            raise Unscalable("each query head has its own key head, and the stack's keys their size; expected the same")
+        return self.model_copy(update={"num_attention_heads": sizes.heads})
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"relative_keys": {"max_distance": self.max_distance, "head_dim": self.head_dim}}
+
+    def source(self) -> str:
+        return "Shaw et al. 2018, §3.2"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        q, k, v = (f.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
+        pairs = value_of_pairs(x.rows, heads, batched=True)
+        keys = f.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (dim,)))
+        op = ops.PairScores(heads.size, dim.size, x.rows)
+        f.hold(q=q, k=k, v=v)
+        bias = f.scale(f.core("pairs", op, q, keys, axes=pairs.axes, rows=pairs.rows), dim.size**-0.5)
+        f.hold(q=q, k=k, v=v, bias=bias)
+        y = f.attention("core", q, k, v, causal=False, bias=bias, masked=False)
+        f.hold(out=y)
+        return f.linear("o_proj", y, *x.axes, bias=self.bias)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MHA {self.num_attention_heads} × {self.head_dim}, relative keys"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["attention"](self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(num_attention_heads=4, head_dim=6, max_distance=4, bias=True)]
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class KeysReference(nn.Embedding):
+        """The keys of all pairs. x: [batch, tokens, hidden] → [tokens, tokens, head_dim]."""
+
+        def __init__(self, spec: RelativeKeys) -> None:
+            super().__init__(2 * spec.max_distance, spec.head_dim)
+            self.furthest = spec.max_distance
+
+        def forward(self, x: Tensor) -> Tensor:
+            positions = torch.arange(x.shape[1], device=x.device)
+            distance = (positions[:, None] - positions[None, :]).clamp(-self.furthest, self.furthest - 1)
+            return super().forward(distance + self.furthest)
+
+    class PairScores(nn.Module):
+        """Scores by pair. q: [batch, heads, tokens, d], keys: [tokens, tokens, d] → [batch, heads, tokens, tokens]."""
+
+        def forward(self, q: Tensor, keys: Tensor) -> Tensor:
+            scores = q.flatten(0, 1).transpose(0, 1) @ keys.transpose(-1, -2)
+            by_head: Tensor = scores.transpose(0, 1).unflatten(0, q.shape[:2])
+            return by_head
+
+    class Core(nn.Module):
+        """Softmax attention with a bias. q, k, v: [batch, heads, tokens, d] → same shape."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+
+    class AttentionReference(nn.Module):
+        """Attention with relative keys. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: RelativeKeyAttention, hidden: int) -> None:
+            super().__init__()
+            self.heads, width = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim
+            for name in ("q_proj", "k_proj", "v_proj"):
+                self.add_module(name, nn.Linear(hidden, width, bias=spec.bias))
+            self.pairs, self.core = PairScores(), Core()
+            self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            q, k, v = (
+                self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for name in ("q_proj", "k_proj", "v_proj")
+            )
+            bias = self.pairs(q, run.memo["relative_keys"]) * q.shape[-1] ** -0.5
+            result: Tensor = self.o_proj(self.core(q, k, v, bias).transpose(1, 2).flatten(2))
+            return result
+
+    return {"keys": KeysReference, "attention": AttentionReference}

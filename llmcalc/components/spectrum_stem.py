@@ -1,0 +1,73 @@
+"""The stem of a conformer: convolutions over the time and the frequencies of a spectrum (Rekesh 2023, §2.1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..workload.derived_rows import Multiple
+from ..workload.rows import SOURCE
+from .base import Context
+from .stem import Stem
+from .towers.subsampling import SpectrumConv, Subsampling
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class SpectrumStem(Stem):
+    """Strided convolutions over time and frequency, then a projection per position.
+
+    subsampling: the convolutions and the projection. One position is as many frames as the product of the strides.
+    """
+
+    type: Literal["spectrum"] = "spectrum"
+    subsampling: Subsampling
+
+    def source(self) -> str:
+        return self.subsampling.source()
+
+    @property
+    def frames_per_position(self) -> int:
+        """The number of frames that become one position of the encoder."""
+        frames = 1
+        for convolution in self.subsampling.convolutions:
+            frames *= convolution.stride[0]
+        return frames
+
+    def frames_read(self) -> Value:
+        rows = Multiple("frames", of=SOURCE, by=self.frames_per_position)
+        return Value(rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
+
+    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        frames = f.frames = x if x.fixed else self.frames_read()
+        axes = width or x.axes
+        return f.part("subsampling", self.subsampling, frames, width=axes).view(*axes, rows=SOURCE)
+
+    def frames(self, batch: int, source: int) -> tuple[int, int, int]:
+        """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
+        return batch, self.frames_per_position * source, self.subsampling.num_mel_bins
+
+    def reference(self, context: Context) -> nn.Module:
+        from torch import nn
+
+        class SpectrumStemReference(nn.Module):
+            """Convolutions of a spectrum. frames: [batch, frames, num_mel_bins] → [batch, positions, hidden]."""
+
+            def __init__(self, spec: SpectrumStem) -> None:
+                super().__init__()
+                self.subsampling = spec.subsampling.reference(context)
+
+            def forward(self, frames: object) -> object:
+                return self.subsampling(frames)
+
+        return SpectrumStemReference(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        first = SpectrumConv(channels=4, bias=True)
+        separable = SpectrumConv(channels=4, separable=True, bias=True)
+        return [cls(subsampling=Subsampling(num_mel_bins=9, convolutions=(first, separable), bias=True))]

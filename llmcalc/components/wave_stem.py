@@ -1,0 +1,168 @@
+"""wav2vec 2.0's stem: unpadded convolutions over samples, a projection, and a convolution for positions.
+
+Baevski et al. 2020 (arXiv:2006.11477), §2. transformers: models/wav2vec2, models/speecht5
+(`SpeechT5SpeechEncoderPrenet`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from ..algebra import floor_div
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..workload.derived_rows import BeforeStrides
+from ..workload.rows import SOURCE, Rows
+from .base import Context, Flag, Kernel, Part, Width
+from .networks.feed_forward import Activation, activate
+from .norm import Norm
+from .stem import Stem
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class WaveConvolution(Part):
+    """An unpadded convolution along the samples.
+
+    channels: the number of output channels.
+    kernel, stride: the kernel size and the stride.
+    """
+
+    channels: Width
+    kernel: Kernel
+    stride: Kernel
+
+
+class WaveStem(Stem):
+    """Convolutions with an activation, a norm, a projection, and a sum with a convolution of neighbouring positions.
+
+    convolutions: the convolutions, in order.
+    bias: whether they have a bias, false by default.
+    norms: the convolutions with a norm on their channels: the `first` (by default) or `all`.
+    hidden_act: the activation, gelu by default.
+    position_kernel, position_groups: the kernel size and the groups of the convolution for positions, whose weight is
+        a direction and a length per tap of the kernel (weight norm).
+    mask: whether there is a learned vector for positions that training masks, true by default.
+    """
+
+    input_name: ClassVar[str] = "input_values"
+
+    type: Literal["wave"] = "wave"
+    convolutions: tuple[WaveConvolution, ...] = Field(min_length=1, max_length=16)
+    bias: Flag = False
+    norms: Literal["first", "all"] = "first"
+    hidden_act: Activation = "gelu"
+    position_kernel: Kernel
+    position_groups: Width
+    mask: Flag = True
+
+    def source(self) -> str:
+        return "Baevski et al. 2020, §2"
+
+    def _rows(self) -> list[Rows]:
+        """The samples, then the rows after each convolution; the last are the encoder's positions."""
+        by, more, rows = 1, 0, list[Rows]()
+        for convolution in reversed(self.convolutions):
+            more = more * convolution.stride + convolution.kernel - convolution.stride
+            by *= convolution.stride
+            rows.append(BeforeStrides("samples", of=SOURCE, by=by, more=more))
+        return [*reversed(rows), SOURCE]
+
+    def frames_read(self) -> Value:
+        return Value(self._rows()[0], (Axis("sample", 1),), fixed=True)
+
+    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        y = f.frames = x if x.fixed else self.frames_read()
+        axes, norm = width or x.axes, Norm(type="layernorm")
+        for i, (convolution, rows) in enumerate(zip(self.convolutions, self._rows()[1:], strict=True)):
+            channels = Axis("channels", convolution.channels)
+            y = f.conv(f"conv_{i}", y, channels, kernel=convolution.kernel, bias=self.bias, rows=rows)
+            y = f.part(f"norm_{i}", norm, y) if i == 0 or self.norms == "all" else y
+            y = f.act(y, self.hidden_act)
+        y = f.linear("proj", f.part("proj_norm", norm, y), *axes, bias=True)
+        if self.mask:
+            f.vector("mask", *axes, role="idle")
+        with f.scope("position"):
+            kernel = self.position_kernel
+            f.vector("length", Axis("taps", kernel))
+            more = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
+            padded_rows = BeforeStrides("padded positions", of=SOURCE, by=1, more=more)
+            groups = self.position_groups
+            z = f.conv("conv", y, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
+        return f.add(y, f.act(z.view(*axes, rows=SOURCE), self.hidden_act))
+
+    def frames(self, batch: int, source: int) -> tuple[int, int]:
+        """Returns the shape of the stem's input: [batch, samples]."""
+        samples = source
+        for convolution in reversed(self.convolutions):
+            samples = (samples - 1) * convolution.stride + convolution.kernel
+        return batch, samples
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        convolutions = (
+            WaveConvolution(channels=6, kernel=5, stride=3),
+            WaveConvolution(channels=8, kernel=2, stride=2),
+        )
+        stem = cls(convolutions=convolutions, position_kernel=4, position_groups=2)
+        return [stem, stem.model_copy(update={"bias": True, "norms": "all", "position_kernel": 3, "mask": False})]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    from .runtime import vector
+
+    class Position(nn.Module):
+        """A grouped convolution with weight norm. x: [batch, channels, positions] → the same shape, or one more."""
+
+        def __init__(self, width: int, kernel: int, groups: int) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=groups)
+            self.length = vector(torch.ones(kernel))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x) * self.length.weight.mean()  # type: ignore[no-any-return]
+
+    class WaveStemReference(nn.Module):
+        """Convolutions of samples. samples: [batch, samples] → [batch, positions, hidden]."""
+
+        def __init__(self, spec: WaveStem, context: Context) -> None:
+            super().__init__()
+            self.spec, channels, norm = spec, 1, Norm(type="layernorm")
+            for i, convolution in enumerate(spec.convolutions):
+                size, stride = convolution.kernel, convolution.stride
+                self.add_module(f"conv_{i}", nn.Conv1d(channels, convolution.channels, size, stride, bias=spec.bias))
+                channels = convolution.channels
+                if i == 0 or spec.norms == "all":
+                    self.add_module(f"norm_{i}", norm.reference(Context(channels)))
+            self.proj_norm = norm.reference(Context(channels))
+            self.proj = nn.Linear(channels, context.hidden_size)
+            if spec.mask:
+                self.mask = vector(torch.zeros(context.hidden_size))
+            self.position = Position(context.hidden_size, spec.position_kernel, spec.position_groups)
+
+        def forward(self, samples: Tensor) -> Tensor:
+            y: Any = samples[:, None]
+            for i in range(len(self.spec.convolutions)):
+                y = self.get_submodule(f"conv_{i}")(y)
+                if hasattr(self, f"norm_{i}"):
+                    y = self.get_submodule(f"norm_{i}")(y.transpose(1, 2)).transpose(1, 2)
+                y = activate(self.spec.hidden_act, y)
+            y = self.proj(self.proj_norm(y.transpose(1, 2)))
+            position = self.position(y.transpose(1, 2))[..., : y.shape[1]].transpose(1, 2)
+            out: Tensor = y + activate(self.spec.hidden_act, position)
+            return out
+
+    return WaveStemReference

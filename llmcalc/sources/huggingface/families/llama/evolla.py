@@ -1,0 +1,91 @@
+"""Evolla, which answers questions about proteins: Llama's decoder with adapters that attend to a protein.
+
+The adapters have parameters and do not run on text alone; the protein's encoder is not counted.
+transformers: models/evolla.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, attention, biases, decoder, glu, layernorm, mlp, rmsnorm
+
+
+def _evolla(config: Config) -> Table:
+    config.fields_read.add("tie_word_embeddings")  # the class ties nothing
+    norm, width, depth = (
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("hidden_size"),
+        config.size("num_hidden_layers"),
+    )
+    heads = config.size("num_attention_heads")
+    config.divided("num_attention_heads", width, heads)
+    block = {
+        "attention": attention(config, **biases(config.flag("attention_bias"), *QKVO)),
+        "feed_forward": glu(config, config.flag("mlp_bias")),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    crossing = {
+        "num_attention_heads": heads,
+        **biases(True, "q_bias", "k_bias", "v_bias"),
+        **biases(config.flag("aligner_enable_bias"), "o_bias"),
+    }
+    adapter = {
+        "attention": crossing,
+        "feed_forward": mlp(config.size("aligner_ffn_mult") * width, "gelu", bias=False),
+        "norm": norm,
+        "feed_forward_norm": layernorm(),
+    }
+    config.notes.append(IDLE_CROSS_ATTENTION)
+    every = max(depth // config.size("aligner_num_add_layers"), 1)
+    adapted = {"type": "adapted", "adapter": {"type": "gated_cross", **adapter}}
+    stack: Table = {"variants": {"adapted": adapted}, "pattern": [*["block"] * (every - 1), "adapted"]}
+    return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
+
+
+FAMILIES = {
+    "evolla": Family(
+        _evolla,
+        {
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "hidden_act": "silu",
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "aligner_ffn_mult": 4,
+            "aligner_enable_bias": True,
+            "aligner_num_add_layers": 8,
+            "tie_word_embeddings": False,
+        },
+        frozenset(
+            {
+                "aligner_attention_probs_dropout_prob",
+                *(f"resampler_{name}" for name in ("depth", "dim_head", "heads", "num_latents", "ff_mult")),
+            }
+        ),
+        towers="Evolla",
+        uncounted_encoders={"protein_encoder_config": "SaProt"},
+        uncounted_modules="protein_encoder + model.protein_encoder",
+        modules={
+            "adapter.cross_attn": "",
+            "adapter.cross_attn.q_proj": ".adapter.query",
+            "adapter.cross_attn.k_proj": ".adapter.key_protein",
+            "adapter.cross_attn.v_proj": ".adapter.value_protein",
+            "adapter.cross_attn.o_proj": ".adapter.out_proj",
+            "adapter.cross_attn_pre_norm": "attention_norm",
+            "adapter.cross_attn_gate": "gate_attention",
+            "adapter.mlp": "",
+            "adapter.mlp.up_proj": ".adapter.ff.fc1",
+            "adapter.mlp.down_proj": ".adapter.ff.fc2",
+            "adapter.mlp_pre_norm": "ff.norm",
+            "adapter.mlp_gate": "gate_ffw",
+        },
+    ),
+}

@@ -1,0 +1,69 @@
+"""Voxtral Realtime: Mistral's decoder, whose networks read a norm that depends on the delay of the text.
+
+transformers: models/voxtral_realtime. Its encoder, whose positions are added to the tokens, is not counted.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family, Quirks
+from ...parts import Table, attention, decoder, glu, rmsnorm
+
+
+def _voxtral_realtime_text(config: Config) -> Table:
+    norm, window = rmsnorm(config.number("rms_norm_eps")), config.maybe("sliding_window")
+    block = {
+        "type": "conditioned",
+        "attention": attention(config, sliding_window=window),
+        "feed_forward": glu(config),
+        "condition_rank": CONDITION_RANK,
+        "norm": norm,
+    }
+    return decoder(config, block, norm)
+
+
+CONDITION_RANK = 32
+"""Width between the two linear layers that read the delay, which is no field of the config (`AdaRmsNorm`)."""
+
+FAMILIES = {
+    "voxtral_realtime": Family(
+        None,
+        {"tie_word_embeddings": True},
+        frozenset({"audio_length_per_tok", "default_num_delay_tokens", "downsample_factor", "projector_hidden_act"}),
+        text="voxtral_realtime_text",
+        filled={
+            "vocab_size": 131072,
+            "hidden_size": 3072,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0,
+            "head_dim": 128,
+            "tie_word_embeddings": True,
+            "sliding_window": 8192,
+        },
+        uncounted_encoders={"audio_config": "voxtral_realtime_encoder"},
+    ),
+    "voxtral_realtime_text": Family(
+        _voxtral_realtime_text,
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+            "tie_word_embeddings": False,
+        },
+        quirks=Quirks(adds={"t_cond": lambda spec: (1, spec.hidden_size)}),
+        modules={"condition": "ada_rms_norm", "condition.in_proj": "linear1", "condition.out_proj": "linear2"},
+    ),
+}

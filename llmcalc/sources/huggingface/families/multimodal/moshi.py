@@ -1,0 +1,115 @@
+"""Moshi, which speaks while it listens, and Kyutai's speech to text: decoders that read tokens of text and of audio.
+
+Défossez et al. 2024 (arXiv:2410.00037); Zeghidour et al. 2025 (arXiv:2509.08753). The audio codec is not counted, nor
+is Moshi's depth decoder, which generates the audio's tokens of a time step.
+transformers: models/moshi, models/kyutai_speech_to_text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import EVERY, Family, Modules, Quirks
+from ...parts import ACTIVATIONS, Table, architecture, attention, decoder, float32_rmsnorm
+
+
+def _moshi(config: Config) -> Table:
+    """Reads Moshi's main decoder; its table has one more token than its head scores, and is never tied."""
+    config.fields_read.add("tie_word_embeddings")
+    if not architecture(config).endswith(("ForCausalLM", "MoshiModel")):
+        config.notes.append("num_codebooks: the embeddings of the audio's tokens are not counted")
+    return {**_decoder(config), "tie_word_embeddings": False, "additional_vocab_size": 1}
+
+
+def _kyutai_speech_to_text(config: Config) -> Table:
+    """Reads the decoder, whose table has the tokens of text, those of every codebook, and a padding token."""
+    config.must("tie_word_embeddings", False)
+    codebooks = config.size("num_codebooks")
+    config.notes.append(
+        f"num_codebooks: the embeddings of {codebooks} tokens of audio at each position are not counted in memory "
+        "before their sum"
+    )
+    return {**_decoder(config), "additional_vocab_size": codebooks * config.size("codebook_vocab_size") + 1}
+
+
+def _decoder(config: Config) -> Table:
+    """Returns a Llama with a sliding window; half of `ffn_dim` is the network's gate."""
+    norm, width = float32_rmsnorm(config.number("rms_norm_eps")), config.size("ffn_dim")
+    config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
+    if width % 2:
+        raise config.wrong("ffn_dim", width, "an even number")
+    window = config.maybe("sliding_window")
+    block = {
+        "attention": attention(config, sliding_window=window),
+        "feed_forward": {
+            "intermediate_size": width // 2,
+            "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
+            "gated": True,
+        },
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(config, block, norm)
+
+
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-8,
+    "tie_word_embeddings": False,
+}
+
+MODULES: Modules = {
+    "q_proj": "q_proj.linear",
+    "k_proj": "k_proj.linear",
+    "v_proj": "v_proj.linear",
+    "o_proj": "o_proj.linear",
+    "gate_proj": "fc1/2",
+    "up_proj": "fc1/2",
+    "down_proj": "fc2",
+}
+
+FAMILIES = {
+    "moshi": Family(
+        _moshi,
+        {
+            **DEFAULTS,
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 3000,
+            "sliding_window": 3000,
+            "ffn_dim": 22528,
+        },
+        frozenset({"audio_vocab_size", "num_codebooks"}),
+        towers="MoshiForConditionalGeneration",
+        uncounted_encoders={"audio_encoder_config": "mimi", "depth_decoder_config": "moshi_depth"},
+        uncounted_modules="embed_tokens.* + audio_encoder + depth_decoder",
+        quirks=Quirks(makes_mask=EVERY),
+        modules=MODULES,
+    ),
+    "kyutai_speech_to_text": Family(
+        _kyutai_speech_to_text,
+        {
+            **DEFAULTS,
+            "vocab_size": 4001,
+            "codebook_vocab_size": 2049,
+            "num_codebooks": 32,
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 750,
+            "sliding_window": 375,
+            "ffn_dim": 11264,
+        },
+        frozenset({"audio_bos_token_id", "audio_pad_token_id", "frame_size"}),
+        towers="KyutaiSpeechToTextForConditionalGeneration",
+        uncounted_encoders={"codec_config": "mimi"},
+        uncounted_modules="codec_model",
+        quirks=Quirks(makes_mask=EVERY, channels="num_codebooks"),
+        modules={**MODULES, "embed_tokens": "embed_tokens.embed_tokens"},
+    ),
+}

@@ -1,0 +1,254 @@
+"""Speech to text with a FastConformer as the encoder and a pre-norm decoder: Canary and Cohere Transcribe.
+
+Rekesh et al. 2023 (arXiv:2305.05084); Puvvada et al. 2024 (arXiv:2406.19674).
+transformers: models/canary, models/cohere_asr, models/parakeet (`ParakeetEncoder`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import Family, Modules
+from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layernorm, learned_positions, mlp
+
+
+def _canary(config: Config) -> Table:
+    """Reads Canary, whose decoder is a section of its config and reads the encoder's output as it is."""
+    section = _section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
+    if section.size("vocab_size") != config.size("vocab_size"):
+        raise section.wrong("vocab_size", section.get("vocab_size"), f"{config.get('vocab_size')}, as in the config")
+    encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
+    encoder, decoder = _encoder(config, encoder_defaults), _decoder(section, {"type": "sinusoidal"})
+    width, heads = section.size("hidden_size"), section.size("num_attention_heads")
+    section.divided("num_attention_heads", width, heads)
+    if encoder["hidden_size"] != width:
+        raise config.wrong(
+            "encoder_config", encoder["hidden_size"], f"a hidden_size of {width}, which the decoder's layers read"
+        )
+    model = _model(config, section, encoder, decoder)
+    section.close(NO_COUNT, config)
+    return {**model, "max_position_embeddings": section.size("max_position_embeddings")}
+
+
+def _cohere_asr(config: Config) -> Table:
+    """Reads Cohere Transcribe, whose decoder projects the encoder's output and has learned positions."""
+    encoder = {**_encoder(config, COHERE_ENCODER), "output_size": config.size("hidden_size")}
+    return _model(config, config, encoder, _decoder(config, learned_positions(config)))
+
+
+def _section(config: Config, name: str, kind: str, defaults: Table) -> Config:
+    """Returns a section of the config, which has the defaults of its class where the config has none."""
+    fields = {} if config.get(name) is None else config.table(name)
+    section = Config(fields, defaults, kind, where=f"{name}.")
+    if fields.get("model_type", kind) != kind:
+        raise section.wrong("model_type", fields["model_type"], kind)
+    return section
+
+
+def _model(config: Config, section: Config, encoder: Table, decoder: Table) -> Table:
+    """Returns the model. section: the decoder's fields."""
+    config.must("is_encoder_decoder", True)
+    return {
+        "vocab_size": section.size("vocab_size"),
+        "hidden_size": section.size("hidden_size"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings"),
+        "encoder": encoder,
+        "decoder": decoder,
+        "head": head_table(config, {"bias": True}),
+    }
+
+
+def _decoder(section: Config, position: Table) -> Table:
+    width, heads = section.size("hidden_size"), section.size("num_attention_heads")
+    kv_heads, head_dim = section.maybe("num_key_value_heads") or heads, section.maybe("head_dim")
+    if heads % kv_heads:
+        raise section.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+    mixer: Table = {
+        "num_attention_heads": heads,
+        "head_dim": section.divided("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
+        **biases(section.flag("attention_bias"), *QKVO),
+    }
+    norm = layernorm()
+    block = {
+        "attention": mixer,
+        "cross_attention": mixer,
+        "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    depth = section.size("num_hidden_layers")
+    return {
+        "num_hidden_layers": depth,
+        "block": block,
+        "position": position,
+        "embedding_norm": norm,
+        "final_norm": norm,
+    }
+
+
+def _encoder(config: Config, defaults: Table) -> Table:
+    """Returns the FastConformer. defaults: the values of fields that its section leaves out."""
+    section = _section(config, "encoder_config", "parakeet_encoder", defaults)
+    width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
+    has_bias, head_dim = section.flag("attention_bias"), section.maybe("head_dim")
+    kernel, act = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
+    if kernel % 2 == 0:
+        raise section.wrong("conv_kernel_size", kernel, "an odd number")
+    attention = {
+        "type": "relative",
+        "num_attention_heads": heads,
+        "head_dim": section.divided("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        "bias": has_bias,
+        "segments": False,
+    }
+    convolution = {
+        "kernel_size": kernel,
+        "hidden_act": act,
+        "bias": section.flag("convolution_bias"),
+        "convolved": True,
+        "batch_norm": True,
+        "centred": True,
+    }
+    block = {
+        "type": "conformer",
+        "attention": attention,
+        "feed_forward": mlp(section.size("intermediate_size"), act, has_bias),
+        "convolution": convolution,
+        "norm": norm,
+    }
+    encoder = {
+        "num_hidden_layers": section.size("num_hidden_layers"),
+        "hidden_size": width,
+        "stem": {"type": "spectrum", "subsampling": _subsampling(section)},
+        "block": block,
+    }
+    section.close(NO_COUNT | {"dropout_positions", "layerdrop", "num_key_value_heads", "scale_input"}, config)
+    return encoder
+
+
+def _subsampling(section: Config) -> Table:
+    """Returns the convolutions below the layers: each halves the frames, and the last ones are depthwise-separable."""
+    factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
+    section.must("subsampling_conv_kernel_size", 3)
+    section.must("subsampling_conv_stride", 2)
+    count = factor.bit_length() - 1
+    if factor < 2 or factor != 2**count:
+        raise section.wrong("subsampling_factor", factor, "a power of 2, at least 2")
+    if mel_bins % factor:
+        raise section.wrong("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({factor})")
+    first = {"channels": section.size("subsampling_conv_channels"), "bias": True}
+    separable = {**first, "separable": True}
+    return {"num_mel_bins": mel_bins, "convolutions": [first, *[separable] * (count - 1)], "bias": True}
+
+
+NO_COUNT = frozenset({"activation_dropout", "max_position_embeddings"})
+
+PARAKEET: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "head_dim": None,
+    "intermediate_size": 4096,
+    "hidden_act": "silu",
+    "attention_bias": True,
+    "convolution_bias": True,
+    "conv_kernel_size": 9,
+    "subsampling_factor": 8,
+    "subsampling_conv_channels": 256,
+    "num_mel_bins": 80,
+    "subsampling_conv_kernel_size": 3,
+    "subsampling_conv_stride": 2,
+}
+CANARY_ENCODER = {**PARAKEET, "num_hidden_layers": 32, "num_mel_bins": 128}
+COHERE_ENCODER = {
+    **PARAKEET,
+    "hidden_size": 1280,
+    "num_hidden_layers": 48,
+    "intermediate_size": 5120,
+    "num_mel_bins": 128,
+}
+DECODER: dict[str, Any] = {
+    "vocab_size": 16384,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": None,
+    "hidden_act": "relu",
+    "max_position_embeddings": 1024,
+    "attention_bias": True,
+    "head_dim": None,
+}
+CANARY_DECODER = {**DECODER, "num_key_value_heads": 8, "head_dim": 128}
+
+MODULES: Modules = {
+    "stem": "subsampling",
+    "stem.subsampling": "",
+    "stem.subsampling.conv_1": ".subsampling.layers.0",
+    "stem.subsampling.depthwise_2": ".subsampling.layers.2",
+    "stem.subsampling.pointwise_2": ".subsampling.layers.3",
+    "stem.subsampling.depthwise_3": ".subsampling.layers.5",
+    "stem.subsampling.pointwise_3": ".subsampling.layers.6",
+    "stem.subsampling.proj": ".subsampling.linear",
+    "encoder.mlp_1_pre_norm": "norm_feed_forward1",
+    "encoder.self_attn_pre_norm": "norm_self_att",
+    "encoder.convolution_pre_norm": "norm_conv",
+    "encoder.mlp_2_pre_norm": "norm_feed_forward2",
+    "encoder.norm": "norm_out",
+    "mlp_1": "feed_forward1",
+    "mlp_2": "feed_forward2",
+    "encoder.mlp_1.up_proj": "linear1",
+    "encoder.mlp_1.down_proj": "linear2",
+    "encoder.mlp_2.up_proj": "linear1",
+    "encoder.mlp_2.down_proj": "linear2",
+    "convolution": "conv",
+    "convolution.in_proj": "pointwise_conv1",
+    "convolution.conv": "depthwise_conv",
+    "convolution.norm": "norm",
+    "convolution.out_proj": "pointwise_conv2",
+    "r_proj": "relative_k_proj",
+    "content_bias": "bias_u",
+    "position_bias": "bias_v",
+    "output_proj": "decoder.proj",
+    "embed_tokens": "decoder.embed_tokens",
+    "embed_positions": "pos_emb",
+    "embed_norm": "embedding_layernorm",
+    "cross_attn": "encoder_attn",
+    "cross_attn_pre_norm": "post_attention_layernorm",
+    "decoder.mlp_pre_norm": "final_layernorm",
+    "decoder.mlp.up_proj": "fc1",
+    "decoder.mlp.down_proj": "fc2",
+    "lm_head": "proj_out",
+}
+
+EARLIER: dict[str, str] = {
+    "encoder.subsampling.linear": "encoder.pre_encode.out",
+    "decoder.proj": "encoder_decoder_proj",
+    "proj_out": "log_softmax.mlp.layer0",
+    **{f"encoder.layers.*.self_attn.{leaf}_proj": f"encoder.layers.*.self_attn.linear_{leaf}" for leaf in "qkv"},
+    "encoder.layers.*.self_attn.o_proj": "encoder.layers.*.self_attn.linear_out",
+    "encoder.layers.*.self_attn.relative_k_proj": "encoder.layers.*.self_attn.linear_pos",
+    **{
+        f"decoder.layers.*.{name}.{leaf}_proj": f"transf_decoder._decoder.layers.*.{sublayer}.{projection}"
+        for name, sublayer in (("self_attn", "first_sub_layer"), ("encoder_attn", "second_sub_layer"))
+        for leaf, projection in zip("qkvo", ("query_net", "key_net", "value_net", "out_projection"), strict=True)
+    },
+    "decoder.layers.*.mlp.fc1": "transf_decoder._decoder.layers.*.third_sub_layer.dense_in",
+    "decoder.layers.*.mlp.fc2": "transf_decoder._decoder.layers.*.third_sub_layer.dense_out",
+}
+"""Names of Cohere Transcribe's modules → those of NeMo, which its checkpoint has."""
+
+SECTIONS: dict[str, Any] = {"encoder_config": None, "is_encoder_decoder": True}
+
+FAMILIES = {
+    "canary": Family(
+        _canary,
+        {**SECTIONS, "decoder_config": None, "vocab_size": 16384, "tie_word_embeddings": True},
+        modules=MODULES,
+    ),
+    "cohere_asr": Family(
+        _cohere_asr, {**DECODER, **SECTIONS, "tie_word_embeddings": False}, modules=MODULES, earlier=EARLIER
+    ),
+}

@@ -1,0 +1,154 @@
+"""Moonshine streaming: an encoder of frames of samples, which looks at few later frames, and Moonshine's decoder.
+
+The decoder adds learned positions to the encoder's output, and projects it if the two widths differ.
+transformers: models/moonshine_streaming.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, is_whole
+from ...family import Family
+from ...parts import ACTIVATIONS, QKV, QKVO, Table, biases, head_table, layernorm, mlp, rope
+
+ENCODER: dict[str, Any] = {
+    "hidden_size": 320,
+    "intermediate_size": 1280,
+    "hidden_act": "gelu",
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "attention_bias": False,
+    "sample_rate": 16000,
+    "frame_ms": 5.0,
+    "head_dim": None,
+    "sliding_windows": ((16, 4), (16, 4), (16, 0), (16, 0), (16, 4), (16, 4)),
+}
+"""Defaults of the encoder's configuration class."""
+
+
+def _moonshine_streaming(config: Config) -> Table:
+    config.must("is_encoder_decoder", True)
+    if is_whole(config.get("pad_head_dim_to_multiple_of")):
+        config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
+    hidden, heads, norm = config.size("hidden_size"), config.size("num_attention_heads"), layernorm(1e-5, bias=False)
+    kv_heads, head_dim = config.maybe("num_key_value_heads"), config.maybe("head_dim")
+    if kv_heads not in (None, heads):
+        raise config.wrong(
+            "num_key_value_heads", kv_heads, f"{heads}: the class splits queries into as many heads as keys"
+        )
+    mixer: Table = {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
+    if head_dim is None:
+        config.divided("num_attention_heads", hidden, heads)
+    else:
+        mixer["head_dim"] = head_dim
+    share = 1.0 if config.has("rope_parameters") else 0.8
+    network = {
+        "intermediate_size": config.size("intermediate_size"),
+        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
+        "gated": True,
+        **biases(True, "gate_bias", "up_bias", "down_bias"),
+    }
+    decoder = {
+        "num_hidden_layers": config.size("num_hidden_layers"),
+        "block": {
+            "attention": {**mixer, "position": rope(config, share)},
+            "cross_attention": mixer,
+            "feed_forward": network,
+            "norm": norm,
+            "norm_placement": "pre",
+        },
+        "final_norm": norm,
+    }
+    return {
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": hidden,
+        "tie_word_embeddings": config.flag("tie_word_embeddings"),
+        "max_position_embeddings": config.size("max_position_embeddings"),
+        "encoder": _encoder(config, hidden),
+        "decoder": decoder,
+        "head": head_table(config),
+    }
+
+
+def _encoder(config: Config, decoder_width: int) -> Table:
+    """Returns the encoder, with the positions that its output has for a decoder of that width."""
+    fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
+    section = Config(fields, ENCODER, "moonshine_streaming_encoder", where="encoder_config.")
+    width, heads = section.size("hidden_size"), section.size("num_attention_heads")
+    kv_heads, head_dim = section.size("num_key_value_heads"), section.maybe("head_dim")
+    if heads % kv_heads:
+        raise section.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+    frame_size = round(section.size("sample_rate") * section.number("frame_ms") / 1000)
+    if frame_size < 1:
+        raise section.wrong("frame_ms", section.get("frame_ms"), "a frame of at least one sample")
+    mixer: Table = {
+        "num_attention_heads": heads,
+        "head_dim": section.divided("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
+        **biases(section.flag("attention_bias"), *QKVO),
+    }
+    norm = layernorm(1e-5, bias=False, unit_offset=True)
+    config.notes.append("encoder_config.sliding_windows: not counted: every position of the encoder attends to all")
+    section.fields_read.add("sliding_windows")
+    encoder: Table = {
+        "num_hidden_layers": section.size("num_hidden_layers"),
+        "stem": {"type": "frames", "frame_size": frame_size},
+        "block": {
+            "attention": mixer,
+            "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
+            "norm": norm,
+            "norm_placement": "pre",
+        },
+        "final_norm": norm,
+        "output_positions": {
+            "type": "learned",
+            "max_position_embeddings": config.size("max_position_embeddings"),
+        },
+    }
+    if width != decoder_width:
+        encoder |= {"hidden_size": width, "output_size": decoder_width, "output_bias": False}
+    section.close(frozenset({"max_position_embeddings"}), config)
+    return encoder
+
+
+FAMILIES = {
+    "moonshine_streaming": Family(
+        _moonshine_streaming,
+        {
+            "encoder_config": None,
+            "vocab_size": 32768,
+            "hidden_size": 320,
+            "intermediate_size": 1280,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "head_dim": None,
+            "pad_head_dim_to_multiple_of": None,
+            "hidden_act": "silu",
+            "max_position_embeddings": 4096,
+            "is_encoder_decoder": True,
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"max_source_positions"}),
+        modules={
+            "stem": "embedder",
+            "stem.log_gain": "comp",
+            "stem.proj": "linear",
+            "output_positions": "decoder.pos_emb",
+            "output_proj": "decoder.proj",
+            "embed_tokens": "decoder.embed_tokens",
+            "cross_attn": "encoder_attn",
+            "cross_attn_pre_norm": "post_attention_layernorm",
+            "decoder.mlp_pre_norm": "final_layernorm",
+            "encoder.mlp_pre_norm": "post_attention_layernorm",
+            "encoder.mlp.up_proj": "fc1",
+            "decoder.mlp.gate_proj": "fc1/2",
+            "decoder.mlp.up_proj": "fc1/2",
+            "down_proj": "fc2",
+            "encoder.norm": "final_norm",
+            "lm_head": "proj_out",
+        },
+    ),
+}

@@ -1,0 +1,131 @@
+"""SeamlessM4T, versions 1 and 2: translation between speech and text. Text to text is counted: NLLB's encoder-decoder.
+
+Barrault et al. 2023 (arXiv:2308.11596, arXiv:2312.05187). The class of the whole model also holds a speech encoder, a
+model from text to units of speech, and a vocoder, which a pass over tokens does not run.
+transformers: models/seamless_m4t, models/seamless_m4t_v2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import DropoutFields, Family
+from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
+
+OTHER_PARTS = {
+    "speech_encoder_layers": "the speech encoder",
+    "t2u_encoder_layers": "the model from text to units of speech",
+    "upsample_rates": "the vocoder",
+}
+"""A field of each part that the class of the whole model has beside text to text → the name of the part."""
+
+
+def _seamless(config: Config) -> Table:
+    """Reads text to text, which the class of the whole model runs for tokens."""
+    name = architecture(config)
+    if name and not name.endswith(("Model", "ForTextToText")):
+        raise config.wrong("architectures", name, "a class with a text encoder and a text decoder")
+    if not name.endswith("ForTextToText"):
+        config.notes += [f"{field}: {part} is not counted" for field, part in OTHER_PARTS.items()]
+    is_tied, position, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
+    table: Table = {
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": config.size("hidden_size"),
+        "tie_word_embeddings": is_tied,
+        "max_position_embeddings": config.size("max_position_embeddings"),
+        "head": head_table(config),
+    }
+    for side in ("encoder", "decoder"):
+        heads = config.size(f"{side}_attention_heads")
+        config.divided(f"{side}_attention_heads", table["hidden_size"], heads)
+        mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
+        block = {
+            "attention": mixer,
+            **({"cross_attention": mixer} if side == "decoder" else {}),
+            "feed_forward": mlp(config.size(f"{side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")),
+            "norm": norm,
+            "norm_placement": "pre",
+        }
+        depth = config.size(f"{side}_layers")
+        table[side] = {"num_hidden_layers": depth, "position": position, "block": block, "final_norm": norm}
+    if not is_tied:
+        table["encoder"]["vocab_size"] = table["vocab_size"]
+        table["unused_embedding"] = {}
+    return table
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 256102,
+    "hidden_size": 1024,
+    "encoder_layers": 24,
+    "decoder_layers": 24,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 8192,
+    "decoder_ffn_dim": 8192,
+    "activation_function": "relu",
+    "tie_word_embeddings": True,
+}
+
+IGNORED = frozenset(
+    """
+    activation_dropout adaptor_dropout adaptor_kernel_size adaptor_stride add_adapter char_vocab_size
+    conv_depthwise_kernel_size decoder_layerdrop encoder_layerdrop feature_projection_input_dim lang_embed_dim
+    leaky_relu_slope left_max_position_embeddings max_new_tokens max_source_positions num_adapter_layers
+    num_conv_pos_embedding_groups num_conv_pos_embeddings position_embeddings_type resblock_dilation_sizes
+    resblock_kernel_sizes right_max_position_embeddings rotary_embedding_base sampling_rate scale_embedding
+    speech_encoder_attention_heads speech_encoder_chunk_size speech_encoder_dropout speech_encoder_hidden_act
+    speech_encoder_intermediate_size speech_encoder_layerdrop speech_encoder_layers speech_encoder_left_chunk_num
+    spkr_embed_dim t2u_bos_token_id t2u_decoder_attention_heads t2u_decoder_ffn_dim t2u_decoder_layers
+    t2u_decoder_start_token_id t2u_encoder_attention_heads t2u_encoder_ffn_dim t2u_encoder_layers t2u_eos_token_id
+    t2u_max_new_tokens t2u_max_position_embeddings t2u_pad_token_id t2u_variance_pred_dropout
+    t2u_variance_predictor_embed_dim t2u_variance_predictor_hidden_dim t2u_variance_predictor_kernel_size
+    t2u_vocab_size unit_embed_dim unit_hifi_gan_vocab_size upsample_initial_channel upsample_kernel_sizes
+    upsample_rates use_text_encoder use_text_decoder var_pred_dropout variance_predictor_kernel_size vocoder_num_langs
+    vocoder_num_spkrs vocoder_offset
+    """.split()  # noqa: SIM905
+)
+"""Fields of the speech encoder, of the model from text to units and of the vocoder, and those that change no count."""
+
+DROPOUT = DropoutFields(
+    {
+        "embedding": "dropout",
+        "attention": "attention_dropout",
+        "attention_output": "dropout",
+        "activation": "activation_dropout",
+        "feed_forward": "activation_dropout",
+    },
+    {"dropout": 0.1, "attention_dropout": 0.1},
+)
+
+
+def _family(context_length: int) -> Family:
+    """Returns the record of a version. context_length: the default of its `max_position_embeddings`."""
+    return Family(
+        _seamless,
+        {**DEFAULTS, "max_position_embeddings": context_length},
+        IGNORED,
+        generates=True,
+        uncounted_modules="speech_encoder + t2u_model + vocoder",
+        modules={
+            "encoder": "text_encoder",
+            "decoder": "text_decoder",
+            "embed_tokens": "shared",
+            "encoder.embed_tokens": "embed_tokens",
+            "unused_embedding": "text_decoder.embed_tokens",
+            "self_attn_pre_norm": "self_attn_layer_norm",
+            "cross_attn": "cross_attention",
+            "cross_attn_pre_norm": "cross_attention_layer_norm",
+            "mlp_pre_norm": "ffn_layer_norm",
+            "mlp": "ffn",
+            "up_proj": "fc1",
+            "down_proj": "fc2",
+            "o_proj": "out_proj",
+            "norm": "layer_norm",
+        },
+        dropout=DROPOUT,
+    )
+
+
+FAMILIES = {"seamless_m4t": _family(1024), "seamless_m4t_v2": _family(4096)}

@@ -1,0 +1,178 @@
+"""SpeechT5's speech to text: wav2vec 2.0's stem, an encoder with a learned key per distance, and BART's decoder.
+
+Ao et al. 2022 (arXiv:2110.07205). transformers: models/speecht5 (`SpeechT5ForSpeechToText`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import DropoutFields, Family
+from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
+
+
+def _speecht5(config: Config) -> Table:
+    name = architecture(config)
+    if name and not name.endswith("ForSpeechToText"):
+        raise config.wrong("architectures", name, "SpeechT5ForSpeechToText, the class that generates text")
+    config.must("is_encoder_decoder", True)
+    norm, hidden = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
+    act = config.choice(ACTIVATIONS, "hidden_act")
+    depths = {side: config.size(f"{side}_layers") for side in ("encoder", "decoder")}
+    networks = {side: mlp(config.size(f"{side}_ffn_dim"), act) for side in depths}
+    heads = {side: config.size(f"{side}_attention_heads") for side in depths}
+    head_dims = {side: config.divided(f"{side}_attention_heads", hidden, heads[side]) for side in depths}
+    distance = config.size("encoder_max_relative_position")
+    encoder_attention = {
+        "type": "relative_keys",
+        "num_attention_heads": heads["encoder"],
+        "head_dim": head_dims["encoder"],
+        "max_distance": distance,
+        "bias": True,
+    }
+    attention = {"num_attention_heads": heads["decoder"], **biases(True, *QKVO)}
+    layer = {"norm": norm, "norm_placement": "post"}
+    encoder = {
+        "num_hidden_layers": depths["encoder"],
+        "stem": _stem(config, hidden),
+        "position": {"type": "sinusoidal"},
+        "embedding_norm": norm,
+        "relative_keys": {"max_distance": distance, "head_dim": head_dims["encoder"]},
+        "block": {**layer, "attention": encoder_attention, "feed_forward": networks["encoder"]},
+    }
+    decoder = {
+        "num_hidden_layers": depths["decoder"],
+        "position": {"type": "sinusoidal"},
+        "block": {
+            **layer,
+            "attention": attention,
+            "cross_attention": attention,
+            "feed_forward": networks["decoder"],
+        },
+    }
+    return {
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": hidden,
+        "tie_word_embeddings": config.flag("tie_word_embeddings"),
+        "max_position_embeddings": config.size("max_text_positions"),
+        "encoder": encoder,
+        "decoder": decoder,
+        "head": head_table(config),
+    }
+
+
+def _stem(config: Config, hidden: int) -> Table:
+    """Returns the convolutions from samples to positions."""
+    lists = {name: config.sizes(f"conv_{name}") for name in ("dim", "kernel", "stride")}
+    count = len(lists["dim"])
+    for name, sizes in lists.items():
+        if len(sizes) != count or not sizes or 0 in sizes:
+            raise config.wrong(
+                f"conv_{name}", sizes, f"{max(count, 1)} positive whole numbers, as many as conv_dim has"
+            )
+    groups = config.size("num_conv_pos_embedding_groups")
+    config.divided("num_conv_pos_embedding_groups", hidden, groups)
+    is_masked = max(config.number("mask_time_prob"), config.number("mask_feature_prob")) > 0
+    return {
+        "type": "wave",
+        "convolutions": [
+            {"channels": channels, "kernel": kernel, "stride": stride}
+            for channels, kernel, stride in zip(*lists.values(), strict=True)
+        ],
+        "bias": config.flag("conv_bias"),
+        "norms": config.choice({"group": "first", "layer": "all"}, "feat_extract_norm"),
+        "hidden_act": config.choice(ACTIVATIONS, "feat_extract_activation"),
+        "position_kernel": config.size("num_conv_pos_embeddings"),
+        "position_groups": groups,
+        "mask": is_masked,
+    }
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 81,
+    "hidden_size": 768,
+    "encoder_layers": 12,
+    "encoder_attention_heads": 12,
+    "encoder_ffn_dim": 3072,
+    "decoder_layers": 6,
+    "decoder_attention_heads": 12,
+    "decoder_ffn_dim": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+    "feat_extract_norm": "group",
+    "feat_extract_activation": "gelu",
+    "conv_dim": (512, 512, 512, 512, 512, 512, 512),
+    "conv_stride": (5, 2, 2, 2, 2, 2, 2),
+    "conv_kernel": (10, 3, 3, 3, 3, 2, 2),
+    "conv_bias": False,
+    "num_conv_pos_embeddings": 128,
+    "num_conv_pos_embedding_groups": 16,
+    "mask_time_prob": 0.05,
+    "mask_feature_prob": 0.0,
+    "max_text_positions": 450,
+    "encoder_max_relative_position": 160,
+    "is_encoder_decoder": True,
+    "tie_word_embeddings": True,
+}
+
+IGNORED = frozenset(
+    """
+    activation_dropout apply_spec_augment decoder_layerdrop encoder_layerdrop feat_proj_dropout
+    guided_attention_loss_num_heads guided_attention_loss_scale guided_attention_loss_sigma mask_feature_length
+    mask_feature_min_masks mask_time_length mask_time_min_masks max_speech_positions num_feat_extract_layers
+    num_mel_bins positional_dropout reduction_factor scale_embedding speaker_embedding_dim
+    speech_decoder_postnet_dropout speech_decoder_postnet_kernel speech_decoder_postnet_layers
+    speech_decoder_postnet_units speech_decoder_prenet_dropout speech_decoder_prenet_layers
+    speech_decoder_prenet_units use_guided_attention_loss
+    """.split()  # noqa: SIM905
+)
+
+FAMILIES = {
+    "speecht5": Family(
+        _speecht5,
+        DEFAULTS,
+        IGNORED,
+        modules={
+            "encoder": "encoder",
+            "encoder.stem": "prenet",
+            "stem.conv_0": ".prenet.feature_encoder.conv_layers.0.conv",
+            "stem.conv_1": ".prenet.feature_encoder.conv_layers.1.conv",
+            "stem.norm_0": ".prenet.feature_encoder.conv_layers.0.layer_norm",
+            "stem.norm_1": ".prenet.feature_encoder.conv_layers.1.layer_norm",
+            "stem.proj_norm": "feature_projection.layer_norm",
+            "stem.proj": "feature_projection.projection",
+            "stem.mask": "masked_spec_embed",
+            "stem.position": "pos_conv_embed",
+            "stem.position.length": "conv.parametrizations.weight.original0",
+            "stem.position.conv": "conv - conv.parametrizations.weight.original0",
+            "encoder.embed_norm": "wrapped_encoder.layer_norm",
+            "relative_keys": "wrapped_encoder.embed_positions",
+            "encoder.layers": "wrapped_encoder.layers",
+            "encoder.self_attn": "attention",
+            "encoder.self_attn_post_norm": "layer_norm",
+            "encoder.mlp_post_norm": "final_layer_norm",
+            "embed_tokens": "decoder.prenet.embed_tokens",
+            "decoder.layers": "wrapped_decoder.layers",
+            "self_attn_post_norm": "self_attn_layer_norm",
+            "cross_attn": "encoder_attn",
+            "cross_attn_post_norm": "encoder_attn_layer_norm",
+            "mlp_post_norm": "final_layer_norm",
+            "o_proj": "out_proj",
+            "mlp": "feed_forward",
+            "up_proj": "intermediate_dense",
+            "down_proj": "output_dense",
+            "lm_head": "text_decoder_postnet.lm_head",
+        },
+        dropout=DropoutFields(
+            {
+                "embedding": "hidden_dropout",
+                "attention": "attention_dropout",
+                "attention_output": "hidden_dropout",
+                "activation": "activation_dropout",
+                "feed_forward": "hidden_dropout",
+            },
+            {"hidden_dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1},
+        ),
+    ),
+}
