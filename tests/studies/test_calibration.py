@@ -236,8 +236,8 @@ TOO_SLOW = {"serve_sgl_cookbook"}
 def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
     """What was reached, over all sources: most fits are refused and change nothing, most of the others help.
 
-    Errors of most sources have no common cause that four factors are. Over three draws of halves 17 of 20 fits lowered the
-    error and 3 raised it by more than a tenth. `pytest -s` prints every source.
+    Errors of most sources have no common cause that four factors are. Over three draws of halves 17 of 20 fits lowered
+    the error and 3 raised it by more than a tenth. `pytest -s` prints every source.
     """
     ratios: dict[str, float] = {}
     refused: set[str] = set()

@@ -359,15 +359,30 @@ def test_ranks_wait_before_they_exchange_tokens_of_experts() -> None:
     spec = load_preset("qwen3-30b-a3b").model
     plan = StepPlan(dp=8, ep=8, micro_batches=4)
 
-    def seconds(stack_name: str, overlap: str | None, plan: StepPlan = plan) -> float:
-        return float(training_step(spec, h100(), with_overlap(find_stack(stack_name), overlap), plan).seconds)
+    def seconds(wait: float, overlap: str | None, plan: StepPlan = plan) -> float:
+        stack = with_overlap(MEGATRON.model_copy(update={"exchange_wait": wait}), overlap)
+        return float(training_step(spec, h100(), stack, plan).seconds)
 
     layers = 48 * plan.micro_batches
-    assert seconds("megatron", None) - seconds("megatron-graphs", None) == pytest.approx(0.001 * layers)
-    hidden = seconds("megatron", "all") - seconds("megatron-graphs", "all")
-    assert hidden == pytest.approx((1 - 0.45) * 0.001 * layers)
+    assert seconds(0.001, None) - seconds(0, None) == pytest.approx(0.001 * layers)
+    assert seconds(0.001, "all") - seconds(0, "all") == pytest.approx((1 - 0.45) * 0.001 * layers)
     alone = replace(plan, ep=1)
-    assert seconds("megatron", None, alone) == pytest.approx(seconds("megatron-graphs", None, alone))
+    assert seconds(0.001, None, alone) == pytest.approx(seconds(0, None, alone))
+
+
+def test_fused_experts_move_no_activation_and_cast_less() -> None:
+    work, graphs = rank_work(load_preset("qwen3-30b-a3b").model, RankPass(1, 4096, ep=8)), find_stack("megatron-graphs")
+
+    def memory(stack: Any, kind: str, name: str) -> list[float]:
+        lines = price(work, h100(), stack, Formats("fp8")).lines
+        return [line.memory for line in lines if line.kind == kind and line.path == f"layers.mlp.experts{name}"]
+
+    assert any(memory(MEGATRON, "elementwise", ""))
+    assert not any(memory(graphs, "elementwise", ""))
+    # the input of the last product and the gradients of the first ones come from the activation
+    for name, casts in (("down_proj", 1), ("gate_proj", 1), ("up_proj", 1)):
+        path = f".{name}"
+        assert len(memory(MEGATRON, "experts", path)) - len(memory(graphs, "experts", path)) == casts
 
 
 def test_recomputed_modules_take_their_forward_seconds_again() -> None:
