@@ -306,6 +306,7 @@ def first(out: Path, only: list[str]) -> None:
     """
     import addresses
     import answers
+    import card
     import preset_pages
 
     names, pages = answers.names(), []
@@ -315,7 +316,16 @@ def first(out: Path, only: list[str]) -> None:
         for name, found in zip(chosen, counted(answers.of_preset, chosen), strict=True):
             for folder, data in found.items():
                 _write(out / folder / f"{name}.json", data)
-            pages.append(preset_pages.PresetPage(answers.load(name), found["first"], answers.DEFAULTS))
+            preset = answers.load(name)
+            pages.append(preset_pages.PresetPage(preset, found["first"], answers.DEFAULTS, card.available()))
+        if card.available():
+            say("drawing preview cards")
+            drawn = counted(partial(card.preset_card, source=addresses.name_of(addresses.project_urls())), pages)
+            for one, picture in zip(pages, drawn, strict=True):
+                (out / one.path).mkdir(parents=True)
+                (out / one.path / preset_pages.CARD).write_bytes(picture)
+        else:
+            say("no preview cards of presets: they need Matplotlib (pip install matplotlib)")
     for path, text in preset_pages.files(addresses.project_urls(), pages).items():
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (out / path).write_text(text, encoding="utf-8")
