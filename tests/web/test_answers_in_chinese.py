@@ -18,7 +18,7 @@ from llmcalc.sources.target import load
 from llmcalc.studies.cost import NOT_COUNTED as COST_NOT_COUNTED
 from llmcalc.studies.plan import TOO_MUCH
 
-from .loading import ROOT, WEB, Open, bridge
+from .loading import ROOT, WEB, Open, bridge, inaccessible, until
 from .test_links import node
 
 CLASSES = ROOT / "presets" / "timing" / "classes.toml"
@@ -175,3 +175,26 @@ def test_notes_and_errors_of_the_page_are_in_chinese(visit: Open) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector("#problem:not([hidden])")
     assert page.inner_text("#problem").startswith("没有名为 'lama3-8b' 的预设、文件或 hub id。您是不是想用 ")
+
+
+TEXTS = """() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  const names = "code, #architecture, #treemap, #models, .chip, h1, svg .name, script";
+  while (walker.nextNode()) if (!walker.currentNode.parentElement.closest(names)) found.push(walker.currentNode.data);
+  return found;
+}"""
+"""What the page writes, without names of modules and models."""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("link", ["zh/#m=llama3-8b&s.price=2&c.price=2", "zh/#m=bert-base", "zh/#m=gemma3-27b"])
+def test_all_panels_are_in_chinese(link: str, visit: Open) -> None:
+    page = visit(link)
+    page.evaluate("() => { window.print = () => { window.printed = true; }; }")
+    page.click("#print")
+    until(page, "window.printed === true")
+    for summary in page.locator("summary").all():
+        summary.click()
+    texts = {NAMES.sub("", text) for text in page.evaluate(TEXTS)}
+    assert {text for text in texts if ENGLISH.search(text)} == set()
+    assert inaccessible(page) == {}
