@@ -67,7 +67,7 @@ NOT_ON_THE_PAGE = (
     *(f"llmcalc/questions/{part}." for part in ("differences", "locks", "witnesses")),
     *(f"llmcalc/questions/{part}." for part in ("engine_times", "engines", "logs", "measured_rows", "receipts")),
     "llmcalc/presets/description.schema.",
-    *("pydantic/v1/", "pydantic/mypy."),
+    *("pydantic/v1/", "pydantic/mypy.", "pydantic/experimental/", "pydantic/color.", "pydantic_core/_pydantic_core/"),
 )
 """What the page never imports, left out of its archives."""
 
@@ -114,6 +114,9 @@ SHAPES = (
     *(f"llmcalc/reports/{part}." for part in ("compare", "shape", "formats/pipe")),
 )
 """What shapes of one size and the proportions of models need: an archive of its own."""
+
+CONFIGS = ("llmcalc/sources/huggingface/",)
+"""What reads a config.json, which no preset is: an archive of its own, for a model that is pasted or of the hub."""
 
 LATER = (
     *(f"llmcalc/{part}/" for part in ("device_memory", "simulator", "parallel", "symbolic")),
@@ -186,12 +189,12 @@ def pack(out: Path) -> None:
         app = {
             "wheels": [own, *wheels.values()],
             "files": {"bridge.py": str(WEB / "src" / "bridge.py")},
-            "without": NOT_ON_THE_PAGE + LATER + CLUSTER + SHAPES,
+            "without": NOT_ON_THE_PAGE + LATER + CLUSTER + SHAPES + CONFIGS,
         }
         later = {"wheels": [own], "only": LATER, "without": CLUSTER}
         cluster = {"wheels": [own], "only": CLUSTER}
         archives = {"app.zip": app, "later.zip": later, "cluster.zip": cluster, "sympy.zip": {"wheels": algebra}}
-        archives["shapes.zip"] = {"wheels": [own], "only": SHAPES}
+        archives |= {"shapes.zip": {"wheels": [own], "only": SHAPES}, "configs.zip": {"wheels": [own], "only": CONFIGS}}
         plan = {"pyodide": str(MODULES / "pyodide"), "out": str(out), "archives": archives}
         run("node", WEB / "pack.mjs", json.dumps(plan))
 

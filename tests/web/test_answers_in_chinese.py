@@ -28,6 +28,7 @@ VALUE = re.compile(r"\{\d\}")
 
 NAMES = re.compile(
     r"--[\w-]+( [\w:+.,-]+)?|'[^']*'|\b(num_\w+|[a-z]+_[a-z_]+|max_position_embeddings)\b|torch\.compile[\w ]*|hub id"
+    r"|\(text model\)"
 )
 """What is the same in every language: options, quoted values, names of fields."""
 

@@ -22,7 +22,7 @@ let made = null, view = null, answer = null, planned = null, width = 0;
 let instead = null; // the layout in place of the first one, where a model cannot have that: {model, layout, why}
 
 const layouts = debouncedQuery("cluster", "cluster-status", (found, along) => {
-  if (found.error && unchanged() && same(along.model, asked(view.model.model))) return another(found.line ?? found.error, along.model);
+  if (found.line && replaceable(found.line) && same(along.model, asked(view.model.model))) return another(found.line, along.model);
   answer = { ...found, ...along };
   window.llmcalc.cluster = found.found?.cluster;
   paintAll();
@@ -73,14 +73,15 @@ function use(layout, micro) {
   $("cluster").scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
 }
 
-const unchanged = () => same(state.layout, starts().layout);
+/** Whether nobody has chosen the layout that is refused, and another may be tried in its place. */
+const replaceable = (line) => (line.includes(NEAREST) || state.layout.framework !== "fsdp2") && (same(state.layout, starts().layout) || (instead && same(state.layout, instead.layout)));
 
 /** Goes on with a layout that the model may have, where nobody has asked for another than the first: the nearest, or, where
     the framework does not have the model, FSDP2 over as many devices. */
 function another(error, model) {
   const [why, near] = error.split(NEAREST), { framework, tp, pp, dp } = state.layout;
   const layout = near ? layoutOf(near.split("; ")[0], framework) : layoutOf(`--zero 3 --dp ${tp * pp * dp}`, "fsdp2");
-  instead = { model, layout, why: why.replace(/^.*?: (?=--)/, "").replace(/; expected .*$/, "") };
+  instead = { model, layout, why: why.replace(/^\S+: (?:[\w.]+: )?/, "").replace(/; expected .*$/, "") };
   Object.assign(state.layout, layout);
   view.link();
   ask();
