@@ -324,9 +324,9 @@ def first(out: Path, only: list[str]) -> None:
         if card.available():
             say("drawing preview cards")
             drawn = counted(partial(card.preset_card, source=addresses.name_of(addresses.project_urls())), pages)
-            for one, picture in zip(pages, drawn, strict=True):
-                (out / one.path).mkdir(parents=True)
-                (out / one.path / preset_pages.CARD).write_bytes(picture)
+            for page, picture in zip(pages, drawn, strict=True):
+                (out / page.path).mkdir(parents=True)
+                (out / page.path / preset_pages.CARD).write_bytes(picture)
         else:
             say("no preview cards of presets: they need Matplotlib (pip install matplotlib)")
     for path, text in preset_pages.files(addresses.project_urls(), pages).items():
