@@ -21,6 +21,11 @@ def project_urls(project: Path = PROJECT) -> dict[str, str]:
     return urls
 
 
+def name_of(urls: dict[str, str]) -> str:
+    """The page's address as people write it, `llmcalc.github.io/llmcalc/page`; empty without one."""
+    return urls.get("Homepage", "").removeprefix("https://").rstrip("/")
+
+
 def header_links(urls: dict[str, str], table: dict[str, str] | None = None) -> str:
     """HTML: links to the documentation's site and to the repository, as far as there are addresses.
 
@@ -33,10 +38,16 @@ def header_links(urls: dict[str, str], table: dict[str, str] | None = None) -> s
     )
 
 
-def preview(urls: dict[str, str], path: str, title: str, description: str) -> str:
+CARD_IN_WORDS = "llmcalc: exact parameters, FLOPs, bytes and time of language models"
+
+
+def preview(
+    urls: dict[str, str], path: str, title: str, description: str, card: str = CARD, in_words: str = CARD_IN_WORDS
+) -> str:
     """HTML: the canonical address of a page, and its preview card (Open Graph, https://ogp.me, and Twitter's).
 
-    path: of the page below the `Homepage`. Empty without that address.
+    path: of the page below the `Homepage`. card: of its picture there. in_words: what the picture shows. Empty without
+    that address.
     """
     if "Homepage" not in urls:
         return ""
@@ -47,16 +58,23 @@ def preview(urls: dict[str, str], path: str, title: str, description: str) -> st
         "og:url": home + path,
         "og:title": title,
         "og:description": description,
-        "og:image": home + CARD,
+        "og:image": home + card,
+        "og:image:type": "image/png",
         "og:image:width": "1200",
         "og:image:height": "630",
-        "og:image:alt": "llmcalc: exact parameters, FLOPs, bytes and time of language models",
+        "og:image:alt": in_words,
     }
-    names = {"twitter:card": "summary_large_image", "twitter:title": title, "twitter:description": description}
+    names = {
+        "twitter:card": "summary_large_image",
+        "twitter:title": title,
+        "twitter:description": description,
+        "twitter:image": home + card,
+        "twitter:image:alt": in_words,
+    }
     lines = [f'<link rel="canonical" href="{html.escape(home + path)}">']
     lines += [f'<meta property="{key}" content="{html.escape(value)}">' for key, value in properties.items()]
     lines += [f'<meta name="{key}" content="{html.escape(value)}">' for key, value in names.items()]
-    return "\n".join([*lines, f'<meta name="twitter:image" content="{html.escape(home + CARD)}">'])
+    return "\n".join(lines)
 
 
 def alternates(urls: dict[str, str], folders: dict[str, str]) -> str:

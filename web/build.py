@@ -67,7 +67,7 @@ NOT_ON_THE_PAGE = (
     *(f"llmcalc/questions/{part}." for part in ("differences", "locks", "witnesses")),
     *(f"llmcalc/questions/{part}." for part in ("engine_times", "engines", "logs", "measured_rows", "receipts")),
     "llmcalc/presets/description.schema.",
-    *("pydantic/v1/", "pydantic/mypy."),
+    *("pydantic/v1/", "pydantic/mypy.", "pydantic/experimental/", "pydantic/color.", "pydantic_core/_pydantic_core/"),
 )
 """What the page never imports, left out of its archives."""
 
@@ -114,6 +114,9 @@ SHAPES = (
     *(f"llmcalc/reports/{part}." for part in ("compare", "shape", "formats/pipe")),
 )
 """What shapes of one size and the proportions of models need: an archive of its own."""
+
+CONFIGS = ("llmcalc/sources/huggingface/",)
+"""What reads a config.json, which no preset is: an archive of its own, for a model that is pasted or of the hub."""
 
 LATER = (
     *(f"llmcalc/{part}/" for part in ("device_memory", "simulator", "parallel", "symbolic")),
@@ -186,12 +189,12 @@ def pack(out: Path) -> None:
         app = {
             "wheels": [own, *wheels.values()],
             "files": {"bridge.py": str(WEB / "src" / "bridge.py")},
-            "without": NOT_ON_THE_PAGE + LATER + CLUSTER + SHAPES,
+            "without": NOT_ON_THE_PAGE + LATER + CLUSTER + SHAPES + CONFIGS,
         }
         later = {"wheels": [own], "only": LATER, "without": CLUSTER}
         cluster = {"wheels": [own], "only": CLUSTER}
         archives = {"app.zip": app, "later.zip": later, "cluster.zip": cluster, "sympy.zip": {"wheels": algebra}}
-        archives["shapes.zip"] = {"wheels": [own], "only": SHAPES}
+        archives |= {"shapes.zip": {"wheels": [own], "only": SHAPES}, "configs.zip": {"wheels": [own], "only": CONFIGS}}
         plan = {"pyodide": str(MODULES / "pyodide"), "out": str(out), "archives": archives}
         run("node", WEB / "pack.mjs", json.dumps(plan))
 
@@ -306,6 +309,7 @@ def first(out: Path, only: list[str]) -> None:
     """
     import addresses
     import answers
+    import card
     import preset_pages
 
     names, pages = answers.names(), []
@@ -315,7 +319,16 @@ def first(out: Path, only: list[str]) -> None:
         for name, found in zip(chosen, counted(answers.of_preset, chosen), strict=True):
             for folder, data in found.items():
                 _write(out / folder / f"{name}.json", data)
-            pages.append(preset_pages.PresetPage(answers.load(name), found["first"], answers.DEFAULTS))
+            preset = answers.load(name)
+            pages.append(preset_pages.PresetPage(preset, found["first"], answers.DEFAULTS, card.available()))
+        if card.available():
+            say("drawing preview cards")
+            drawn = counted(partial(card.preset_card, source=addresses.name_of(addresses.project_urls())), pages)
+            for page, picture in zip(pages, drawn, strict=True):
+                (out / page.path).mkdir(parents=True)
+                (out / page.path / preset_pages.CARD).write_bytes(picture)
+        else:
+            say("no preview cards of presets: they need Matplotlib (pip install matplotlib)")
     for path, text in preset_pages.files(addresses.project_urls(), pages).items():
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (out / path).write_text(text, encoding="utf-8")

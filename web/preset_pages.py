@@ -21,6 +21,9 @@ POLICY = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none';
 """The Content-Security-Policy of these pages, which run no script."""
 
 PICTURE = "picture.svg"
+CARD = addresses.CARD
+"""File of the preview card in a preset's folder; `card.py` draws it."""
+
 WIDTH, HEIGHT, MARGIN = 1200, 430, 48
 
 SMALLEST = 0.001
@@ -32,12 +35,13 @@ escape = html.escape
 @dataclass(frozen=True)
 class PresetPage:
     """What a preset's page says. first: the documents that the page shows until Python is ready (`answers.of_preset`).
-    defaults: the settings of their numbers.
+    defaults: the settings of their numbers. has_card: whether a preview card of its own stands in its folder.
     """
 
     preset: Preset
     first: dict[str, Any]
     defaults: dict[str, Any]
+    has_card: bool = False
 
     @property
     def path(self) -> str:
@@ -122,7 +126,13 @@ llmcalc memory {escape(preset.name)}</code></pre>
 {sources}
 </ul>
 </main>"""
-        return document(urls, self.path, f"{preset.display}: parameters, FLOPs, memory", self.description(), body)
+        title = f"{preset.display}: parameters, FLOPs, memory"
+        card = (self.path + CARD, self.card_text()) if self.has_card else (addresses.CARD, addresses.CARD_IN_WORDS)
+        return document(urls, self.path, title, self.description(), body, *card)
+
+    def card_text(self) -> str:
+        """The preview card in words."""
+        return f"{units.exact(self.counts['total'])} parameters. {self.shares_text()}"
 
     def shares_text(self) -> str:
         """The picture in words."""
@@ -144,7 +154,7 @@ llmcalc memory {escape(preset.name)}</code></pre>
                 f'<text x="{x + 26:g}" y="{y}">{escape(named(part))} {units.percent(self.shares[part])}</text>'
             )
         numbers = " · ".join(f"{name} {value}" for name, (value, _) in list(self.figures().items())[1:])
-        source = urls.get("Homepage", "").removeprefix("https://").rstrip("/")
+        source = addresses.name_of(urls)
         lines = [
             f'<text x="{MARGIN}" y="70" font-size="40" font-weight="600">{escape(self.preset.display)}</text>',
             f'<text x="{MARGIN}" y="116" font-size="24">{units.exact(self.counts["total"])} parameters</text>',
@@ -178,8 +188,18 @@ def verdict(counts: dict[str, Any]) -> str:
     return f"{units.difference(total - published)} against the published {units.exact(published)}"
 
 
-def document(urls: dict[str, str], path: str, title: str, description: str, body: str) -> str:
-    """A page without scripts, below the calculator's folder. path: its folder, such as `m/gpt2/`."""
+def document(
+    urls: dict[str, str],
+    path: str,
+    title: str,
+    description: str,
+    body: str,
+    card: str = addresses.CARD,
+    card_text: str = addresses.CARD_IN_WORDS,
+) -> str:
+    """A page without scripts, below the calculator's folder. path: its folder, such as `m/gpt2/`. card: the picture of
+    its preview below the calculator's folder. card_text: what that shows.
+    """
     up = "../" * path.count("/")
     return f"""<!doctype html>
 <html lang="en">
@@ -190,7 +210,7 @@ def document(urls: dict[str, str], path: str, title: str, description: str, body
 <meta name="color-scheme" content="light dark">
 <meta name="description" content="{escape(description)}">
 <title>{escape(title)} · llmcalc</title>
-{addresses.preview(urls, path, title, description)}
+{addresses.preview(urls, path, title, description, card, card_text)}
 <link rel="icon" href="{up}icon.svg">
 <link rel="stylesheet" href="{up}style.css">
 </head>

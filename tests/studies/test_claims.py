@@ -534,3 +534,15 @@ def test_mixtures_of_experts_are_shallower_at_the_same_total() -> None:
 
     for least, most in ((1e10, 1e11), (1e11, 1e13)):
         assert median_depth(True, least, most) < median_depth(False, least, most)
+
+
+def test_sparse_attention_reads_2048_keys_and_scores_the_others_17_times_as_cheaply() -> None:
+    """DeepSeek-AI 2025, arXiv:2512.02556, §2.1: per layer 2·a·(2c + r)·2048 + 2·64·128·T instead of 2·a·(2c + r)·T."""
+    seq, layers, heads, latent, rotary = 131072, 61, 128, 512, 64
+    full, sparse = (llmcalc.flops(name, phase="decode", seq=seq).per_token for name in ("deepseek-v3", "deepseek-v3.2"))
+    per_key = 2 * heads * (2 * latent + rotary)
+    saved = layers * (per_key * (seq - 2048) - 2 * 64 * 128 * seq)
+    assert float(full - sparse) == pytest.approx(saved, rel=2e-3)  # the indexer's own projections
+    assert per_key / (2 * 64 * 128) == 17
+    keys = layers * 128 * 2  # of the indexer, in bf16
+    assert llmcalc.kv("deepseek-v3.2", seq=seq).bytes - llmcalc.kv("deepseek-v3", seq=seq).bytes == seq * keys

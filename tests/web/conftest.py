@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ BORROWED = """{
 
 @pytest.fixture(scope="session")
 def address(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the page is served."""
+    """Where the page is served: that of the folder `LLMCALC_PAGE`, or one that is built."""
     build = module(WEB / "build.py")
     try:
         build.needed()
@@ -89,7 +90,7 @@ def address(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         pytest.skip(str(missing))
     own = tmp_path_factory.getbasetemp()
     run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own  # the folder of all processes of this run
-    page = run / "page"
+    page = Path(os.environ.get("LLMCALC_PAGE", run / "page")).resolve()
     with (run / "page.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not page.is_dir():

@@ -37,7 +37,7 @@ USUAL = {
 NAMES = {"m": "models", "ctx": "ctx", "b": "batch", "w": "weights", "kv": "kv", "on": "on", "node": "node"}
 """Field of a link → the name of what it sets in the state."""
 
-GROUPS = {"r": "run", "n": "steps", "l": "layout", "p": "plan", "s": "serve", "c": "cost"}
+GROUPS = {"r": "run", "a": "adapter", "n": "steps", "l": "layout", "p": "plan", "s": "serve", "c": "cost"}
 
 
 def rows() -> dict[str, list[str]]:
@@ -127,7 +127,7 @@ def commands(*links: str) -> list[list[str] | None]:
         import { command as trained } from "#fields.js";
         for (const link of given) {
           const read = await restore(link).then(() => true, () => false);
-          const both = (model) => [counted(model), trained(model, "run", "layout")];
+          const both = (model) => [counted(model), trained(model, "run", "adapter", "layout")];
           console.log(JSON.stringify(read ? state.models.flatMap(both) : null));
         }"""
     return [json.loads(line) for line in node(program, json.dumps(links)).splitlines()]
@@ -231,10 +231,11 @@ def test_every_field_of_a_link_is_read() -> None:
     assert {**wrong, "again": ""} == {**plain, "again": ""}
     values = {"m": "gpt2", "ctx": "1024", "b": "2", "w": "fp8", "kv": "int4", "on": "2", "node": "lm_head"}
     own = {"true": "false", "null": "3", "h100-sxm": "b200", "megatron": "torch", "adamw": "sgd", "bf16-master": "bf16"}
-    own |= {"none": "full", "default": "eager", "p2p": "a2a", "1T": "2T"}
+    own |= {"default": "eager", "p2p": "a2a", "1T": "2T"}
     values |= {
         name: own.get(start, str(int(start) + 1) if start.isdigit() else "") for name, (_, start) in settings().items()
     }
+    values |= {"r.recompute": "full", "a.base": "nf4"}
     (changed,) = restored("&".join(f"{name}={value}" for name, value in values.items()))
     for name in USUAL:
         assert changed[NAMES[name]] != plain[NAMES[name]], name

@@ -142,7 +142,8 @@ print(json.dumps([one.__file__ for name, one in sys.modules.items() if name.star
 
 
 @pytest.mark.parametrize(
-    ("call", "absent"), [("answer", "LATER CLUSTER SHAPES"), ("training", "CLUSTER SHAPES"), ("shape", "LATER")]
+    ("call", "absent"),
+    [("answer", "LATER CLUSTER SHAPES CONFIGS"), ("training", "CLUSTER SHAPES CONFIGS"), ("shape", "LATER CONFIGS")],
 )
 def test_what_is_asked_first_needs_no_later_archive(call: str, absent: str) -> None:
     """In a process of its own, whose modules are those that the questions need."""

@@ -6,13 +6,15 @@ one in the environment variable CHROMIUM. Where one of them is missing, the test
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
-from .loading import Open, bridge, inaccessible, settled, until
+from .loading import WEB, Open, bridge, inaccessible, module, settled, until
 from .test_bridge import CONFIG
 
 pytestmark = pytest.mark.browser
@@ -35,6 +37,24 @@ def test_first_numbers_do_not_wait_for_python(visit: Open, chromium: Any) -> Non
     page.wait_for_selector("#total")
     assert not page.evaluate("window.llmcalc.live")
     assert page.inner_text("#total") == "8,030,261,248"
+
+
+def test_a_first_visit_transfers_at_most_10_megabytes(visit: Open, address: str) -> None:
+    """Compressed, as servers send it; before the first answer of the page's own Python."""
+    page = visit(live=False, own=True)
+    until(page, "window.llmcalc && window.llmcalc.live")
+    urls = page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
+    urls += [
+        address,
+        *(
+            f"{address}{name}"
+            for name in ("app.zip", *(f"pyodide/{file}" for file in module(WEB / "build.py").RUNTIME))
+        ),
+    ]
+    contents = [urlopen(url).read() for url in {url for url in urls if url.startswith(address)}]
+    sizes = [min(len(content), len(gzip.compress(content))) for content in contents]
+    assert len(sizes) > 20
+    assert sum(sizes) < 10_000_000
 
 
 def test_a_slider_changes_the_numbers(visit: Open) -> None:

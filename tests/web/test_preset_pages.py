@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from html.parser import HTMLParser
@@ -10,8 +11,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image, ImageChops
 
 import llmcalc
+from llmcalc.reports.palette import COMPONENTS
 from llmcalc.sources.target import load
 
 from .loading import WEB, bridge, module
@@ -43,7 +46,7 @@ def pages() -> Any:
     assert addresses
     made = module(WEB / "preset_pages.py")
     names = ("llama3-8b", "mixtral-8x7b", "bert-base")
-    of = {name: made.PresetPage(load(name), answers.of_preset(name)["first"], answers.DEFAULTS) for name in names}
+    of = {name: made.PresetPage(load(name), answers.of_preset(name)["first"], answers.DEFAULTS, True) for name in names}
     return made, of
 
 
@@ -65,7 +68,10 @@ def test_a_page_has_a_preview_and_runs_nothing(pages: Any) -> None:
     page = Elements(text)
     meta = page.meta()
     assert meta["og:url"] == "https://example.org/page/m/llama3-8b/"
-    assert meta["og:image"] == "https://example.org/page/card.png"
+    assert meta["og:image"] == meta["twitter:image"] == "https://example.org/page/m/llama3-8b/card.png"
+    assert meta["og:image:type"] == "image/png"
+    assert "8,030,261,248 parameters. Parameters of Llama 3 8B: feed-forward 70.2 %" in str(meta["og:image:alt"])
+    assert meta["twitter:image:alt"] == meta["og:image:alt"]
     assert meta["twitter:card"] == "summary_large_image"
     assert meta["og:description"] == meta["description"] == meta["twitter:description"]
     assert "8,030,261,248" in str(meta["description"])
@@ -151,7 +157,43 @@ def test_the_calculator_has_a_preview() -> None:
     assert "<!-- preview -->" not in page
 
 
-def test_the_card_has_the_size_that_is_said() -> None:
-    data = (WEB / "src" / "card.png").read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", data[16:24]) == (1200, 630)
+def test_a_page_without_a_card_of_its_own_has_the_calculators(pages: Any) -> None:
+    made, of = pages
+    page = of["llama3-8b"]
+    text = made.PresetPage(page.preset, page.first, page.defaults).html(URLS)
+    assert Elements(text).meta()["og:image"] == "https://example.org/page/card.png"
+
+
+def test_cards_have_the_size_that_is_said(pages: Any) -> None:
+    _, of = pages
+    card = module(WEB / "card.py")
+    for data in [(WEB / "src" / "card.png").read_bytes(), *(card.preset_card(page, "a.b") for page in of.values())]:
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        assert struct.unpack(">II", data[16:24]) == (1200, 630) == card.SIZE
+        assert len(data) < 40_000
+
+
+def test_a_card_shows_the_shares_of_the_components(pages: Any) -> None:
+    """Along the middle of the bar, as many pixels as the share have the component's colour."""
+    _, of = pages
+    card = module(WEB / "card.py")
+    page = of["mixtral-8x7b"]
+    image = Image.open(io.BytesIO(card.preset_card(page, "a.b"))).convert("RGB")
+    row = [image.getpixel((x, 317)) for x in range(card.MARGIN, card.SIZE[0] - card.MARGIN)]
+    want = tuple(bytes.fromhex(COMPONENTS["experts"][1:]))
+    alike = sum(all(abs(a - b) < 12 for a, b in zip(pixel, want, strict=True)) for pixel in row)
+    assert alike / len(row) == pytest.approx(page.shares["experts"], abs=2e-3)
+    other = card.preset_card(of["llama3-8b"], "a.b")
+    assert other != card.preset_card(of["llama3-8b"], "")
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"), [("one, two", 1), (", ".join(["a phrase of a headline"] * 6), 2), ("x" * 400, 1)]
+)
+def test_a_headline_of_any_length_stays_inside(text: str, lines: int) -> None:
+    card = module(WEB / "card.py")
+    drawn = card.Card()
+    drawn.lines(100, text, 23, 32, card.INK)
+    left, top, right, bottom = ImageChops.difference(drawn.image, card.Card().image).getbbox()
+    assert card.MARGIN - 2 <= left < right <= card.SIZE[0] - card.MARGIN + 2
+    assert (bottom - top > 32) == (lines == 2)

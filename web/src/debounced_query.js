@@ -11,8 +11,8 @@ let running = 0, waiting = [];
 /** Resolves when no panel waits for an answer. */
 export const quiet = () => (running ? new Promise((resolve) => waiting.push(resolve)) : Promise.resolve());
 
-/** status: the element that says that Python is at work. shows: called with {found}, {error} or {stopped}, and what
-    was given beside the question. */
+/** status: the element that says that Python is at work. shows: called with {found}, {error} (with the command line's own
+    `line`, where it is wrong input) or {stopped}, and what was given beside the question. */
 export function debouncedQuery(call, status, shows) {
   let wanted = null, unwanted = null, busy = false;
 
@@ -29,7 +29,7 @@ export function debouncedQuery(call, status, shows) {
       return { found: await askApart(call, request) };
     } catch (error) {
       if (error instanceof Stopped) return { stopped: true };
-      return { error: error instanceof Refused ? error.message : t("Python does not run here: {0}", error.message) };
+      return error instanceof Refused ? { error: error.message, line: error.line } : { error: t("Python does not run here: {0}", error.message) };
     }
   }
 

@@ -12,6 +12,8 @@ export function modelList(input, choose) {
   let models = null, shown = [], active = -1;
 
   const loaded = () => (models ??= fetch(here("models.json")).then((found) => found.json()).catch(() => { models = null; return []; }));
+  /** Whether the text is a model's name or title (2), or the beginning of one (1). */
+  const near = (model, text) => Math.max(...[model.name, model.title.toLowerCase()].map((one) => (one === text ? 2 : one.startsWith(text) ? 1 : 0)));
   const matches = (model, words) => words.every((word) => `${model.name} ${model.title} ${model.developer} ${model.released}`.toLowerCase().includes(word));
 
   function mark(index) {
@@ -40,6 +42,7 @@ export function modelList(input, choose) {
     const all = await loaded(), text = input.value.trim().toLowerCase();
     if (document.activeElement !== input) return;
     const matching = text.startsWith("{") ? [] : all.filter((model) => matches(model, text.split(/\s+/)));
+    if (text) matching.sort((a, b) => near(b, text) - near(a, text)); // of those that are as near, the newest first
     shown = matching.slice(0, MOST);
     list.replaceChildren(...shown.map(row));
     rest.textContent = matching.length > MOST ? t("{0} more; type a name, a developer or a year", matching.length - MOST) : "";

@@ -1,9 +1,16 @@
 // Asks Python, which runs in a worker. Questions that are asked before it is there wait.
+import { translated } from "./words.js";
 
 /** Times, for the footer and the tests: ready and answers in milliseconds. */
 export const times = { ready: null, answers: [] };
 
-export class Refused extends Error {} // the command line's one line for wrong input
+/** The command line's one line for wrong input, in the page's language; `line` is it as the command line says it. */
+export class Refused extends Error {
+  constructor(line) {
+    super(translated(line));
+    this.line = line;
+  }
+}
 export class Stopped extends Error {} // somebody did not wait for the answer
 
 /** One Python, which starts at once. measured: what is told the times. */

@@ -32,8 +32,12 @@ export const FIELDS = {
     batch: field("batch", 1, undefined, { option: "--micro-batch" }),
     precision: field("precision", "bf16-master", undefined, { of: ["bf16", "bf16-master", "autocast", "fp32"] }),
     optimizer: field("optimizer", "adamw", undefined, { of: ["adamw", "adamw-8bit", "sgd", "adafactor", "muon"] }),
-    recompute: field("recompute", "none", "none", { of: ["none", "attention", "attention+matmuls", "full", "every:2", "every:4"] }),
+    recompute: field("recompute", "none", undefined, { of: ["none", "attention", "attention+matmuls", "full", "every:2", "every:4"] }),
     attn_implementation: field("attn_implementation", "default", "default", { of: ["default", ...DECLARED.attn_implementation.words] }),
+  },
+  adapter: {
+    base: field("base", "none", "none"),
+    lora_rank: field("lora_rank", null, null, { most: 65536 }),
   },
   steps: { num_microbatches: field("num_microbatches", 8) },
   layout: {
@@ -74,7 +78,7 @@ export const FIELDS = {
   },
 };
 
-const MARKS = { run: "r", steps: "n", layout: "l", plan: "p", serve: "s", cost: "c" }; // of a group, in the link
+const MARKS = { run: "r", adapter: "a", steps: "n", layout: "l", plan: "p", serve: "s", cost: "c" }; // of a group, in the link
 
 /** Every setting before anybody has changed one. */
 export const starts = () => Object.fromEntries(Object.entries(FIELDS).map(([group, fields]) => [group, Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.start]))]));

@@ -4,6 +4,7 @@ import { loadPyodide } from "./pyodide/pyodide.mjs";
 
 const DEVICES = ["later.zip", "cluster.zip"];
 const NEEDS = { memory: ["later.zip"], training: ["later.zip"], cluster: DEVICES, plan: DEVICES, serve: DEVICES, cost: DEVICES, shape: ["shapes.zip"], proportions: ["shapes.zip"], explain: ["later.zip", "sympy.zip"] };
+const CONFIGS = ["configs.zip"]; // for a model that is no preset
 const here = (path) => new URL(path, self.location.href).href;
 const fetched = new Map();
 let python;
@@ -38,7 +39,7 @@ ready.catch((error) => postMessage({ broken: String(error) }));
 onmessage = async ({ data: { id, call, request } }) => {
   try {
     await ready;
-    for (const name of NEEDS[call] ?? []) await unpacked(name);
+    for (const name of [...(request.model?.config ? CONFIGS : []), ...(NEEDS[call] ?? [])]) await unpacked(name);
     const start = performance.now();
     const text = python.globals.get("bridge").call(call, JSON.stringify(request));
     postMessage({ id, text, ms: performance.now() - start });

@@ -3,7 +3,7 @@ import { $, h } from "../dom.js";
 import { bytes, count, flops, joined, tokens } from "../format.js";
 import { SERIES } from "../palette.js";
 import { state } from "../state.js";
-import { t } from "../words.js";
+import { t, translated } from "../words.js";
 
 const none = () => [t("none"), ""];
 const STALE = ["…", ""];
@@ -21,7 +21,7 @@ function figures({ answer, memory }) {
     whole: active === total,
     flops: answer.flops.error ? ["–", ""] : flops(answer.flops.flops.per_token),
     weights: device ? bytes(device.by_kind.weights) : memory?.error ? ["–", ""] : STALE,
-    flopsNote: answer.flops.error ?? t("forward, mean over {0} tokens, no mask", tokens(state.ctx)),
+    flopsNote: answer.flops.error ? translated(answer.flops.error) : t("forward, mean over {0} tokens, no mask", tokens(state.ctx)),
     perToken: cache ? bytes(cache.bytes_per_token) : none(),
     cache: cache ? bytes(cache.bytes) : none(),
     cacheNote: cache ? t(filled(cache) ? "{0} for {1} × {2} tokens, as windows fill" : "{0} for {1} × {2} tokens", joined(bytes(cache.bytes)), state.batch, tokens(state.ctx)) : t("it reads a sequence in one pass"),

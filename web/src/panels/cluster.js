@@ -8,7 +8,7 @@ import { FIELDS, layoutOf, options, request, same, starts } from "../training_se
 import { timetable } from "../schedule.js";
 import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
-import { t } from "../words.js";
+import { t, translated } from "../words.js";
 
 const FRAMEWORKS = { megatron: "Megatron-Core", fsdp2: "FSDP2", deepspeed: "DeepSpeed", torch: "torch" };
 const GROUPS = { tp: t("tensor (tp)"), sp: t("sequence (sp)"), pp: t("pipeline (pp)"), cp: t("context (cp)"), dp: t("replicas (dp)"), ep: t("experts (ep)"), etp: t("an expert (etp)") };
@@ -22,7 +22,7 @@ let made = null, view = null, answer = null, planned = null, width = 0;
 let instead = null; // the layout in place of the first one, where a model cannot have that: {model, layout, why}
 
 const layouts = debouncedQuery("cluster", "cluster-status", (found, along) => {
-  if (found.error && unchanged() && same(along.model, asked(view.model.model))) return another(found.error, along.model);
+  if (found.line && replaceable(found.line) && same(along.model, asked(view.model.model))) return another(found.line, along.model);
   answer = { ...found, ...along };
   window.llmcalc.cluster = found.found?.cluster;
   paintAll();
@@ -73,14 +73,15 @@ function use(layout, micro) {
   $("cluster").scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
 }
 
-const unchanged = () => same(state.layout, starts().layout);
+/** Whether nobody has chosen the layout that is refused, and another may be tried in its place. */
+const replaceable = (line) => (line.includes(NEAREST) || state.layout.framework !== "fsdp2") && (same(state.layout, starts().layout) || (instead && same(state.layout, instead.layout)));
 
 /** Goes on with a layout that the model may have, where nobody has asked for another than the first: the nearest, or, where
     the framework does not have the model, FSDP2 over as many devices. */
 function another(error, model) {
   const [why, near] = error.split(NEAREST), { framework, tp, pp, dp } = state.layout;
   const layout = near ? layoutOf(near.split("; ")[0], framework) : layoutOf(`--zero 3 --dp ${tp * pp * dp}`, "fsdp2");
-  instead = { model, layout, why: why.replace(/^.*?: (?=--)/, "").replace(/; expected .*$/, "") };
+  instead = { model, layout, why: why.replace(/^\S+: (?:[\w.]+: )?/, "").replace(/; expected .*$/, "") };
   Object.assign(state.layout, layout);
   view.link();
   ask();
@@ -135,8 +136,8 @@ function askPlan() {
 /** A message of the command line; the layouts that it names as nearest are buttons. */
 function refusal(text) {
   const [said, near] = text.split(NEAREST);
-  if (!near) return [h("p", { class: "error" }, text)];
-  return [h("p", { class: "error" }, said), h("p", { class: "near" }, t("Nearest layouts: "), near.split("; ").map((one) => h("button", { type: "button", class: "offer", onclick: () => use(layoutOf(one, state.layout.framework)) }, h("code", {}, one))))];
+  if (!near) return [h("p", { class: "error" }, translated(text))];
+  return [h("p", { class: "error" }, translated(said)), h("p", { class: "near" }, t("Nearest layouts: "), near.split("; ").map((one) => h("button", { type: "button", class: "offer", onclick: () => use(layoutOf(one, state.layout.framework)) }, h("code", {}, one))))];
 }
 
 const layersOf = (rank) => rank.layers.filter((ends) => ends.length).map(([from, to]) => (from === to ? from : `${from}–${to}`)).join(", ") || t("none");
@@ -176,14 +177,14 @@ function paintAll() {
   if (!answer) return;
   width = $("cluster").clientWidth;
   if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { layouts.forget(); ask(); } }, t("Count again"))));
-  if (answer.error) return made.body.replaceChildren(...refusal(answer.error));
+  if (answer.error) return made.body.replaceChildren(...refusal(answer.line ?? answer.error));
   const { memory: used, fits, layout, workload, framework, execution, communication } = answer.found.cluster;
   const worst = used.by_rank.find((one) => one.rank === used.device_rank), parts = partsOf(used);
   const { phase, node } = used.peak_at;
   const where = layout.pp > 1 ? t("rank {0} of stage {1}", worst.rank, worst.stage) : t("rank {0}", worst.rank);
   const holder = h("div", { class: "timetable" });
   made.body.replaceChildren(
-    instead ? h("p", { class: "quiet instead" }, t("The page begins with another layout, which this model cannot have: {0}.", instead.why)) : "",
+    instead ? h("p", { class: "quiet instead" }, t("The page begins with another layout, which this model cannot have: {0}.", translated(instead.why))) : "",
     h("p", { class: "quiet said" }, h("b", { class: "big", title: t("{0} bytes", integer(used.device_bytes)) }, joined(bytes(used.device_bytes))), `${used.peak_rank === used.device_rank ? t(" needed by {0}, whose peak is in the {1}.", where, `${PHASES[phase]}${node ? `, ${node}` : ""}`) : t(" needed by {0}.", where)} ${t("{0} on {1}; micro-batches of a step: {2}, each of {3} × {4} tokens, {5}, {6} attention, with {7}.", answer.title, devices(layout), workload.num_microbatches, workload.batch, integer(workload.seq), workload.precision ?? workload.dtype, execution.attn_implementation, FRAMEWORKS[framework.name])}`),
     legend(parts, used.device_bytes, false), grid(used, layout),
     h("p", { class: "quiet" }, t("Unlisted ranks need as much as the listed rank of their stage.")),
@@ -210,7 +211,7 @@ function paintPlan() {
   if (planned.stopped) { planned = null; return made.ranked.replaceChildren(); }
   if (planned.error) return made.ranked.replaceChildren(h("p", { class: "error" }, planned.error));
   const { plan } = planned.found, many = plan.feasible.length;
-  const refused = Object.entries(plan.refused).sort((a, b) => b[1] - a[1]).map(([reason, count]) => h("li", {}, `${integer(count)}: ${reason}`));
+  const refused = Object.entries(plan.refused).sort((a, b) => b[1] - a[1]).map(([reason, count]) => h("li", {}, `${integer(count)}: ${translated(reason)}`));
   const nearest = plan.nearest, full = plan.feasible_with_recompute;
   made.ranked.replaceChildren(
     h("p", { class: "quiet said" }, h("b", {}, plan.unreplayed.length ? t("{0} layouts fit, {1} more of {2} may", integer(many), integer(plan.unreplayed.length), integer(plan.tried)) : t("{0} of {1} layouts fit", integer(many), integer(plan.tried))), t(" {0} on {1} × {2}, {3} sequences a step. ", planned.title, integer(plan.devices), plan.hardware, integer(plan.global_batch)), plan.by === "time" ? t("Order: by the likely time of a step; ranges move together, so that the order is surer than the seconds.") : t("Order: by headroom, by what is sent and by idle time.")),

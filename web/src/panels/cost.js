@@ -6,7 +6,7 @@ import { about, integer, range, seconds } from "../format.js";
 import { options, request } from "../training_settings.js";
 import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
-import { t } from "../words.js";
+import { t, translated } from "../words.js";
 
 const TITLES = { days: [t("days"), ""], device_hours: [t("device hours"), "h"], energy_kwh: [t("energy"), "kWh"], money: [t("money, as the price"), ""] };
 
@@ -46,7 +46,7 @@ function paint() {
   made.body.replaceChildren(
     h("p", { class: "quiet said" }, h("b", { class: "big" }, t("{0}–{1} days", about(found.cost.days.low), about(found.cost.days.high))), t(" for {0} tokens of {1} on {2}: {3} steps of {4} tokens, {5} each, likely {6}.", state.cost.tokens, answer.title, `${integer(found.devices)} × ${found.hardware}${name ? `, ${name}` : ""}`, integer(found.steps), integer(found.step_tokens), range(found.step), seconds(found.step.estimate))),
     h("div", { class: "figures" }, cells),
-    h("details", {}, h("summary", {}, t("How sure it is, and what is assumed")), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note)))));
+    h("details", {}, h("summary", {}, t("How sure it is, and what is assumed")), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, translated(note))))));
 }
 
 export async function draw(next) {

@@ -4,7 +4,7 @@ import { $, h, here, script } from "../dom.js";
 import { integer } from "../format.js";
 import { ask, Refused } from "../python.js";
 import { asked, state } from "../state.js";
-import { t } from "../words.js";
+import { t, translated } from "../words.js";
 
 const TITLES = { params: t("Parameters"), active: t("Active parameters"), flops: t("FLOPs per token"), flops_absorbed: t("FLOPs per token, absorbed"), kv: t("KV cache per token, bytes"), state: t("State, bytes") };
 const prepared = new Map();
@@ -44,7 +44,7 @@ function drawn(document, copy) {
     typeset(formula.latex),
     h("p", {}, "= ", h("b", {}, integer(formula.value)), formula.in_units_of_h ? h("span", { class: "quiet" }, `  = ${formula.in_units_of_h}`) : "",
       h("button", { type: "button", class: "plain", onclick: (event) => copy(event.currentTarget, formula.latex) }, t("Copy LaTeX")))));
-  const symbols = Object.entries(document.symbols).map(([name, { field, value }]) => h("li", {}, h("i", {}, name), ` ${field}${value === null || value === undefined ? "" : ` = ${integer(value)}`}`));
+  const symbols = Object.entries(document.symbols).map(([name, { field, value }]) => h("li", {}, h("i", {}, name), ` ${translated(field)}${value === null || value === undefined ? "" : ` = ${integer(value)}`}`));
   const sources = [...new Set(document.formulas.map((formula) => formula.source).filter(Boolean))];
   return [h("div", { class: "rows" }, rows), h("ul", { class: "symbols" }, symbols), sources.length ? h("p", { class: "quiet" }, t("Source: {0}", sources.join("; "))) : ""];
 }

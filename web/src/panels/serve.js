@@ -9,7 +9,7 @@ import { readout } from "../readout.js";
 import { options, request } from "../training_settings.js";
 import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
-import { t } from "../words.js";
+import { t, translated } from "../words.js";
 
 const ROWS = 8, HEIGHT = 220, LEFT = 62, BOTTOM = 34, TOP = 12, RIGHT = 18;
 const SIZES = ["tp", "pp", "dp", "ep"];
@@ -97,12 +97,12 @@ function paint() {
   const shown = found.servers[chosen?.server ?? 0];
   const said = chosen
     ? [h("b", { class: "big" }, `${integer(chosen.devices)} × ${found.hardware}`), t(price === null ? " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s." : " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s; {7} per million tokens out.", named(chosen.options), integer(limits.concurrency), integer(found.requests.input), integer(found.requests.output), range(chosen.tpot), seconds(chosen.tpot.estimate), integer(chosen.output_tokens_per_second), chosen.cost_per_million?.toPrecision(3))]
-    : [h("b", { class: "big" }, t("No server keeps the limit")), t(" {0} on {1}: {2}.", answer.title, found.hardware, Object.entries(reasons).map(([why, many]) => `${why} (${many})`).join(", "))];
+    : [h("b", { class: "big" }, t("No server keeps the limit")), t(" {0} on {1}: {2}.", answer.title, found.hardware, Object.entries(reasons).map(([why, many]) => `${translated(why)} (${many})`).join(", "))];
   made.body.replaceChildren(h("p", { class: "quiet said" }, said),
     found.servers.length ? table(found) : "",
     ...(found.servers.length ? [h("h3", {}, t("Which layout: the Pareto front")), h("div", {}, front(found, width, named))] : []),
     shown ? h("h3", {}, t("Time per output token of {0}, by users", named(shown.options))) : "", shown ? h("div", {}, chart(shown, limits.tpot, limits.concurrency)) : "",
-    h("details", {}, h("summary", {}, t("How sure it is; {0}", `${found.engine.name} ${found.engine.version}`)), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note)))));
+    h("details", {}, h("summary", {}, t("How sure it is; {0}", `${found.engine.name} ${found.engine.version}`)), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, translated(note))))));
 }
 
 export async function draw(next) {

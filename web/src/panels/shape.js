@@ -8,7 +8,7 @@ import { readout } from "../readout.js";
 import { ask, Refused } from "../python.js";
 import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
-import { t } from "../words.js";
+import { t, translated } from "../words.js";
 
 const HEIGHT = 236, LEFT = 84, RIGHT = 22, TOP = 10, BOTTOM = 42;
 const DEEPEST = 8, WIDEST = 1024; // h/L of the axis, as far as a study goes
@@ -22,7 +22,7 @@ async function study(model, at) {
     return { title, at, model, ...(await ask("shape", { model: asked(model.model), ctx: state.ctx, kv: state.kv })) };
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    return { title, at, model, error: error.message };
+    return { title, at, model, error: translated(error.line.replace(/^shape: /, "")) };
   }
 }
 
@@ -88,15 +88,15 @@ function point(shape, text) {
 }
 
 function table({ at, table: { head, rows, notes } }) {
-  const body = rows.map(({ cells, strong }, i) => h("tr", { class: strong ? "on" : "", "data-shape": `${at}:${i}` }, cells.map((cell, j) => h(j ? "td" : "th", j ? {} : { scope: "row" }, cell))));
+  const body = rows.map(({ cells, strong }, i) => h("tr", { class: strong ? "on" : "", "data-shape": `${at}:${i}` }, cells.map((cell, j) => h(j ? "td" : "th", j ? {} : { scope: "row" }, translated(cell)))));
   return [h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("Shapes as a table") },
-    h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, body))),
-  h("ul", { class: "notes" }, notes.slice(1).map((note) => h("li", {}, note)))];
+    h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, translated(text))))), h("tbody", {}, body))),
+  h("ul", { class: "notes" }, notes.slice(1).map((note) => h("li", {}, translated(note))))];
 }
 
 function paint() {
   const drawn = studies.filter((one) => one.shape), place = $("shape");
-  const refused = studies.filter((one) => one.error).map((one) => h("p", { class: "warning" }, h("b", {}, one.title), t(" has no study: {0}.", one.error.replace(/^shape: /, ""))));
+  const refused = studies.filter((one) => one.error).map((one) => h("p", { class: "warning" }, h("b", {}, one.title), t(" has no study: {0}.", one.error)));
   if (!drawn.length) return place.replaceChildren(...refused);
   const one = drawn.find(({ model }) => model.model === view.model.model) ?? drawn[0];
   const { shapes, budget } = one.shape, deep = shapes[0], wide = shapes.at(-1);
@@ -107,7 +107,7 @@ function paint() {
   const command = commandLine("llmcalc", "shape", target(one.model.model), "--seq", String(state.ctx), "--kv-dtype", state.kv);
   const more = h("details", { open, ontoggle: (event) => { open = event.target.open; } }, h("summary", {}, t("The numbers of {0} as a table", one.title)), table(one));
   const figures = [h("figure", {}), h("figure", {})];
-  place.replaceChildren(legend, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "shape-said" }, said), h("p", { class: "warning" }, one.table.notes[0]), ...refused, more, h("code", { class: "asked", tabindex: 0, role: "group", "aria-label": t("The same on the command line") }, `$ ${command}`));
+  place.replaceChildren(legend, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "shape-said" }, said), h("p", { class: "warning" }, translated(one.table.notes[0])), ...refused, more, h("code", { class: "asked", tabindex: 0, role: "group", "aria-label": t("The same on the command line") }, `$ ${command}`));
   chart(figures[0], drawn, one.band, { key: "flops_per_token", write: flops, base: 10, what: t("FLOPs per token at {0} tokens, forward pass", tokens(state.ctx)) });
   chart(figures[1], drawn, one.band, { key: "kv_bytes_per_token", write: bytes, base: 2, what: t("KV cache per token, {0}", state.kv) });
 }

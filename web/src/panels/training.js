@@ -1,7 +1,7 @@
 // What one device holds over a training step: by kind in each phase, module by module, and which accelerators have room.
 import { debouncedQuery } from "../debounced_query.js";
 import { $, h, s } from "../dom.js";
-import { choice, command, line, slider, style } from "../fields.js";
+import { choice, command, line, number, slider, style } from "../fields.js";
 import { bytes, gib, integer, joined } from "../format.js";
 import { bar, fitting, legend, named, paint, partsOf, PHASES } from "../memory_bars.js";
 import { request, same } from "../training_settings.js";
@@ -10,6 +10,7 @@ import { t } from "../words.js";
 
 const HEIGHT = 232, LEFT = 62, RIGHT = 12, TOP = 26, BOTTOM = 10, GIB = 2 ** 30;
 const NEAR = [0.4, 1.3]; // capacities that the chart marks: more and less than these parts of the peak
+const RANK = 16; // of adapters, where only the format of the frozen weights is chosen
 const LABEL = 21; // pixels between two names of capacities
 
 let made = null, view = null, answer = null, width = 0;
@@ -22,12 +23,19 @@ const question = debouncedQuery("training", "training-status", (found, along) =>
 
 function make() {
   const changed = () => { view.link(); ask(); };
+  const ranked = () => { if (!state.adapter.lora_rank) state.adapter.base = "none"; changed(); };
+  const frozen = () => { // as PEFT trains them: with adapters, and every layer recomputed
+    if (state.adapter.base !== "none") { state.adapter.lora_rank ??= RANK; state.run.recompute = "full"; }
+    changed();
+  };
   const controls = [
     slider("run", "seq", t("Sequence"), [256, 131072], t(" tokens"), changed),
     slider("run", "batch", t("Micro-batch"), [1, 64], "", changed, 1),
     choice("run", "precision", t("Precision"), changed, { note: t("bf16-master: weights and gradients in bf16, master weights and states in fp32; autocast: weights in fp32"), names: { "bf16-master": t("bf16, fp32 master"), autocast: t("autocast (fp32 weights)"), bf16: t("bf16 throughout"), fp32: "fp32" } }),
     choice("run", "optimizer", t("Optimizer"), changed, { names: { adamw: "AdamW", "adamw-8bit": t("AdamW, 8 bit"), sgd: "SGD", adafactor: "Adafactor", muon: "Muon" } }),
     choice("run", "recompute", t("Recompute"), changed, { note: t("What runs again in the backward pass instead of being kept"), names: { none: t("nothing"), attention: t("attention"), "attention+matmuls": t("attention and products"), full: t("whole layers"), "every:2": t("every 2nd layer"), "every:4": t("every 4th layer") } }),
+    number("adapter", "lora_rank", t("LoRA rank"), ranked, { note: t("Adapters of that rank are trained, and the model's own weights are frozen"), empty: t("none") }),
+    choice("adapter", "base", t("Frozen weights"), frozen, { note: t("QLoRA: the frozen weights in 4 or 8 bits beside adapters"), names: { none: t("as they are"), nf4: t("nf4 (QLoRA)"), "nf4-dq": t("nf4, scales quantised too"), int8: "int8" } }),
     choice("run", "attn_implementation", t("Attention"), changed, { note: t("Kernels of attention; by default those that torch, or the framework, chooses"), names: { default: t("default"), "sdpa-math": t("sdpa, math") } }),
   ];
   made = { controls, line: line(), body: h("div", {}) };
@@ -38,8 +46,8 @@ function make() {
 function ask() {
   const { model } = view, config = asked(model.model);
   for (const one of made.controls) one.update();
-  made.line.write(command(model.model, "run"));
-  question.ask({ model: config, settings: request(state, "run") }, { title: model.title, model: config });
+  made.line.write(command(model.model, "run", "adapter"));
+  question.ask({ model: config, settings: request(state, "run", "adapter") }, { title: model.title, model: config });
 }
 
 const moment = ({ phase, node }) => `${PHASES[phase]}${node ? `, ${node}` : ""}`;

@@ -22,6 +22,17 @@ HEADS = ("heads", "kv_heads")
 LONGEST_FUSED = 4096
 """Keys up to which the softmax of Megatron-Core has one kernel."""
 
+NOT_MODELLED = {
+    "sinks": "attention sinks",
+    "selected": "keys that an indexer selects",
+    "window": "sliding windows",
+    "chunk": "chunks of attention",
+    "cap": "soft-capped scores",
+    "biased": "biases of scores",
+    "narrowed": "keys that an indexer selects",
+}
+"""Option of an attention step that these kernels do not have → what it is."""
+
 
 class AttentionKernels(LinearKernels):
     """Splits of fused QKV projections, rotary embeddings, and attention."""
@@ -112,11 +123,12 @@ class AttentionKernels(LinearKernels):
         name = type(step.op).__name__
         if name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{name}'", step.name)
-        options = step.options
-        unsupported_options = [name for name in ("sinks", "selected", "window", "chunk", "cap") if options.get(name)]
-        if unsupported_options or options.get("biased") or options.get("narrowed"):
+        features = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if step.options.get(option))
+        if features:
             raise self.unsupported(
-                f"no kernels for attention with {', '.join(unsupported_options) or 'a bias'}", step.name
+                f"{' and '.join(features)} are not modelled with --framework megatron; "
+                "expected --framework fsdp2 or torch",
+                step.name,
             )
         q, k, v = (self.take(step, value) for value in step.ins[:3])
         heads = step.outs[0].axes[0].size

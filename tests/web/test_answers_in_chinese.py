@@ -1,0 +1,201 @@
+"""Sentences of llmcalc's answers on the page in Chinese: `zh_answers.json` has their forms."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tomllib
+from functools import cache
+from typing import Any
+
+import pytest
+
+from llmcalc.parallel import search
+from llmcalc.reports.serve import NOT_COUNTED
+from llmcalc.sources.presets import model_names
+from llmcalc.sources.target import load
+from llmcalc.studies.cost import NOT_COUNTED as COST_NOT_COUNTED
+from llmcalc.studies.plan import TOO_MUCH
+
+from .loading import ROOT, WEB, Open, bridge, inaccessible, until
+from .test_links import node
+
+CLASSES = ROOT / "presets" / "timing" / "classes.toml"
+FILE = WEB / "src" / "zh_answers.json"
+TABLE: dict[str, str] = json.loads(FILE.read_text(encoding="utf-8"))
+VALUE = re.compile(r"\{\d\}")
+
+NAMES = re.compile(
+    r"--[\w-]+( [\w:+.,-]+)?|'[^']*'|\b(num_\w+|[a-z]+_[a-z_]+|max_position_embeddings)\b|torch\.compile[\w ]*|hub id"
+    r"|\(text model\)"
+)
+"""What is the same in every language: options, quoted values, names of fields."""
+
+ENGLISH = re.compile(r"\b[a-z]{3,} [a-z]{2,}\b")
+"""Two words of English side by side."""
+
+SERVED = {"concurrency": 16, "input": 1024, "output": 256}
+LAYOUTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"seq": 2048}, {"tp": 3, "framework": "megatron"}),
+    ({"seq": 2048}, {"tp": 2, "pp": 5, "framework": "megatron"}),
+    ({"seq": 2048}, {"tp": 2, "framework": "torch", "zero": 3}),
+    ({"seq": 2048}, {"tp": 2, "framework": "deepspeed"}),
+    ({"seq": 2048}, {"dp": 2, "zero": 2, "ep": 4, "framework": "megatron"}),
+    ({"seq": 2048, "num_microbatches": 3}, {"pp": 2, "vpp": 2, "framework": "megatron"}),
+    ({"seq": 2048}, {"vpp": 2, "framework": "megatron"}),
+    ({"seq": 2049}, {"cp": 2, "framework": "megatron"}),
+    ({"seq": 2048, "optimizer": "adafactor"}, {"dp": 2, "framework": "megatron"}),
+]
+"""Layouts, most of which are refused."""
+
+
+def in_chinese(sentences: list[str]) -> dict[str, str]:
+    """Sentence → the page's."""
+    program = f"""
+        import {{ translator }} from "#translator.js";
+        const said = translator(JSON.parse(readFileSync({json.dumps(str(FILE))}, "utf8")));
+        console.log(JSON.stringify(given.map(said)));"""
+    return dict(zip(sentences, json.loads(node(program, json.dumps(sentences))), strict=True))
+
+
+def left(sentences: set[str]) -> dict[str, str]:
+    """Those that the page still says in English, with what it says."""
+    found = in_chinese(sorted(sentences))
+    return {text: said for text, said in found.items() if said == text or ENGLISH.search(NAMES.sub("", said))}
+
+
+@cache
+def published_notes() -> frozenset[str]:
+    """Why counts of presets differ from the published ones, as the page shows it."""
+    notes = {load(name).published.parameters_note or "" for name in model_names()}
+    return frozenset(note.partition("; ")[0] for note in notes if note)
+
+
+def ask(call: str, **request: Any) -> tuple[dict[str, Any] | None, set[str]]:
+    """The result of a question, and the error."""
+    found = json.loads(bridge().call(call, json.dumps(request)))
+    return found.get("result"), {found["error"]} if "error" in found else set()
+
+
+def answered(model: str) -> set[str]:
+    """Sentences of the panels that every model has: the headline's notes, the cards, memory and other shapes."""
+    settings = {**bridge().DEFAULTS, "ctx": 65536}
+    result, sentences = ask("answer", model=model, **settings)
+    assert result is not None
+    sentences |= {note for note in result["params"]["notes"] if note.startswith("published as")}
+    sentences |= {result[name]["error"] for name in ("kv", "flops") if "error" in result[name]}
+    for weights, kv in (("nf4", "fp8"), ("q4_k_m", "int4")):
+        sentences |= ask("memory", model=model, **{**settings, "weights": weights, "kv": kv})[1]
+    result, errors = ask("shape", model=model, **settings)
+    sentences |= {error.removeprefix("shape: ") for error in errors}
+    if result is not None:
+        cells = {cell for row in result["table"]["rows"] for cell in row["cells"]}
+        sentences |= {cell for cell in cells if re.search("[a-z]{4}", cell)}
+        sentences |= {*result["table"]["notes"]} | {text for text in result["table"]["head"] if "," in text}
+    return sentences
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "t5-small", "mamba2-2.7b", "deepseek-v2-lite", "gpt2"])
+def test_sentences_of_a_model_are_in_chinese(model: str) -> None:
+    assert left(answered(model)) == {}
+
+
+def test_sentences_of_servers_and_costs_are_in_chinese() -> None:
+    sentences: set[str] = set()
+    for hardware, more in (("h100-sxm", {"price": 2.5}), ("rtx-4090", {"tpot": 1})):
+        result, errors = ask("serve", model="qwen3-0.6b", options={"hardware": hardware, **SERVED, **more})
+        assert result is not None, errors
+        sentences |= {*result["serve"]["notes"], *result["serve"]["why_not"]}
+    for more in ({"price": 2.5}, {}):
+        options = {"hardware": "h100-sxm", "devices": 8, "tokens": "300B", **more}
+        result, errors = ask("cost", model="qwen3-0.6b", options=options)
+        assert result is not None, errors
+        sentences |= {*result["cost"]["notes"]}
+    assert left(sentences) == {}
+
+
+def test_refused_layouts_are_in_chinese() -> None:
+    sentences: set[str] = set()
+    for settings, layout in LAYOUTS:
+        sentences |= ask("cluster", model="qwen3-0.6b", settings=settings, layout=layout)[1]
+    assert len(sentences) > len(LAYOUTS) // 2
+    assert left({sentence.partition("; nearest layouts")[0] for sentence in sentences}) == {}
+
+
+def test_fixed_sentences_are_in_chinese() -> None:
+    reasons = {search.HEADS, search.WIDTHS, search.LAYERS, search.BATCH, search.EXPERTS, search.ROUNDS, search.SEQUENCE}
+    counted = {*NOT_COUNTED, *(part for parts in COST_NOT_COUNTED.values() for part in parts)}
+    classes = {row["words"] for row in tomllib.loads(CLASSES.read_text(encoding="utf-8"))["classes"]}
+    assert left({*reasons, TOO_MUCH, *counted, *classes, *published_notes()}) == {}
+
+
+def test_what_somebody_types_wrongly_is_in_chinese() -> None:
+    texts = ["lama3-8b", "qqqqqq", "llama3-8b?hidden_sise=1", "llama3-8b?num_hidden_layers=0", "llama3-8b,gpt2"]
+    assert left(set().union(*(ask("find", text=text)[1] for text in texts))) == {}
+
+
+def test_a_sentence_that_has_no_form_stays() -> None:
+    sentences = ["a sentence that nobody writes", "a: b", "", "x; expected y", "not counted: failures, zebras"]
+    assert list(in_chinese(sentences).values()) == [
+        "a sentence that nobody writes",
+        "a: b",
+        "",
+        "x；应为 y",
+        "未计入：故障，zebras",
+    ]
+
+
+def test_a_form_has_the_same_values_in_both_languages() -> None:
+    for english, chinese in TABLE.items():
+        assert sorted(VALUE.findall(english)) == sorted(VALUE.findall(chinese)), english
+        assert chinese.strip()
+
+
+def test_every_form_is_of_a_sentence_in_the_package() -> None:
+    """Most of its words stand side by side in the code or in the presets; values and ends of lines may part them."""
+    files = [*(ROOT / "llmcalc").rglob("*.py"), *(ROOT / "presets").rglob("*.toml")]
+    text = " ".join(file.read_text(encoding="utf-8") for file in files)
+    written = set(words_side_by_side(re.sub(r"\{[^}\n]*\}|\bf\"", " ", text)))
+    for template in TABLE:
+        pairs = [pair for piece in VALUE.split(template) for pair in words_side_by_side(piece)]
+        assert sum(pair in written for pair in pairs) >= 0.75 * len(pairs), template
+
+
+def words_side_by_side(text: str) -> list[tuple[str, str]]:
+    return list(itertools.pairwise(re.findall(r"[A-Za-z]+", text)))
+
+
+@pytest.mark.browser
+def test_notes_and_errors_of_the_page_are_in_chinese(visit: Open) -> None:
+    page = visit("zh/#m=bert-base")
+    page.locator("#shape").scroll_into_view_if_needed()
+    page.wait_for_selector("#shape .warning")
+    assert "只支持解码器，而这个模型是编码器；请选择解码器模型" in page.inner_text("#shape .warning")
+    page.fill("#add", "lama3-8b")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert page.inner_text("#problem").startswith("没有名为 'lama3-8b' 的预设、文件或 hub id。您是不是想用 ")
+
+
+TEXTS = """() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  const names = "code, #architecture, #treemap, #models, .chip, h1, svg .name, script";
+  while (walker.nextNode()) if (!walker.currentNode.parentElement.closest(names)) found.push(walker.currentNode.data);
+  return found;
+}"""
+"""What the page writes, without names of modules and models."""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("link", ["zh/#m=llama3-8b&s.price=2&c.price=2", "zh/#m=bert-base", "zh/#m=gemma3-27b"])
+def test_all_panels_are_in_chinese(link: str, visit: Open) -> None:
+    page = visit(link)
+    page.evaluate("() => { window.print = () => { window.printed = true; }; }")
+    page.click("#print")
+    until(page, "window.printed === true")
+    for summary in page.locator("summary").all():
+        summary.click()
+    texts = {NAMES.sub("", text) for text in page.evaluate(TEXTS)}
+    assert {text for text in texts if ENGLISH.search(text)} == set()
+    assert inaccessible(page) == {}
