@@ -27,7 +27,7 @@ MISSING = {
     """,
     "a wrapper of a text model without a reader": """
     blt canary cohere_asr dia diffusion_gemma glm5_next idefics inkling2 inkling_mm_model kyutai_speech_to_text
-    mistral_large4 moonshine_streaming moshi qwen4_exp voxtral_realtime
+    moonshine_streaming moshi qwen4_exp voxtral_realtime
     """,
     "a draft model for speculative decoding": """
     gemma4_assistant gemma4_unified_assistant

@@ -79,7 +79,7 @@ MORE: Mapping[str, More] = {
     "latents": More(
         "for each token the class makes keys and values of every cached latent again; decoding is counted absorbed",
         "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 "
-        "kimi_k2 kimi_linear longcat_flash minicpm3 mistral4 youtu",
+        "kimi_k2 kimi_linear longcat_flash minicpm3 mistral4 mistral_large4_text youtu",
         mla="expanded",
     ),
     "convolutions": More(
@@ -97,7 +97,7 @@ MORE: Mapping[str, More] = {
     "chosen keys": More(
         "eager attention computes the scores of all keys and masks those that are not chosen; decoding is counted over "
         "the chosen ones",
-        "axk2 deepseek_v32 deepseek_v4 dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text",
+        "axk2 deepseek_v32 deepseek_v4 dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text mistral_large4_text",
         _every_key,
     ),
     "windows": More("its local layers keep and read every token", "gpt_neo", _no_window),

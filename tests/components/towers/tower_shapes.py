@@ -297,6 +297,11 @@ WRAPPERS: dict[str, Shapes] = {
             },
         ],
     ),
+    "mistral_large4": (
+        "MistralLarge4ForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [{"vision_config": PIXTRAL}, {"vision_config": {**PIXTRAL, "num_channels": 1}, "spatial_merge_size": 3}],
+    ),
     "llama4": (
         "Llama4ForConditionalGeneration",
         {"vision_model": ("vision_model", "vision_adapter"), "multi_modal_projector": ("multi_modal_projector",)},
