@@ -64,6 +64,12 @@ HEADS = PartChoice(
 )
 """The model's head, on top of the last layer."""
 
+INDEXERS = PartChoice(
+    "indexer",
+    {"indexer": "mixers.indexer:Indexer", "pooled": "mixers.pooled_indexer:PooledIndexer"},
+)
+"""Parts of latent attention that select the tokens to attend to."""
+
 LAYERS = PartChoice(
     "block",
     {
@@ -137,6 +143,7 @@ if TYPE_CHECKING:
     AnyLayer: TypeAlias = Any
     Streams: TypeAlias = Any
     AnyStem: TypeAlias = Any
+    AnyIndexer: TypeAlias = Any
 else:
     Mixer = Annotated[Part, MIXERS]
     ChannelMixer = Annotated[Part, CHANNEL_MIXERS]
@@ -144,6 +151,7 @@ else:
     AnyLayer = Annotated[Part, LAYERS]
     Streams = Annotated[Part, STREAMS]
     AnyStem = Annotated[Part, STEMS]
+    AnyIndexer = Annotated[Part, INDEXERS]
 
 
 def parts() -> tuple[type[Component], ...]:

@@ -418,6 +418,7 @@ class Stack(Component):
                 block=hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5),
                 streams=HyperStreams(hc_mult=3),
             ),
+            cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
             cls(
                 num_hidden_layers=2,
                 block=block,

@@ -39,7 +39,16 @@ if TYPE_CHECKING:
         SelectiveScan,
         State,
     )
-    from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore
+    from .sparse import (
+        BlockCore,
+        DistanceScores,
+        EntryCache,
+        EntryScores,
+        LastWindow,
+        LocalCore,
+        MaskedCore,
+        PooledCore,
+    )
 
 __all__ = [
     "AttentionCore",
@@ -71,6 +80,7 @@ __all__ = [
     "Norm",
     "Op",
     "ParamTensor",
+    "PooledCore",
     "Product",
     "SelectiveScan",
     "State",

@@ -256,7 +256,7 @@ def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
     device = next(model.parameters()).device
     if device.type == "meta":
         return torch.empty(batch, seq, dtype=torch.long, device=device)
-    config: Any = model.config
+    config: Any = getattr(model.config, "text_config", model.config)
     end_token = config.eos_token_id if isinstance(config.eos_token_id, int) else config.vocab_size - 1
     ids = torch.randint(0, config.vocab_size - 1, (batch, seq))
     ids = ids + (ids >= end_token)

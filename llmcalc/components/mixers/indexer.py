@@ -9,8 +9,9 @@ by position.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -41,6 +42,7 @@ class Indexer(Part):
 
     witness: ClassVar[PartWitness] = BY_TORCH
 
+    type: Literal["indexer"] = "indexer"
     index_n_heads: Heads
     index_head_dim: HeadDim
     index_topk: TopK
@@ -49,6 +51,15 @@ class Indexer(Part):
     position_scale: Flag = False
 
     kind: ClassVar[str] = ""
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether its queries come from the layer's input and not from the compressed query."""
+        return self.input_norm is not None
+
+    def limits(self) -> Mapping[str, Any]:
+        """Returns the fields of attention's op and rows that say which tokens a token attends to."""
+        return {"selected": self.index_topk}
 
     def source(self) -> str:
         return "DeepSeek-V3.2 2025, §2.1"

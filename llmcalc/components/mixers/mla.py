@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from ... import ops
 from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
@@ -38,12 +39,14 @@ from ..base import (
     ValueDim,
     Window,
 )
+from ..choices import AnyIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
 from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
 from .indexer import Indexer
 from .output_gate import OutputGate
+from .pooled_indexer import PooledIndexer
 from .position_scale import position_scale_class, scale_by_position
 
 if TYPE_CHECKING:
@@ -105,12 +108,12 @@ class MLA(TokenMixer):
     position: Rope = Rope()
     position_scale: Flag = False
     kv_shared: Flag = False
-    indexer: Indexer | None = None
+    indexer: AnyIndexer | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.indexer is not None and (
-            (self.q_lora_rank is None) == (self.indexer.input_norm is None)
+            (self.q_lora_rank is None) != self.indexer.reads_input
             or self.indexer.index_head_dim < self.qk_rope_head_dim
         ):
             raise ValueError(
@@ -162,7 +165,7 @@ class MLA(TokenMixer):
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
         if self.indexer is not None:
-            results["indexer", self.indexer.index_topk] = "indexer.shared" if self.indexer.shared else ""
+            results["indexer", *self.indexer.limits().values()] = "indexer.shared" if self.indexer.shared else ""
         return results
 
     def borrows(self) -> str:
@@ -181,10 +184,8 @@ class MLA(TokenMixer):
         latent = Axis("latent", self.kv_lora_rank)
         with f.function():
             query, compressed = self._query_and_latent(f, x, heads, Beside(((nope,), (rope,))), size)
+            query = scale_by_position(f, query, heads) if self.position_scale else query
         f.hold(q=query)
-        if self.position_scale:
-            query = scale_by_position(f, query, heads)
-            f.hold(q=query)
         if compressed is not None:
             f.hold(small=compressed)
         q_nope, q_rope, *gate = f.split(
@@ -198,13 +199,14 @@ class MLA(TokenMixer):
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else turning
             f.part("indexer", self.indexer, x, compressed=compressed, position=rotation, role="no_grad")
-        limits: dict[str, Any] = {"selected": None if self.indexer is None else self.indexer.index_topk}
+        limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.limits())
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
             selection, c, k_rope = f.selected(query, c, k_rope)
             f.hold(latent=c, k_rope=k_rope, mask=selection)
         options: dict[str, Any] = {"causal": f.causal, "sinks": self.sinks, "selection": selection, **limits}
+        core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
         head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
@@ -217,7 +219,7 @@ class MLA(TokenMixer):
             k = f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
             f.hold(k=k)
             q = f.cat(q_nope, q_rope, axes=(heads, head))
-            return f.attention("core", q, k, values, **options)
+            return f.attention("core", q, k, values, core=core, **options)
 
         def absorbed() -> Value:
             """Records attention on the latents themselves; the expansion's weights are applied to query and output."""
@@ -225,7 +227,7 @@ class MLA(TokenMixer):
             q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = f.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
             f.hold(q=q, k=k)
-            y = f.attention("core", q, k, c.view(Axis("one", 1), latent), **options)
+            y = f.attention("core", q, k, c.view(Axis("one", 1), latent), core=core, **options)
             return f.absorb("", y, weight, size)
 
         y = f.alternatives(expanded=expanded, absorbed=absorbed)
@@ -312,6 +314,11 @@ class MLA(TokenMixer):
             cls(**low_rank_fields, o_bias=True, norm=None),
             cls(**plain_fields, q_lora_rank=20, key_norm=True, sliding_window=5, output_gate=OutputGate(per="head")),
             cls(**plain_fields, position_scale=True, indexer=scaled_indexer),
+            cls(
+                **{**low_rank_fields, "qk_rope_head_dim": 0},
+                mla_use_nope=True,
+                indexer=PooledIndexer(index_n_heads=3, index_head_dim=10, index_topk=4, index_kpool=2),
+            ),
             cls(**{**plain_fields, "qk_rope_head_dim": 0}, mla_use_nope=True, indexer=scaled_indexer),
         ]
 

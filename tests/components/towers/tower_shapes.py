@@ -476,6 +476,12 @@ WRAPPERS: dict[str, Shapes] = {
         ],
     ),
     "glm4v": ("Glm4vForConditionalGeneration", GLM_PLACES, GLM_SHAPES),
+    "glm_ocr": ("GlmOcrForConditionalGeneration", GLM_PLACES, GLM_SHAPES),
+    "glm5_next": (
+        "Glm5NextForConditionalGeneration",
+        GLM_PLACES,
+        [{"vision_config": {**shape["vision_config"], "projection_intermediate_size": 10}} for shape in GLM_SHAPES],
+    ),
     "glm4v_moe": ("Glm4vMoeForConditionalGeneration", GLM_PLACES, GLM_SHAPES),
     "llava": (
         "LlavaForConditionalGeneration",

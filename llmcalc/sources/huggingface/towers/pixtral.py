@@ -1,7 +1,7 @@
 """Vision encoders with RoPE (Mistral 3 and Large 4, LightOnOCR, Llama 4, LFM3-VL), and HunyuanOCR's vision encoder.
 
-Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3, mistral_large4, lighton_ocr; models/llama4,
-lfm3_vl, hunyuan_vl.
+Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3, mistral_large4,
+lighton_ocr; models/llama4, lfm3_vl, hunyuan_vl.
 """
 
 from __future__ import annotations

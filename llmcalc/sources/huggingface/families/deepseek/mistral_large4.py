@@ -59,9 +59,7 @@ def _mistral_large4_text(config: Config) -> Table:
         }
     names = ["_".join(layer) for layer in layers]
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(
-        config, block, norm, stack=combined_kinds((names, kinds), (networks, network_kinds))
-    )
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds), (networks, network_kinds)))
 
 
 def _positions(config: Config, depth: int) -> list[str]:
