@@ -98,6 +98,7 @@ STREAMS = PartChoice(
         "hyper": "layers.hyper:HyperStreams",
         "target_states": "target_states:TargetStates",
         "block_residual": "layers.block_residual:BlockResiduals",
+        "self_conditioning": "self_conditioning:SelfConditioning",
     },
 )
 """Parts that start the residual stream from something else than the embedding alone, or split it into several before

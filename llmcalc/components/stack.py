@@ -362,6 +362,7 @@ class Stack(Component):
         from .layers.hyper import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
+        from .self_conditioning import SelfConditioning
         from .target_states import TargetStates
 
         block = Block.examples()[0]
@@ -419,6 +420,7 @@ class Stack(Component):
                 streams=HyperStreams(hc_mult=3),
             ),
             cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
+            cls(num_hidden_layers=2, block=block, streams=SelfConditioning(feed_forward=dense_network, norm=rms)),
             cls(
                 num_hidden_layers=2,
                 block=block,

@@ -275,7 +275,30 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
         inputs = {stem.input_name: torch.empty(stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = ids
+    elif denoises(model):
+        inputs = {"decoder_input_ids": ids, "past_key_values": _cache_of_no_tokens(spec, model, batch)}
     return inputs
+
+
+def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
+    """Returns the cache that an empty prompt leaves, with keys and values [batch, heads, 0, size] in every layer."""
+    import torch
+    from transformers import DynamicCache
+
+    config: Any = model.config
+    device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
+    cache = DynamicCache(config=config.get_text_config())
+    for i, name in enumerate(spec.main.layer_names()):
+        _, heads, size = spec.main.layer(name).attention.sizes(spec.hidden_size)
+        rows = torch.empty(batch, heads, 0, size, device=device, dtype=dtype)
+        cache.update(rows, rows.clone(), i)
+    return cache
+
+
+def denoises(model: nn.Module) -> bool:
+    """Whether a class reads a prompt and then denoises further tokens; its pass is run after an empty prompt."""
+    is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
+    return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
 
 
 @dataclass(frozen=True)
@@ -298,7 +321,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     from transformers import DynamicCache
 
     name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
-    if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache):
+    if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache) and not denoises(model):
         inputs["use_cache"] = True
     if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
@@ -316,6 +339,8 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     for hook in hooks:
         hook.remove()
     stored_cache = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
+    if denoises(model):
+        return Pass(forward, calls, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
     if stored_cache is None and spec.kind == "decoder" and argument:
         config: Any = model.config

@@ -26,7 +26,7 @@ MISSING = {
     speecht5 udop xmod
     """,
     "a wrapper of a text model without a reader": """
-    blt canary cohere_asr dia diffusion_gemma idefics inkling2 inkling_mm_model kyutai_speech_to_text
+    blt canary cohere_asr dia idefics inkling2 inkling_mm_model kyutai_speech_to_text
     moonshine_streaming moshi qwen4_exp voxtral_realtime
     """,
     "a draft model for speculative decoding": """

@@ -274,6 +274,11 @@ WRAPPERS: dict[str, Shapes] = {
             {"vision_config": {**GEMMA4, "standardize": True, "head_dim": 4}, "audio_config": None},
         ],
     ),
+    "diffusion_gemma": (
+        "DiffusionGemmaForBlockDiffusion",
+        {"encoder.vision_tower": ("vision_tower",), "encoder.embed_vision": ("embed_vision",)},
+        [{"vision_config": GEMMA4}, {"vision_config": {**GEMMA4, "standardize": True, "head_dim": 4}}],
+    ),
     "gemma4_unified": (
         "Gemma4UnifiedForConditionalGeneration",
         {"embed_vision": ("vision_embedder", "embed_vision"), "embed_audio": ("embed_audio",)},
