@@ -165,7 +165,8 @@ def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str)
     verdict = verify_config(spec, config)
     assert verdict.ok, verdict.failures
     hold(config, spec, verdict)
-    measured = {"parameters", "forward_flops"} | ({"cache_bytes"} if spec.kind != "encoder" else set())
+    caches = spec.kind != "encoder" and kind != "diffusion_gemma"  # which reads the cache of the prompt and fills none
+    measured = {"parameters", "forward_flops"} | ({"cache_bytes"} if caches else set())
     assert measured <= {check.quantity for check in verdict.checks}
 
 

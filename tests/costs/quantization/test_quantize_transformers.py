@@ -28,7 +28,7 @@ ROUTERS = {"afmoe", "doge", "gemma4_text", "hunyuan_v1_moe", "longcat_flash", "z
 router is never converted.
 """
 
-OTHER_CLASSES = {"falcon", "gpt2", "gpt-sw3", "ibert", "openai-gpt", "gpt_bigcode", "xlnet"}
+OTHER_CLASSES = {"falcon", "glm5_next_text", "gpt2", "gpt-sw3", "ibert", "openai-gpt", "gpt_bigcode", "xlnet"}
 """Families whose linear layers have their own class (`Conv1D`, `FalconLinear`, `QuantLinear`) or are bare parameters,
 which the function does not convert.
 """

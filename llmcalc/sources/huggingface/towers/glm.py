@@ -31,7 +31,17 @@ def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _glm_ocr(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads GLM-OCR's vision encoder, whose queries and keys have norms; GLM-5.3 states the width of its merger."""
+    """Reads GLM-OCR's vision encoder, whose merger is as wide as its output for each channel of an image."""
+    return _normed(config, config.size("out_hidden_size") * config.size("in_channels"))
+
+
+def _glm5_next(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads GLM-5.3's vision encoder, which states the width of its merger."""
+    return _normed(config, config.size("projection_intermediate_size"))
+
+
+def _normed(config: Config, merger_width: int) -> Table:
+    """Returns an encoder whose queries and keys have norms, with its merger."""
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     block = {
         "attention": _mixer(config, **biases(bias, *QKVO), **qk_norm(norm)),
@@ -39,9 +49,6 @@ def _glm_ocr(wrapper: Config, config: Config, width: int) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    merger_width = config.maybe("projection_intermediate_size") or config.size("out_hidden_size") * config.size(
-        "in_channels"
-    )
     return _with_merger(config, block, {"final_norm": norm}, merger_width)
 
 
@@ -119,7 +126,7 @@ WRAPPERS = {
     "glm_ocr": {"vision_config": Section(_glm_ocr, {"glm_ocr_vision": GLM_OCR})},
     "glm5_next": {
         "vision_config": Section(
-            _glm_ocr,
+            _glm5_next,
             {"glm5_next_vision": {**GLM_OCR, "projection_intermediate_size": 10240}},
             ignored=frozenset({"swiglu_limit"}),
         )

@@ -16,6 +16,7 @@ from ...absent import present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import Table, decoder, dense_or_moe, glu, listed_kinds, rmsnorm, stack_of_kinds
+from ...writes import UNPADDED
 from ..recurrent.delta import KDA_MODULES, kda, linear_attention_config
 from .deepseek import ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, routed
 from .deepseek_v4 import HYPER_MODULES
@@ -186,6 +187,7 @@ FAMILIES = {
         | {"hc_eps", "swiglu_limit", "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "safe_gate"},
         writes={
             **UNGROUPED_LATENT_WRITES,
+            **UNPADDED,
             "num_attention_heads": lambda s: _latent(s).num_attention_heads,
             "num_key_value_heads": lambda s: _latent(s).num_attention_heads,
             "layer_types": lambda s: [
@@ -199,7 +201,13 @@ FAMILIES = {
             "linear_lower_bound": lambda s: _linear(s).kda_lower_bound,
         },
         quirks=Quirks(reads_values=EVERY),
+        unconverted=(r"re:.*index_kpool_compress_gate",),
         deviations=(VALIDITY,),
+        earlier={
+            **{f"forget_gate.{name}": name for name in ("f_a_proj", "f_b_proj", "dt_bias", "A_log")},
+            **{f"attn_hc.{name}": f"hc_attn_{name}" for name in ("fn", "base", "scale")},
+            **{f"ffn_hc.{name}": f"hc_ffn_{name}" for name in ("fn", "base", "scale")},
+        },
         modules={
             **{node.replace("linear_attn.", "self_attn."): path for node, path in KDA_MODULES.items() if "." in node},
             "self_attn.norm": "o_norm",
