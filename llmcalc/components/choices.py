@@ -35,6 +35,7 @@ MIXERS = PartChoice(
         "context": "mixers.context:ContextAttention",
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
+        "profile": "mixers.profile:ProfileAttention",
         "none": "base:Nothing",
     },
 )
@@ -87,6 +88,7 @@ LAYERS = PartChoice(
         "dense_residual": "layers.dense_residual:DenseResidualLayer",
         "residual_gate": "layers.residual_gate:ResidualGateLayer",
         "block_residual": "layers.block_residual:BlockResidualLayer",
+        "convolved": "layers.convolved:ConvolvedLayer",
     },
 )
 """Every kind of layer in a stack."""

@@ -23,7 +23,7 @@ from tests.samples import sampled
 
 # Every family
 
-ROUTERS = {"afmoe", "doge", "gemma4_text", "hunyuan_v1_moe", "longcat_flash", "zaya"}
+ROUTERS = {"afmoe", "diffusion_gemma_text", "doge", "gemma4_text", "hunyuan_v1_moe", "longcat_flash", "zaya"}
 """Families whose router is an `nn.Linear`, which `transformers` would convert unless a config excludes it; here a
 router is never converted.
 """

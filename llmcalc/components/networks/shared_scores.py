@@ -1,0 +1,75 @@
+"""Weights of shared experts: a score for each of them, of the same input as those of the routed experts.
+
+The scores are normalised together with those of the chosen experts, and one learned factor scales all weights; both act
+elementwise and are left out. transformers: models/inkling (`InklingTopkRouter`, `InklingSharedExperts`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context, Experts, Part
+from ..runtime import vector
+from .feed_forward import FeedForward, activate
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class SharedScores(Part):
+    """A score for each shared expert, which weighs its part of the hidden units.
+
+    shared_experts: the number of shared experts; it divides their total width.
+    """
+
+    kind: ClassVar[str] = "router"
+
+    shared_experts: Experts
+
+    def flow(self, f: Flow, expert: FeedForward, x: Value) -> Value:
+        """Returns the weighted output of all shared experts. expert: all of them as one gated network."""
+        experts = Axis("shared_experts", self.shared_experts)
+        width = Axis("shared_ffn", expert.intermediate_size // self.shared_experts)
+        logits = f.linear("shared_router", x, experts, kind="router")
+        f.vector("shared_scale", Axis("one", 1), kind="router")
+        shares = f.act(logits, "sigmoid")
+        f.hold(shares=shares)
+        with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
+            y = f.act(f.linear("gate_proj", x, experts, width), expert.hidden_act)
+            y = f.mul(y, f.linear("up_proj", x, experts, width))
+            return f.linear("down_proj", f.mul(y, shares), *x.axes)
+
+    def reference(self, context: Context, expert: FeedForward) -> nn.Module:
+        return _reference_class()(self, context, expert)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class SharedScoresReference(nn.Module):
+        """The shared experts with their weights. x: [batch, tokens, hidden] → same shape.
+
+        Its children are registered as the mixture's own.
+        """
+
+        def __init__(self, spec: SharedScores, context: Context, expert: FeedForward) -> None:
+            super().__init__()
+            self.shared_router = nn.Linear(context.hidden_size, spec.shared_experts, bias=False)
+            self.shared_scale = vector(torch.ones(1))
+            self.shared_expert, self.act = expert.reference(context), expert.hidden_act
+
+        def forward(self, x: Tensor) -> Tensor:
+            network = self.shared_expert
+            y = activate(self.act, network.gate_proj(x)) * network.up_proj(x)
+            shares = self.shared_router(x).sigmoid() * self.shared_scale.weight
+            weighted = y.unflatten(-1, (shares.shape[-1], -1)) * shares[..., None]
+            out: Tensor = network.down_proj(weighted.flatten(-2))
+            return out
+
+    return SharedScoresReference
