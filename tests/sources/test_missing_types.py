@@ -21,12 +21,12 @@ TASKS = (
 
 MISSING = {
     "a text model without a reader": """
-    convbert cpmant funnel inkling2_text inkling_text mra neomme
+    convbert cpmant funnel inkling2_text mra neomme
     pegasus_x perceiver prophetnet qwen4_exp_text reformer seamless_m4t seamless_m4t_v2
     speecht5 udop xmod
     """,
     "a wrapper of a text model without a reader": """
-    blt canary cohere_asr dia idefics inkling2 inkling_mm_model kyutai_speech_to_text
+    blt canary cohere_asr dia idefics inkling2 kyutai_speech_to_text
     moonshine_streaming moshi qwen4_exp voxtral_realtime
     """,
     "a draft model for speculative decoding": """

@@ -643,11 +643,9 @@ def _reference_class() -> type[nn.Module]:
                 for name, module in spec.latent.reference(context).items():
                     self.add_module(name, module)
             if spec.shared_scores is not None:
-                assert spec.shared_expert is not None
-                self._weighted = [spec.shared_scores.reference(context, spec.shared_expert)]
-                for name, module in self._weighted[0].named_children():
+                for name, module in spec.shared_scores.reference(context).items():
                     self.add_module(name, module)
-            elif spec.shared_expert is not None:
+            if spec.shared_expert is not None:
                 self.shared_expert = spec.shared_expert.reference(context)
             if spec.shared_expert_gate:
                 self.shared_expert_gate = nn.Linear(hidden, 1, bias=False)
@@ -669,7 +667,11 @@ def _reference_class() -> type[nn.Module]:
             y = self.latent_output_norm(y) if hasattr(self, "latent_output_norm") else y
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
-                shared_output = self._weighted[0](x) if hasattr(self, "_weighted") else self.shared_expert(x)
+                if hasattr(self, "shared_router"):
+                    shares = self.shared_router(x).sigmoid() * self.shared_scale.weight
+                    shared_output = self.shared_expert(x, run, shares)
+                else:
+                    shared_output = self.shared_expert(x)
                 if hasattr(self, "shared_expert_mix"):
                     shares = self.shared_expert_mix(x).softmax(-1)
                     y, shared_output = shares[..., :1] * y, shares[..., 1:] * shared_output

@@ -6,7 +6,7 @@ elementwise and are left out. transformers: models/inkling (`InklingTopkRouter`,
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from ...flow.axis import Axis
@@ -14,10 +14,10 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Context, Experts, Part
 from ..runtime import vector
-from .feed_forward import FeedForward, activate
+from .feed_forward import FeedForward
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 
 class SharedScores(Part):
@@ -43,33 +43,10 @@ class SharedScores(Part):
             y = f.mul(y, f.linear("up_proj", x, experts, width))
             return f.linear("down_proj", f.mul(y, shares), *x.axes)
 
-    def reference(self, context: Context, expert: FeedForward) -> nn.Module:
-        return _reference_class()(self, context, expert)
+    def reference(self, context: Context) -> Mapping[str, nn.Module]:
+        """Builds the layer of the scores and the factor, under their names in the mixture."""
+        import torch
+        from torch import nn
 
-
-@cache
-def _reference_class() -> type[nn.Module]:
-    import torch
-    from torch import nn
-
-    class SharedScoresReference(nn.Module):
-        """The shared experts with their weights. x: [batch, tokens, hidden] → same shape.
-
-        Its children are registered as the mixture's own.
-        """
-
-        def __init__(self, spec: SharedScores, context: Context, expert: FeedForward) -> None:
-            super().__init__()
-            self.shared_router = nn.Linear(context.hidden_size, spec.shared_experts, bias=False)
-            self.shared_scale = vector(torch.ones(1))
-            self.shared_expert, self.act = expert.reference(context), expert.hidden_act
-
-        def forward(self, x: Tensor) -> Tensor:
-            network = self.shared_expert
-            y = activate(self.act, network.gate_proj(x)) * network.up_proj(x)
-            shares = self.shared_router(x).sigmoid() * self.shared_scale.weight
-            weighted = y.unflatten(-1, (shares.shape[-1], -1)) * shares[..., None]
-            out: Tensor = network.down_proj(weighted.flatten(-2))
-            return out
-
-    return SharedScoresReference
+        router = nn.Linear(context.hidden_size, self.shared_experts, bias=False)
+        return {"shared_router": router, "shared_scale": vector(torch.ones(1))}
