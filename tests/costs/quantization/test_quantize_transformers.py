@@ -28,7 +28,17 @@ ROUTERS = {"afmoe", "diffusion_gemma_text", "doge", "gemma4_text", "hunyuan_v1_m
 router is never converted.
 """
 
-OTHER_CLASSES = {"falcon", "glm5_next_text", "gpt2", "gpt-sw3", "ibert", "openai-gpt", "gpt_bigcode", "xlnet"}
+OTHER_CLASSES = {
+    "falcon",
+    "glm5_next_text",
+    "gpt2",
+    "inkling_text",
+    "gpt-sw3",
+    "ibert",
+    "openai-gpt",
+    "gpt_bigcode",
+    "xlnet",
+}
 """Families whose linear layers have their own class (`Conv1D`, `FalconLinear`, `QuantLinear`) or are bare parameters,
 which the function does not convert.
 """
