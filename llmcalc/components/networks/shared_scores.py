@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Experts, Part
+from ..base import BY_TORCH, Context, Experts, Part, PartWitness
 from ..runtime import vector
 from .feed_forward import FeedForward
 
@@ -26,6 +26,7 @@ class SharedScores(Part):
     shared_experts: the number of shared experts; it divides their total width.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "router"
 
     shared_experts: Experts
@@ -35,8 +36,7 @@ class SharedScores(Part):
         experts = Axis("shared_experts", self.shared_experts)
         width = Axis("shared_ffn", expert.intermediate_size // self.shared_experts)
         logits = f.linear("shared_router", x, experts, kind="router")
-        f.vector("shared_scale", Axis("one", 1), kind="router")
-        shares = f.act(logits, "sigmoid")
+        shares = f.mul(f.act(logits, "sigmoid"), f.vector("shared_scale", Axis("one", 1), kind="router"))
         f.hold(shares=shares)
         with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
             y = f.act(f.linear("gate_proj", x, experts, width), expert.hidden_act)

@@ -147,6 +147,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     # --- one softmax over two kinds of keys (T5Gemma 2, DeepSeek-V4) --------------------------------------------------
 
+    @compared(BY_TORCH)
     def attention_PooledCore(self, step: Step) -> None:
         self.attention_AttentionCore(step)
 
