@@ -134,7 +134,8 @@ def _reference_class() -> type[nn.Module]:
             pools = keys.shape[1] // pool
             keys, gate = (t[:, : pools * pool].unflatten(1, (pools, pool)) for t in (keys, gate))
             shares = (gate + self.position_bias.weight).float().softmax(2).to(keys.dtype)
-            return (keys * shares).sum(2)
+            pooled: Tensor = (keys * shares).sum(2)
+            return pooled
 
         @torch.no_grad()
         def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, run: Run) -> Tensor:

@@ -39,6 +39,7 @@ def position_scale_class() -> type[nn.Module]:
             positions = run.span(run.past, run.past + x.shape[-2], x.device)
             logarithms = (positions + 1).float().log().to(x.dtype)
             factor = self.scale.weight[:, None] * logarithms + self.bias.weight[:, None]
-            return x * factor[..., None]
+            scaled: Tensor = x * factor[..., None]
+            return scaled
 
     return PositionScale
