@@ -244,6 +244,8 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
 RULES = (*("budget", "canvas", "clips", "fixed", "longest_edge", "pinpoints", "smart_resize", "split", "tiles"),)
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
 
+NO_MODEL = "new: its example was compared alone, and no model with it"
+
 NOT_KNOWN: Mapping[str, str] = {
     "part latent under megatron": "its experts of a latent width are in no published run",
     "optimizer sgd under megatron": "no published run has it",
@@ -262,6 +264,8 @@ NOT_KNOWN: Mapping[str, str] = {
     "streams block_residual": "new: the sums that later layers read were not compared",
     "head projection": "new: a projection of every token was not compared",
     "part value_convolution": "new: one filter for each head was not compared",
+    **dict.fromkeys(("layer convolved", "mixer profile", "part pooled", "part shared_scores"), NO_MODEL),
+    "streams self_conditioning": NO_MODEL,
     "part entities": "no pass over text reads them",
     "part input_features": "new: embeddings that are joined were not compared",
     "part subsampling": "new: its gated convolutions were not compared",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, Kernel, PartWitness
+from ..base import Component, Context, Kernel
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -30,7 +30,6 @@ class ConvolvedLayer(WholeLayer):
     conv_kernel_size: the width in tokens of both convolutions.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
     type: Literal["convolved"] = "convolved"

@@ -16,14 +16,12 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
-    BY_TORCH,
     Context,
     HeadDim,
     Heads,
     HeadSizes,
     Kernel,
     KVHeads,
-    PartWitness,
     Positions,
     QueryRank,
     TokenMixer,
@@ -51,7 +49,6 @@ class ProfileAttention(TokenMixer):
     norm: the norm on each query and key head.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

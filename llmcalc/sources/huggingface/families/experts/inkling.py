@@ -182,6 +182,7 @@ FAMILIES = {
             "k_conv.conv": "conv1d",
             "v_conv.conv": "conv1d",
             "self_attn.profiles": "rel_logits_proj",
+            "self_attn.profile_core": "rel_logits_proj",
             "self_attn_conv": ".attn_sconv",
             "mlp_conv": ".mlp_sconv",
             "self_attn_conv.conv": ".attn_sconv.conv1d",
