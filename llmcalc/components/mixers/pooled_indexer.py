@@ -16,7 +16,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Flag, HeadDim, Heads, Part, TopK, Window
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, Part, PartWitness, TopK, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, cache_class, vector
@@ -36,6 +36,7 @@ class PooledIndexer(Part):
         default.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = ""
 
     type: Literal["pooled"] = "pooled"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Experts, Part
+from ..base import BY_TORCH, Context, Experts, Part, PartWitness
 from ..runtime import vector
 from .feed_forward import FeedForward
 
@@ -26,6 +26,7 @@ class SharedScores(Part):
     shared_experts: the number of shared experts; it divides their total width.
     """
 
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "router"
 
     shared_experts: Experts
