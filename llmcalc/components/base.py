@@ -88,7 +88,7 @@ else:
     QueryRank = symbol_of_size("q")
     KVRank = symbol_of_size("c")
     NopeDim = symbol_of_size("n")
-    RopeDim = symbol_of_size("r")
+    RopeDim = symbol_of_size("r", 0)
     ValueDim = symbol_of_size("v")
     Streams = Annotated[int, Field(ge=1, le=64, strict=True), Symbol("M")]
     Inner = symbol_of_size("m")
@@ -380,6 +380,14 @@ class TokenMixer(Component):
     def sharing_key_of(self) -> tuple[Any, ...] | None:
         """A key for sharing: mixers with equal keys can share results (`borrows`); None if the mixer cannot."""
         return None
+
+    def shared_results(self) -> Mapping[tuple[Any, ...], str]:
+        """The results that layers with an equal key can share: key → the field that takes it from a lower layer.
+
+        The field is empty where the mixer computes the result itself.
+        """
+        sharing_key = self.sharing_key_of()
+        return {} if sharing_key is None else {sharing_key: self.borrows()}
 
     def check_place(self, place: Standing) -> None:
         """Raises `ValueError` if the mixer cannot be used in that place."""

@@ -39,6 +39,7 @@ MIXERS = PartChoice(
         "context": "mixers.context:ContextAttention",
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
+        "profile": "mixers.profile:ProfileAttention",
         "none": "base:Nothing",
     },
 )
@@ -69,6 +70,12 @@ HEADS = PartChoice(
 )
 """The model's head, on top of the last layer."""
 
+INDEXERS = PartChoice(
+    "indexer",
+    {"indexer": "mixers.indexer:Indexer", "pooled": "mixers.pooled_indexer:PooledIndexer"},
+)
+"""Parts of latent attention that select the tokens to attend to."""
+
 LAYERS = PartChoice(
     "block",
     {
@@ -89,6 +96,7 @@ LAYERS = PartChoice(
         "conformer": "layers.conformer:ConformerLayer",
         "adapted": "layers.adapted:AdaptedLayer",
         "conditioned": "layers.conditioned:ConditionedLayer",
+        "convolved": "layers.convolved:ConvolvedLayer",
     },
 )
 """Every kind of layer in a stack."""
@@ -100,6 +108,7 @@ STREAMS = PartChoice(
         "hyper": "layers.hyper:HyperStreams",
         "target_states": "target_states:TargetStates",
         "block_residual": "layers.block_residual:BlockResiduals",
+        "self_conditioning": "self_conditioning:SelfConditioning",
     },
 )
 """Parts that start the residual stream from something else than the embedding alone, or split it into several before
@@ -150,6 +159,7 @@ if TYPE_CHECKING:
     AnyLayer: TypeAlias = Any
     Streams: TypeAlias = Any
     AnyStem: TypeAlias = Any
+    AnyIndexer: TypeAlias = Any
 else:
     Mixer = Annotated[Part, MIXERS]
     ChannelMixer = Annotated[Part, CHANNEL_MIXERS]
@@ -157,6 +167,7 @@ else:
     AnyLayer = Annotated[Part, LAYERS]
     Streams = Annotated[Part, STREAMS]
     AnyStem = Annotated[Part, STEMS]
+    AnyIndexer = Annotated[Part, INDEXERS]
 
 
 def parts() -> tuple[type[Component], ...]:

@@ -188,21 +188,23 @@ class Stack(Component):
         """Raises `ValueError` if layers cannot share parameters, or if a layer reuses a result of no lower layer."""
         for name in self.shared_layers:
             self.layer(name).check_shared(name)
-        sharing_keys: set[object] = set()
-        mixers = {
-            name: layer.attention for name, layer in self.kinds().items() if isinstance(layer.attention, TokenMixer)
+        shared_results = {
+            name: layer.attention.shared_results()
+            for name, layer in self.kinds().items()
+            if isinstance(layer.attention, TokenMixer)
         }
-        borrowed_fields = {name: mixer.borrows() for name, mixer in mixers.items() if mixer.borrows()}
-        for name in self.layer_names() if borrowed_fields else ():
-            sharing_key = mixers[name].sharing_key_of() if name in mixers else None
-            if name not in borrowed_fields:
-                sharing_keys.add(sharing_key)
-            elif sharing_key not in sharing_keys:
-                raise ValueError(
-                    f"{borrowed_fields[name]}: no layer below '{name}' attends alike and makes what it would share; "
-                    "expected "
-                    "a layer below that does"
-                )
+        if not any(field for results in shared_results.values() for field in results.values()):
+            return
+        computed: set[object] = set()
+        for name in self.layer_names():
+            for key, field in shared_results.get(name, {}).items():
+                if field and key not in computed:
+                    raise ValueError(
+                        f"{field}: no layer below '{name}' attends alike and makes what it would share; expected a "
+                        "layer below that does"
+                    )
+                if not field:
+                    computed.add(key)
 
     def kinds(self) -> dict[str, Layer]:
         """Returns every kind of layer: name in a pattern → layer."""
@@ -292,7 +294,7 @@ class Stack(Component):
         if self.entities is not None:
             f.part("entities", self.entities, x, role="idle")
         mixers = [layer.attention for layer in self.kinds().values()]
-        f.memo["lends"] = any(isinstance(mixer, TokenMixer) and mixer.borrows() for mixer in mixers)
+        f.memo["lends"] = any(getattr(mixer, "kv_shared", False) for mixer in mixers)
         f.memo["embedded"] = x
         f.keep(embedded=x)
         f.hold(x=x)
@@ -379,6 +381,7 @@ class Stack(Component):
         from .layers.hyper import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
+        from .self_conditioning import SelfConditioning
         from .target_states import TargetStates
 
         block = Block.examples()[0]
@@ -435,6 +438,8 @@ class Stack(Component):
                 block=hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5),
                 streams=HyperStreams(hc_mult=3),
             ),
+            cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
+            cls(num_hidden_layers=2, block=block, streams=SelfConditioning(feed_forward=dense_network, norm=rms)),
             cls(
                 num_hidden_layers=2,
                 block=block,

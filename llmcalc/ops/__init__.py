@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         LocalCore,
         MaskedCore,
         PairScores,
+        PooledCore,
     )
 
 __all__ = [
@@ -84,6 +85,7 @@ __all__ = [
     "Op",
     "PairScores",
     "ParamTensor",
+    "PooledCore",
     "Product",
     "ProjectedChunkedScan",
     "ProjectedHeadScan",

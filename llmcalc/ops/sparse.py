@@ -62,6 +62,29 @@ class BlockCore(AttentionCore):
 
 
 @frozen(slots=True)
+class PooledCore(AttentionCore):
+    """Attention to `selected` tokens in complete pools of `pool` tokens, and to those after the last complete pool.
+
+    A full pass masks the other tokens, decoding reads only these (GLM-5.3).
+    """
+
+    pool: Number = 1
+
+    def _visible_pairs(self, n: Number) -> Number:
+        """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
+        chosen = EntryScores(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
+        pools = floor_div(n, self.pool)
+        rest = pools * triangle(self.pool - 1) + triangle(n - pools * self.pool)
+        return self.pool * chosen.visible_pairs(n) + rest
+
+    def pairs(self, run: RunConfig) -> Number:
+        past, new = run.past(self.rows), run.new(self.rows)
+        if run.pairs == "full" and run.phase != "decode":
+            return new * (new + past)
+        return self._visible_pairs(past + new) - self._visible_pairs(past)
+
+
+@frozen(slots=True)
 class LocalCore(AttentionCore):
     """Attention of each block of queries to three blocks of keys and to every sum of `global_block` tokens (LongT5).
 
@@ -92,7 +115,7 @@ class EntryScores(AttentionCore):
     def chooses(self) -> bool:
         return self.chosen is not None
 
-    def _visible_pairs(self, n: Number) -> Number:
+    def visible_pairs(self, n: Number) -> Number:
         """Returns the (query, entry) pairs of the first n tokens: their number Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
         if self.chosen is not None:
             m = minimum(n, self.rate * self.chosen)
@@ -106,7 +129,7 @@ class EntryScores(AttentionCore):
     def pairs(self, run: RunConfig) -> Number:
         past, new = run.past(self.rows), run.new(self.rows)
         if run.pairs != "full":
-            return self._visible_pairs(past + new) - self._visible_pairs(past)
+            return self.visible_pairs(past + new) - self.visible_pairs(past)
         entries = floor_div(past + new, self.rate)
         return new * (minimum(entries, self.chosen) if self.chosen is not None and run.phase == "decode" else entries)
 

@@ -259,7 +259,7 @@ def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
     device = next(model.parameters()).device
     if device.type == "meta":
         return torch.empty(batch, seq, dtype=torch.long, device=device)
-    config: Any = model.config
+    config: Any = getattr(model.config, "text_config", model.config)
     end_token = config.eos_token_id if isinstance(config.eos_token_id, int) else config.vocab_size - 1
     ids = torch.randint(0, config.vocab_size - 1, (batch, seq))
     ids = ids + (ids >= end_token)
@@ -278,6 +278,8 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
         inputs = {stem.input_name: torch.empty(stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = ids
+    elif denoises(model):
+        inputs = {"decoder_input_ids": ids, "past_key_values": _cache_of_no_tokens(spec, model, batch)}
     return inputs | added_inputs(spec, model)
 
 
@@ -300,6 +302,27 @@ def added_inputs(spec: ModelSpec, model: nn.Module) -> dict[str, Any]:
     }
 
 
+def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
+    """Returns the cache that an empty prompt leaves, with keys and values [batch, heads, 0, size] in every layer."""
+    import torch
+    from transformers import DynamicCache
+
+    config: Any = model.config
+    device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
+    cache = DynamicCache(config=config.get_text_config())
+    for i, name in enumerate(spec.main.layer_names()):
+        _, heads, size = spec.main.layer(name).attention.sizes(spec.hidden_size)
+        rows = torch.empty(batch, heads, 0, size, device=device, dtype=dtype)
+        cache.update(rows, rows.clone(), i)
+    return cache
+
+
+def denoises(model: nn.Module) -> bool:
+    """Whether a class reads a prompt and then denoises further tokens; its pass is run after an empty prompt."""
+    is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
+    return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
+
+
 @dataclass(frozen=True)
 class Pass:
     """The measurements of a forward pass.
@@ -320,7 +343,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     from transformers import DynamicCache
 
     name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
-    if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache):
+    if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache) and not denoises(model):
         inputs["use_cache"] = True
     if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
@@ -338,6 +361,8 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     for hook in hooks:
         hook.remove()
     stored_cache = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
+    if denoises(model):
+        return Pass(forward, calls, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
     if stored_cache is None and spec.kind == "decoder" and argument:
         config: Any = model.config

@@ -3,7 +3,7 @@ rarely needed."""
 
 from __future__ import annotations
 
-from ..algebra import Number, is_zero, minimum
+from ..algebra import Number, floor_div, is_zero, minimum
 from ..frozen import frozen
 from .rows import TOKENS, Rows
 from .workload import Workload
@@ -16,15 +16,22 @@ class WithPast(Rows):
     window: only rows within a window of that many tokens are recomputed; None for all.
     selected: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None for
         all.
+    pool: the selected rows are whole pools of that many rows, to which the rows after the last whole pool are added (as
+        in `PooledCore`); None for single rows.
     """
 
     name: str = "with_past"
     of: Rows = TOKENS
     window: Number = None
     selected: Number = None
+    pool: Number = None
 
     def new(self, w: Workload) -> Number:
         past = self.of.past(w)
+        if self.pool is not None and w.phase == "decode":
+            rows = past + self.of.new(w)
+            pooled_rows = floor_div(rows, self.pool) * self.pool
+            return minimum(pooled_rows, self.selected) + rows - pooled_rows
         limit = self.selected if self.selected is not None and w.phase == "decode" else self.window
         if limit is not None and not is_zero(past):
             past = minimum(past, limit - 1)

@@ -17,7 +17,10 @@ from tests.samples import sampled
 WITHOUT_HEAD = {"embedding_gemma2", *(kind for kind in model_types() if family_of(kind).projection is not None)}
 """Wrappers whose class has no language-model head."""
 
-KINDS = [kind for kind in WRAPPERS if family_of(kind).text is not None and kind not in WITHOUT_HEAD]
+ALWAYS_TIED = {"diffusion_gemma"}
+"""Wrappers that are refused untied: the class then has all weights of the text model twice."""
+
+KINDS = [kind for kind in WRAPPERS if family_of(kind).text is not None and kind not in WITHOUT_HEAD | ALWAYS_TIED]
 UNCOUNTED = {kind for kind in model_types() if family_of(kind).uncounted_encoders}
 BOTH = [(outer, inner) for outer in (True, False) for inner in (True, False, None)]
 

@@ -230,6 +230,8 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
         "part unused_embedding": UNREAD,
         "part vision_experts": UNREAD,
         "part query_factors": NOT_RUN,
+        "part pooled": NOT_RUN,
+        "part shared_scores": NOT_RUN,
         "part multi_token_prediction": "the comparison leaves it out, as training does by default",
         "optimizer adafactor": NOT_RUN,
         "optimizer muon": "refused on shards",
@@ -243,6 +245,8 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
 
 RULES = (*("budget", "canvas", "clips", "fixed", "longest_edge", "pinpoints", "smart_resize", "split", "tiles"),)
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
+
+NO_MODEL = "new: its example was compared alone, and no model with it"
 
 NOT_KNOWN: Mapping[str, str] = {
     "part latent under megatron": "its experts of a latent width are in no published run",
@@ -262,6 +266,7 @@ NOT_KNOWN: Mapping[str, str] = {
     "streams block_residual": "new: the sums that later layers read were not compared",
     "head projection": "new: a projection of every token was not compared",
     "part value_convolution": "new: one filter for each head was not compared",
+    **dict.fromkeys(("layer convolved", "mixer profile", "streams self_conditioning"), NO_MODEL),
     "part entities": "no pass over text reads them",
     "part input_features": "new: embeddings that are joined were not compared",
     "mixer rwkv_head_mix": "new: RWKV-5's and RWKV-6's recurrences were not compared",

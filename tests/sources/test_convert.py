@@ -202,7 +202,7 @@ def test_towers_are_written_or_the_model_is_refused(wrapper: tuple[str, dict[str
     with pytest.raises(
         InputError,
         match=r"nearest is \w+, which has .* where (towers\.\w+.* \(--set towers=\{\} leaves towers "
-        r"out\)|.*vision_experts)",
+        r"out\)|.*vision_experts|.*position_scale|.*decoder\.streams)",
     ):
         to_config(spec)
 

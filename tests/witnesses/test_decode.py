@@ -21,7 +21,7 @@ from llmcalc.algebra import Number
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Use
 from llmcalc.model import ModelSpec
-from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScores, Linear, Op
+from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScores, Linear, Op, PooledCore
 from llmcalc.sources.huggingface.registry import FILES, text_of
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.measure import count_flops
@@ -47,10 +47,12 @@ def _every_key(op: Op) -> Op:
         return replace(op, chosen=None)
     if isinstance(op, BlockCore):
         return replace(op, blocks=CONTEXT)
+    if isinstance(op, PooledCore):
+        return replace(op, selected=op.pool * CONTEXT)
     if isinstance(op, AttentionCore):
         return replace(op, selected=None)
     if isinstance(op, Linear) and isinstance(op.rows, WithPast):
-        return replace(op, rows=replace(op.rows, selected=None))
+        return replace(op, rows=replace(op.rows, selected=None, pool=None))
     return op
 
 
@@ -86,15 +88,15 @@ def _source_projection(spec: ModelSpec) -> int:
 MORE: Mapping[str, More] = {
     "latents": More(
         "for each token the class makes keys and values of every cached latent again; decoding is counted absorbed",
-        "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 "
-        "kimi_k2 kimi_linear longcat_flash minicpm3 mistral4 youtu",
+        "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm4_moe_lite glm5_next_text "
+        "glm_moe_dsa hy_v4 kimi_k2 kimi_linear longcat_flash minicpm3 mistral4 mistral_large4_text youtu",
         mla="expanded",
     ),
     "convolutions": More(
         "without its kernel the class runs a convolution over the new input and all that its state keeps, which is one "
         "more than the kernel's width, and drops the first of two outputs",
-        "bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe lfm3 mamba "
-        "mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2",
+        "bailing_hybrid bamba falcon_h1 falcon_mamba glm5_next_text granitemoehybrid inkling_text jamba kimi_linear "
+        "lfm2 lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2",
         _one_more_output,
     ),
     "convolution by hand": More(
@@ -105,7 +107,8 @@ MORE: Mapping[str, More] = {
     "chosen keys": More(
         "eager attention computes the scores of all keys and masks those that are not chosen; decoding is counted over "
         "the chosen ones",
-        "axk2 deepseek_v32 deepseek_v4 dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text",
+        "axk2 deepseek_v32 deepseek_v4 dots3_note_text glm5_next_text glm_moe_dsa hy_v4 minimax_m3_vl_text "
+        "mistral_large4_text",
         _every_key,
     ),
     "windows": More("its local layers keep and read every token", "gpt_neo", _no_window),

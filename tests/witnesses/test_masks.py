@@ -17,6 +17,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses.witness import class_of, fields_of, witness_of
+from llmcalc.workload.derived_rows import Table
 from llmcalc.workload.rows import Fixed, Source
 from llmcalc.workload.run_config import RunConfig
 from tests.builders import WITH_CLASSES, run_config, spec_of
@@ -71,9 +72,10 @@ CROSSED = (Source, Fixed)
 
 
 def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, RunConfig]]:
-    """Every attention op with attention weights; an indexer's scores only select keys."""
+    """Every attention op with attention weights; an indexer's scores only select keys, those of profiles are a bias."""
     places = spec.tree().walk(run_config(seq=SEQ, pairs="causal"))
-    attending = (p for p in places if isinstance(p.node.op, AttentionCore) and not p.optional)
+    attending = (p for p in places if isinstance(p.node.op, AttentionCore) and not isinstance(p.node.op.keys, Table))
+    attending = (p for p in attending if not p.optional)
     return [(p.node.op, p.times, p.run_config) for p in attending if "no_grad" not in p.roles]  # type: ignore[misc]
 
 

@@ -109,9 +109,10 @@ class HyperLayer(WholeLayer):
 
 
 class HyperStreams(ResidualStreams):
-    """The streams of hyper-connections: copies of the embedding, summed with learned weights after the last layer.
+    """The streams of hyper-connections: copies of the embedding, summed after the last layer.
 
     hc_mult: the number of streams.
+    merge: `weighted` for a sum with learned weights, the default; `mean` for the mean of all streams (GLM-5.3).
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -119,6 +120,7 @@ class HyperStreams(ResidualStreams):
 
     type: Literal["hyper"] = "hyper"
     hc_mult: Streams
+    merge: Literal["weighted", "mean"] = "weighted"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required_fields = {"type": self.type, "hc_mult": self.hc_mult}
@@ -132,7 +134,7 @@ class HyperStreams(ResidualStreams):
         return f.copies(x, Axis("streams", self.hc_mult))
 
     def record_merge(self, f: Flow, x: Value) -> Value:
-        return f.part("hyper_streams", self, x)
+        return f.sum(x, x.axes[-1], mean=True) if self.merge == "mean" else f.part("hyper_streams", self, x)
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
@@ -144,7 +146,7 @@ class HyperStreams(ResidualStreams):
         return f.sum(f.mul(weights, x, axes=x.axes), hidden)
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference_classes()["streams"](self.hc_mult, context.hidden_size)
+        return _reference_classes()["streams"](self.hc_mult, context.hidden_size, self.merge)
 
 
 def _connection_weights(f: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
@@ -255,15 +257,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class StreamsReference(nn.Module):
         """Copies one residual stream into n streams, [batch, tokens, n, hidden], and sums them back into one."""
 
-        def __init__(self, n: int, hidden: int) -> None:
+        def __init__(self, n: int, hidden: int, merge: str) -> None:
             super().__init__()
-            self.n, self.hyper_streams = n, HeadReference(n, hidden)
+            self.n, self.hyper_streams = n, None if merge == "mean" else HeadReference(n, hidden)
 
         def split_streams(self, x: Tensor, run: Run) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
         def merge_streams(self, x: Tensor, run: Run) -> Tensor:
-            stream: Tensor = self.hyper_streams(x)
+            stream: Tensor = x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
             return stream
 
     return {"layer": HyperLayerReference, "streams": StreamsReference}

@@ -3,13 +3,15 @@
 DeepSeek-V3.2 (arXiv:2512.02556), §2.1: a few small heads score all earlier tokens, and the index_topk best are attended
 to. The indexer's keys are cached beside the latent. No gradient of the model's loss reaches its parameters: selection
 is not differentiable, and the paper trains them with a separate loss. In GLM-5.2, most layers reuse the selection of a
-lower layer.
+lower layer. Mistral Large 4 has no compressed query: the queries come from the layer's input, and each head scales them
+by position.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -19,29 +21,45 @@ from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
 from ..runtime import Run, cache_class
+from .position_scale import position_scale_class, scale_by_position
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 class Indexer(Part):
-    """Small query heads, computed from the compressed query, that score one key per token.
+    """Small query heads, computed from the compressed query or the layer's input, that score one key per token.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a query and of a key.
     index_topk: the number of selected tokens.
     shared: whether the layer has no indexer and reuses the selection of the nearest lower layer with one; false by
         default.
+    input_norm: the norm on the layer's input, from which the queries are computed; None (default) where they come from
+        the compressed query.
+    position_scale: as in `MLA`, on the small queries; false by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
 
+    type: Literal["indexer"] = "indexer"
     index_n_heads: Heads
     index_head_dim: HeadDim
     index_topk: TopK
     shared: Flag = False
+    input_norm: Norm | None = None
+    position_scale: Flag = False
 
     kind: ClassVar[str] = ""
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether its queries come from the layer's input and not from the compressed query."""
+        return self.input_norm is not None
+
+    def limits(self) -> Mapping[str, Any]:
+        """Returns the fields of attention's op and rows that say which tokens a token attends to."""
+        return {"selected": self.index_topk}
 
     def source(self) -> str:
         return "DeepSeek-V3.2 2025, §2.1"
@@ -49,26 +67,30 @@ class Indexer(Part):
     def flow(self, f: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all earlier tokens and selects some of them.
 
-        compressed: the compressed query, which the indexer's queries come from. position: RoPE on queries and keys.
+        compressed: the compressed query, which the indexer's queries come from without input_norm.
+        position: RoPE on queries and keys; None for none.
         """
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        assert compressed is not None
-        assert position is not None
-        q = f.linear("q_proj", compressed, heads, dim)
-        f.hold(small=compressed, q=q)
+        query_input = compressed if self.input_norm is None else f.part("input_norm", self.input_norm, x)
+        assert query_input is not None
+        q = f.linear("q_proj", query_input, heads, dim)
+        f.hold(small=query_input, q=q)
+        if self.position_scale:
+            q = scale_by_position(f, q, heads)
+            f.hold(q=q)
         keys = f.norm("k_norm", f.linear("k_proj", x, dim), Norm(type="layernorm"))
-        keys = f.rope(keys, position)
+        keys = keys if position is None else f.rope(keys, position)
         weights = f.linear("weights_proj", x, heads)
         f.hold(weights=weights)
         (keys,) = f.cache("cache", "indexer", keys)
         f.hold(k=keys)
-        scores = f.scores("core", f.rope(q, position), keys, weights=weights)
+        scores = f.scores("core", q if position is None else f.rope(q, position), keys, weights=weights)
         f.hold(scores=scores)
         f.select(scores, keys, self.index_topk)
         return scores
 
     def reference(self, context: Context, query: int, rope: int, theta: float) -> nn.Module:
-        """Builds the indexer. query: the width of the compressed query. rope: its rotated dimensions."""
+        """Builds the indexer. query: the width of the queries' input. rope: the rotated dimensions, 0 for none."""
         return _reference_class()(self, context.hidden_size, query, rope, theta)
 
 
@@ -94,6 +116,10 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Indexer, hidden: int, query: int, rope: int, theta: float) -> None:
             super().__init__()
             self.spec, self.rope, self.theta = spec, rope, theta
+            if spec.input_norm is not None:
+                self.input_norm = norm_reference(spec.input_norm, hidden)
+            if spec.position_scale:
+                self.position_scale = position_scale_class()(spec.index_n_heads)
             self.q_proj = nn.Linear(query, spec.index_n_heads * spec.index_head_dim, bias=False)
             self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), spec.index_head_dim)
@@ -102,12 +128,16 @@ def _reference_class() -> type[nn.Module]:
 
         def _rotated(self, x: Tensor, run: Run) -> Tensor:
             """Applies RoPE to the first dimensions of x: [batch, …, tokens, d]."""
-            return rotate(x, run, run.past, self.rope, self.theta)
+            return rotate(x, run, run.past, self.rope, self.theta) if self.rope else x
 
         @torch.no_grad()
         def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, run: Run) -> Tensor:
             spec = self.spec
+            if spec.input_norm is not None:
+                compressed_query = self.input_norm(x)
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
+            if spec.position_scale:
+                q = self.position_scale(q, run)
             k, weights = self._rotated(self.k_norm(self.k_proj(x)), run), self.weights_proj(x)
             (k,) = self.cache(run, k)
             scores = self.core(self._rotated(q, run).transpose(1, 2), k, weights).float()

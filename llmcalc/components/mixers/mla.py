@@ -6,16 +6,19 @@ DeepSeek-V2 (arXiv:2405.04434), §2.1; with and without a low-rank query (V2-Lit
 with equal results. Expanded: each head's keys and values are computed from all latents that are read, also those of
 earlier tokens, whose keys and values are not cached. Absorbed (§2.1.2): the expansion is applied to query and output,
 so each head attends to the latents. Decoding absorbs and every other pass expands, unless the execution says otherwise.
-With an indexer (DeepSeek-V3.2) a token attends to a few earlier tokens only.
+With an indexer (DeepSeek-V3.2) a token attends to a few earlier tokens only. In Mistral Large 4 some layers use the
+latents of a lower layer, and each head scales its queries by position.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from ... import ops
 from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
@@ -36,12 +39,15 @@ from ..base import (
     ValueDim,
     Window,
 )
+from ..choices import AnyIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
 from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
 from .indexer import Indexer
 from .output_gate import OutputGate
+from .pooled_indexer import PooledIndexer
+from .position_scale import position_scale_class, scale_by_position
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,7 +63,7 @@ class MLA(TokenMixer):
     q_lora_rank: the rank of the compressed query; by default queries are projected directly.
     kv_lora_rank: the width of the latent.
     qk_nope_head_dim: the size of a head's query or key without RoPE.
-    qk_rope_head_dim: the size of its part with RoPE.
+    qk_rope_head_dim: the size of its part with RoPE; 0, with mla_use_nope, where there is no such part.
     v_head_dim: the size of a value head.
     attention_bias: whether the projections that read or write the residual stream have a bias, except a direct q_proj;
         false by default.
@@ -72,6 +78,10 @@ class MLA(TokenMixer):
     key_norm: whether the shared rotary part of the key has the norm too (Dots 3), false by default.
     sliding_window: the number of tokens that each token attends to, itself included (Dots 3); all by default.
     position: RoPE.
+    position_scale: whether each head multiplies its queries by a learned linear function of the logarithm of the
+        position (Mistral Large 4), false by default.
+    kv_shared: whether the latents come from the nearest lower layer that computes its own with the same sizes (Mistral
+        Large 4), false by default.
     indexer: the part that selects the tokens to attend to; none by default.
     """
 
@@ -96,16 +106,20 @@ class MLA(TokenMixer):
     key_norm: Flag = False
     sliding_window: Window | None = None
     position: Rope = Rope()
-    indexer: Indexer | None = None
+    position_scale: Flag = False
+    kv_shared: Flag = False
+    indexer: AnyIndexer | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.indexer is not None and (
-            self.q_lora_rank is None or self.indexer.index_head_dim < self.qk_rope_head_dim
+            (self.q_lora_rank is None) != self.indexer.reads_input
+            or self.indexer.index_head_dim < self.qk_rope_head_dim
         ):
             raise ValueError(
-                "indexer: it reads the compressed query and rotates qk_rope_head_dim of its dimensions; expected a "
-                "q_lora_rank and a wider index_head_dim"
+                "indexer: it reads the compressed query, or the layer's input after its input_norm, and rotates "
+                "qk_rope_head_dim of its dimensions; expected a q_lora_rank or an input_norm, and a wider "
+                "index_head_dim"
             )
         if self.key_norm and self.norm is None:
             raise ValueError("key_norm: there is no norm to apply; expected false, or a norm")
@@ -119,6 +133,8 @@ class MLA(TokenMixer):
             raise ValueError(
                 f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd; expected an even number, because RoPE rotates pairs"
             )
+        if self.qk_rope_head_dim == 0 and (not self.mla_use_nope or self.key_norm):
+            raise ValueError("qk_rope_head_dim: 0 leaves nothing to rotate; expected mla_use_nope, and no key_norm")
         self.position.check_whole("qk_rope_head_dim")
         return self
 
@@ -146,11 +162,18 @@ class MLA(TokenMixer):
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": number * (nope + rope + v) - rope})
 
-    def sharing_key_of(self) -> tuple[Any, ...] | None:
-        return None if self.indexer is None else ("indexer", self.indexer.index_topk)
+    def shared_results(self) -> Mapping[tuple[Any, ...], str]:
+        results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
+        if self.indexer is not None:
+            results["indexer", *self.indexer.limits().values()] = "indexer.shared" if self.indexer.shared else ""
+        return results
 
     def borrows(self) -> str:
-        return "indexer.shared" if self.indexer is not None and self.indexer.shared else ""
+        return next(filter(None, self.shared_results().values()), "")
+
+    def _latent_key(self) -> tuple[Any, ...]:
+        """Returns what must be equal for layers to share latents."""
+        return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
 
     def source(self) -> str:
         return "DeepSeek-V2 2024, §2.1"
@@ -161,6 +184,7 @@ class MLA(TokenMixer):
         latent = Axis("latent", self.kv_lora_rank)
         with f.function():
             query, compressed = self._query_and_latent(f, x, heads, Beside(((nope,), (rope,))), size)
+            query = scale_by_position(f, query, heads) if self.position_scale else query
         f.hold(q=query)
         if compressed is not None:
             f.hold(small=compressed)
@@ -173,14 +197,16 @@ class MLA(TokenMixer):
         f.mask(query, c, causal=f.causal, window=self.sliding_window)
         if self.indexer is not None and not self.indexer.shared:
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
-            f.part("indexer", self.indexer, x, compressed=compressed, position=turning, role="no_grad")
-        limits: dict[str, Any] = {"selected": None if self.indexer is None else self.indexer.index_topk}
+            rotation = None if self.mla_use_nope else turning
+            f.part("indexer", self.indexer, x, compressed=compressed, position=rotation, role="no_grad")
+        limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.limits())
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
             selection, c, k_rope = f.selected(query, c, k_rope)
             f.hold(latent=c, k_rope=k_rope, mask=selection)
         options: dict[str, Any] = {"causal": f.causal, "sinks": self.sinks, "selection": selection, **limits}
+        core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
         head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
@@ -193,7 +219,7 @@ class MLA(TokenMixer):
             k = f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
             f.hold(k=k)
             q = f.cat(q_nope, q_rope, axes=(heads, head))
-            return f.attention("core", q, k, values, **options)
+            return f.attention("core", q, k, values, core=core, **options)
 
         def absorbed() -> Value:
             """Records attention on the latents themselves; the expansion's weights are applied to query and output."""
@@ -201,7 +227,7 @@ class MLA(TokenMixer):
             q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = f.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
             f.hold(q=q, k=k)
-            y = f.attention("core", q, k, c.view(Axis("one", 1), latent), **options)
+            y = f.attention("core", q, k, c.view(Axis("one", 1), latent), core=core, **options)
             return f.absorb("", y, weight, size)
 
         y = f.alternatives(expanded=expanded, absorbed=absorbed)
@@ -216,6 +242,11 @@ class MLA(TokenMixer):
 
     def _latent_and_key(self, f: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
         """Returns the latents and the keys' rotary part that all heads share, of new and of cached tokens."""
+        key, latents = self._latent_key(), f.memo.setdefault("latents", {})
+        if self.kv_shared:
+            alone = Value(x.rows, (latent,), fixed=True), Value(x.rows, (rope,), fixed=True)
+            c, k_rope = latents.get(key, alone)
+            return c.view(latent), k_rope.view(rope)
         latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
         f.hold(latent=latent_and_rope)
         c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
@@ -226,6 +257,9 @@ class MLA(TokenMixer):
         k_rope = self._rotated(f, k_rope)
         c, k_rope = f.cache("cache", "latent_attention", c, k_rope, limit=self.sliding_window)
         f.hold(latent=c, k_rope=k_rope)
+        latents[key] = c, k_rope
+        if f.memo.get("lends"):
+            f.keep(**{f"latents of {key}": c, f"rotary keys of {key}": k_rope})
         return c, k_rope
 
     def _normalize(self, f: Flow, name: str, x: Value) -> Value:
@@ -263,6 +297,13 @@ class MLA(TokenMixer):
         sizes: dict[str, Any] = {"num_attention_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 4}
         plain_fields: dict[str, Any] = {**sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
         low_rank_fields: dict[str, Any] = {**sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
+        scaled_indexer = Indexer(
+            index_n_heads=3,
+            index_head_dim=10,
+            index_topk=5,
+            input_norm=Norm(type="layernorm", eps=1e-6),
+            position_scale=True,
+        )
         return [
             cls(**plain_fields),
             cls(**low_rank_fields, attention_bias=True),
@@ -272,6 +313,13 @@ class MLA(TokenMixer):
             cls(**low_rank_fields, query_gate=True),
             cls(**low_rank_fields, o_bias=True, norm=None),
             cls(**plain_fields, q_lora_rank=20, key_norm=True, sliding_window=5, output_gate=OutputGate(per="head")),
+            cls(**plain_fields, position_scale=True, indexer=scaled_indexer),
+            cls(
+                **{**low_rank_fields, "qk_rope_head_dim": 0},
+                mla_use_nope=True,
+                indexer=PooledIndexer(index_n_heads=3, index_head_dim=10, index_topk=4, index_kpool=2),
+            ),
+            cls(**{**plain_fields, "qk_rope_head_dim": 0}, mla_use_nope=True, indexer=scaled_indexer),
         ]
 
 
@@ -312,21 +360,26 @@ def _reference_class() -> type[nn.Module]:
                     self.q_gate_proj = nn.Linear(2 * spec.q_lora_rank, query + heads * spec.v_head_dim, bias=False)
                 else:
                     self.q_b_proj = nn.Linear(spec.q_lora_rank, query, bias=False)
-            self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
-            if spec.norm is not None:
+            if spec.position_scale:
+                self.position_scale = position_scale_class()(heads)
+            if not spec.kv_shared:
+                self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
+            if spec.norm is not None and not spec.kv_shared:
                 self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
-            if spec.norm is not None and spec.key_norm:
+            if spec.norm is not None and spec.key_norm and not spec.kv_shared:
                 self.k_rope_norm = norm_reference(spec.norm, spec.qk_rope_head_dim)
             self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(context, heads, spec.v_head_dim)
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias or spec.o_bias)
-            self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
+            self.core = softmax_core_class()()
+            if not spec.kv_shared:
+                self.cache = cache_class()(spec.sliding_window)
             if spec.indexer is not None and not spec.indexer.shared:
-                assert spec.q_lora_rank is not None
+                rotated = 0 if spec.mla_use_nope else spec.qk_rope_head_dim
                 self.indexer = spec.indexer.reference(
-                    context, spec.q_lora_rank, spec.qk_rope_head_dim, spec.position.rope_theta
+                    context, spec.q_lora_rank or hidden, rotated, spec.position.rope_theta
                 )
 
         def _rotate(self, x: Tensor, run: Run) -> Tensor:
@@ -350,16 +403,31 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(compressed_query)
             return q.unflatten(-1, head_shape), None, compressed_query
 
+        def _latent_and_key(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+            """Returns latents and rotary keys, [batch, tokens, …], or those of the nearest lower layer alike."""
+            spec = self.spec
+            shared = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
+            if spec.kv_shared:
+                lent: tuple[Tensor, Tensor] = run.memo[shared]
+                return lent
+            latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, spec.qk_rope_head_dim], -1)
+            latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
+            k_rope = self.k_rope_norm(k_rope) if hasattr(self, "k_rope_norm") else k_rope
+            latent, k_rope = self.cache(run, latent, self._rotate(k_rope, run))
+            if run.lends:
+                run.memo[shared] = latent, k_rope
+            return latent, k_rope
+
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             nope, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
             q, gate, compressed_query = self._queries_and_gate(x)
-            q_nope, q_rope = q.transpose(1, 2).split([nope, rope], -1)
+            q = q.transpose(1, 2)
+            if hasattr(self, "position_scale"):
+                q = self.position_scale(q, run)
+            q_nope, q_rope = q.split([nope, rope], -1)
             q_rope = self._rotate(q_rope, run)
-            latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, rope], -1)
-            latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
-            k_rope = self.k_rope_norm(k_rope) if hasattr(self, "k_rope_norm") else k_rope
-            latent, k_rope = self.cache(run, latent, self._rotate(k_rope, run))
+            latent, k_rope = self._latent_and_key(x, run)
             end = run.past + x.shape[1]
             window = spec.sliding_window
             mask = attention_mask(run, end, x.shape[1], latent.shape[1], x.device, causal=True, window=window)

@@ -64,6 +64,7 @@ class FeedForward(SingleWidthNetwork):
     gate_bias, up_bias, down_bias: whether each projection has a bias, false by default.
     sub_norm: the norm on the intermediate values, before the down projection (Sub-LN: Wang 2022, arXiv:2210.06423;
         BitNet); none by default.
+    output_scale: whether one learned factor multiplies the output (Inkling), false by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -78,6 +79,7 @@ class FeedForward(SingleWidthNetwork):
     up_bias: Flag = False
     down_bias: Flag = False
     sub_norm: Norm | None = None
+    output_scale: Flag = False
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -104,7 +106,8 @@ class FeedForward(SingleWidthNetwork):
         y = self._activate(f, y)
         y = f.mul(y, f.linear("up_proj", x, ffn, bias=self.up_bias)) if self.gated else y
         y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
-        return f.linear("down_proj", f.dropout(y, "activation"), *x.axes, bias=self.down_bias)
+        y = f.linear("down_proj", f.dropout(y, "activation"), *x.axes, bias=self.down_bias)
+        return f.mul(y, f.vector("output_scale", Axis("one", 1))) if self.output_scale else y
 
     def _activate(self, f: Flow, x: Value) -> Value:
         if self.hidden_act != "xielu":
@@ -131,6 +134,7 @@ class FeedForward(SingleWidthNetwork):
             cls(intermediate_size=20, hidden_act="relu2", gated=True, sub_norm=Norm(type="rmsnorm")),
             cls(intermediate_size=24, hidden_act="gelu_new"),
             cls(intermediate_size=24, hidden_act="situ", gated=True),
+            cls(intermediate_size=20, hidden_act="silu", gated=True, output_scale=True),
         ]
 
 
@@ -197,16 +201,20 @@ def _reference_class() -> type[nn.Module]:
             if spec.sub_norm is not None:
                 self.sub_norm = norm_reference(spec.sub_norm, spec.intermediate_size)
             self.down_proj = nn.Linear(spec.intermediate_size, hidden_size, bias=spec.down_bias)
+            if spec.output_scale:
+                self.output_scale = vector(torch.ones(1))
 
         def _activate(self, x: Tensor) -> Tensor:
             out: Tensor = self.xielu(x) if self.act == "xielu" else activate(self.act, x)
             return out
 
-        def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
+        def forward(self, x: Tensor, run: Run | None = None, shares: Tensor | None = None) -> Tensor:
+            """Runs the network. shares: factors of equal parts of the hidden units, [..., parts]; none by default."""
             gated = hasattr(self, "gate_proj")
             y = self._activate(self.gate_proj(x)) * self.up_proj(x) if gated else self._activate(self.up_proj(x))
             y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
+            y = y if shares is None else (y.unflatten(-1, (shares.shape[-1], -1)) * shares[..., None]).flatten(-2)
             out: Tensor = self.down_proj(apply_dropout(self, "activation", y))
-            return out
+            return out * self.output_scale.weight if hasattr(self, "output_scale") else out
 
     return FeedForwardReference

@@ -37,6 +37,7 @@ from ..norm import Norm
 from ..runtime import Run, vector
 from .feed_forward import FeedForward, activate
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
+from .shared_scores import SharedScores
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -166,6 +167,7 @@ class MoE(Network):
     latent: a latent width of the routed experts, used instead of hidden_size; none by default.
     shared_expert_mix: whether two learned scores, whose softmax weights the outputs of the routed experts and of the
         shared expert, are computed of the input by a linear layer with a bias (Klear); false by default.
+    shared_scores: the scores that weigh the shared experts (Inkling), none by default.
     output_bias: whether there is a bias on the output of all experts (JetMoE), false by default.
     router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
@@ -196,6 +198,7 @@ class MoE(Network):
     shared_expert: FeedForward | None = None
     shared_expert_gate: Flag = False
     shared_expert_mix: Flag = False
+    shared_scores: SharedScores | None = None
     router: AnyRouter = LinearRouter()
     vision_experts: VisionExperts | None = None
     latent: Latent | None = None
@@ -218,7 +221,27 @@ class MoE(Network):
             raise ValueError("shared_expert_gate: there is no shared_expert to gate")
         if self.shared_expert_mix and (self.shared_expert is None or self.shared_expert_gate):
             raise ValueError("shared_expert_mix: weights a shared_expert; expected one, and no shared_expert_gate")
+        self._check_shared_scores()
         return self
+
+    def _check_shared_scores(self) -> None:
+        """Raises `ValueError` for scores of shared experts that do not fit the shared expert."""
+        scores, shared = self.shared_scores, self.shared_expert
+        if scores is not None and (
+            shared is None
+            or self.shared_expert_gate
+            or self.shared_expert_mix
+            or not shared.gated
+            or shared.gate_bias
+            or shared.up_bias
+            or shared.down_bias
+            or shared.sub_norm is not None
+            or shared.intermediate_size % scores.shared_experts
+        ):
+            raise ValueError(
+                "shared_scores: weighs equal parts of a gated shared_expert without biases; expected one whose "
+                f"intermediate_size {scores.shared_experts} divides, and no other weight of it"
+            )
 
     def activation(self) -> str:
         return self.expert.style
@@ -277,6 +300,10 @@ class MoE(Network):
 
     def _shared_output(self, f: Flow, expert: FeedForward, x: Value) -> Value:
         """Returns the output of the shared expert, which every token uses."""
+        if self.shared_scores is not None:
+            y = self.shared_scores.flow(f, expert, x)
+            f.hold(shared=y)
+            return y
         with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
             y = expert.flow(f, x)
         f.hold(shared=y)
@@ -348,6 +375,7 @@ class MoE(Network):
             ),
             small_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
             small_mixture(shared_expert=shared_network, shared_expert_mix=True),
+            small_mixture(shared_expert=shared_network, shared_scores=SharedScores(shared_experts=2)),
         ]
 
 
@@ -614,6 +642,9 @@ def _reference_class() -> type[nn.Module]:
             if spec.latent is not None:
                 for name, module in spec.latent.reference(context).items():
                     self.add_module(name, module)
+            if spec.shared_scores is not None:
+                for name, module in spec.shared_scores.reference(context).items():
+                    self.add_module(name, module)
             if spec.shared_expert is not None:
                 self.shared_expert = spec.shared_expert.reference(context)
             if spec.shared_expert_gate:
@@ -636,7 +667,11 @@ def _reference_class() -> type[nn.Module]:
             y = self.latent_output_norm(y) if hasattr(self, "latent_output_norm") else y
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
-                shared_output = self.shared_expert(x)
+                if hasattr(self, "shared_router"):
+                    shares = self.shared_router(x).sigmoid() * self.shared_scale.weight
+                    shared_output = self.shared_expert(x, run, shares)
+                else:
+                    shared_output = self.shared_expert(x)
                 if hasattr(self, "shared_expert_mix"):
                     shares = self.shared_expert_mix(x).softmax(-1)
                     y, shared_output = shares[..., :1] * y, shares[..., 1:] * shared_output

@@ -17,11 +17,16 @@ from .pairs import value_of_pairs
 class EntryVerbs(Recorder):
     """Verbs of cache entries that each summarize several rows, of caches and of recurrent states."""
 
-    def windows(self, x: Value, rate: Axis) -> Value:
-        """Records the rows of x grouped into full windows of `rate` rows."""
-        from ...workload.derived_rows import Blocks
+    def windows(self, x: Value, rate: Axis, *, past: bool = False) -> Value:
+        """Records the rows of x grouped into full windows of `rate` rows.
 
-        return self.step("windows", "", (x,), Value(Blocks(of=x.rows, block=rate.size), (rate, *x.axes)))
+        past: whether the rows of earlier passes are grouped again, false by default.
+        """
+        from ...workload.derived_rows import Blocks
+        from ...workload.with_past import WithPast
+
+        rows = WithPast(of=x.rows) if past else x.rows
+        return self.step("windows", "", (x,), Value(Blocks(of=rows, block=rate.size), (rate, *x.axes)))
 
     def weighted_mean(self, values: Value, gate: Value) -> Value:
         """Records the mean over the rows of each window, weighted elementwise with a softmax of the gate."""

@@ -101,9 +101,12 @@ class MixingVerbs(Recorder):
         output = value_of_pairs(q.rows, *strength.axes, batched=True)
         return self.step("strongest", "", (strength, q, k), output, keep=keep, causal=True, window=window)
 
-    def select(self, scores: Value, k: Value, top_k: Number) -> None:
-        """Records the selection of the `top_k` keys per query by score, for this layer and layers that reuse it."""
-        self.record("select", "", (scores, k), top_k=top_k, causal=True)
+    def select(self, scores: Value, k: Value, top_k: Number, pool: Number = None) -> None:
+        """Records the selection of the `top_k` keys per query by score, for this layer and layers that reuse it.
+
+        pool: the scores are those of whole pools of that many keys; the keys after the last whole pool come on top.
+        """
+        self.record("select", "", (scores, k), top_k=top_k, causal=True, pool=pool)
 
     def selected(self, q: Value, *keys: Value) -> tuple[Value, ...]:
         """Records the mask of the keys that `select` selected last; returns it with the keys to read.

@@ -14,6 +14,7 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "ModelLM": "lm",
     "ForConditionalGeneration": "lm",
     "ForMaskedLM": "lm",
+    "ForBlockDiffusion": "lm",
     "WithLMHeadModel": "lm",
     "ForPreTraining": "lm",
     "MTModel": "lm",

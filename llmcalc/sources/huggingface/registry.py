@@ -101,8 +101,10 @@ def losses_of_logits() -> frozenset[str]:
 
 LOGIT_CAPS = {
     "beam": 30.0,
+    "diffusion_gemma_text": 30.0,
     "gemma2": 30.0,
     "gemma3n_text": 30.0,
+    "mistral_large4_text": 30.0,
     "nanochat": 15.0,
     "recurrent_gemma": 30.0,
     "t5gemma": 30.0,

@@ -132,7 +132,7 @@ def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) ->
     spec, model = ModelSpec.model_validate(table), build(config)
     nodes, counted = towers_of(spec), parameters(model)
     known = {place: [name for name in names if name in nodes] for place, names in WRAPPERS[kind][1].items()}
-    assert not notes
+    assert not [note for note in notes if "not counted" not in note]
     assert sorted(nodes) == sorted(name for names in known.values() for name in names)
     for place, names in known.items():
         assert sum(nodes[name].total(total_of) for name in names) == held(model, place), place
@@ -165,7 +165,8 @@ def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str)
     verdict = verify_config(spec, config)
     assert verdict.ok, verdict.failures
     hold(config, spec, verdict)
-    measured = {"parameters", "forward_flops"} | ({"cache_bytes"} if spec.kind != "encoder" else set())
+    caches = spec.kind != "encoder" and kind != "diffusion_gemma"  # which reads the cache of the prompt and fills none
+    measured = {"parameters", "forward_flops"} | ({"cache_bytes"} if caches else set())
     assert measured <= {check.quantity for check in verdict.checks}
 
 

@@ -274,6 +274,11 @@ WRAPPERS: dict[str, Shapes] = {
             {"vision_config": {**GEMMA4, "standardize": True, "head_dim": 4}, "audio_config": None},
         ],
     ),
+    "diffusion_gemma": (
+        "DiffusionGemmaForBlockDiffusion",
+        {"encoder.vision_tower": ("vision_tower",), "encoder.embed_vision": ("embed_vision",)},
+        [{"vision_config": GEMMA4}, {"vision_config": {**GEMMA4, "standardize": True, "head_dim": 4}}],
+    ),
     "gemma4_unified": (
         "Gemma4UnifiedForConditionalGeneration",
         {"embed_vision": ("vision_embedder", "embed_vision"), "embed_audio": ("embed_audio",)},
@@ -296,6 +301,11 @@ WRAPPERS: dict[str, Shapes] = {
                 "spatial_merge_size": 3,
             },
         ],
+    ),
+    "mistral_large4": (
+        "MistralLarge4ForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [{"vision_config": PIXTRAL}, {"vision_config": {**PIXTRAL, "num_channels": 1}, "spatial_merge_size": 3}],
     ),
     "llama4": (
         "Llama4ForConditionalGeneration",
@@ -471,6 +481,12 @@ WRAPPERS: dict[str, Shapes] = {
         ],
     ),
     "glm4v": ("Glm4vForConditionalGeneration", GLM_PLACES, GLM_SHAPES),
+    "glm_ocr": ("GlmOcrForConditionalGeneration", GLM_PLACES, GLM_SHAPES),
+    "glm5_next": (
+        "Glm5NextForConditionalGeneration",
+        GLM_PLACES,
+        [{"vision_config": {**shape["vision_config"], "projection_intermediate_size": 10}} for shape in GLM_SHAPES],
+    ),
     "glm4v_moe": ("Glm4vMoeForConditionalGeneration", GLM_PLACES, GLM_SHAPES),
     "llava": (
         "LlavaForConditionalGeneration",

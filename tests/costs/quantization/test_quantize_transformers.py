@@ -23,12 +23,22 @@ from tests.samples import sampled
 
 # Every family
 
-ROUTERS = {"afmoe", "doge", "gemma4_text", "hunyuan_v1_moe", "longcat_flash", "zaya"}
+ROUTERS = {"afmoe", "diffusion_gemma_text", "doge", "gemma4_text", "hunyuan_v1_moe", "longcat_flash", "zaya"}
 """Families whose router is an `nn.Linear`, which `transformers` would convert unless a config excludes it; here a
 router is never converted.
 """
 
-OTHER_CLASSES = {"falcon", "gpt2", "gpt-sw3", "ibert", "openai-gpt", "gpt_bigcode", "xlnet"}
+OTHER_CLASSES = {
+    "falcon",
+    "glm5_next_text",
+    "gpt2",
+    "inkling_text",
+    "gpt-sw3",
+    "ibert",
+    "openai-gpt",
+    "gpt_bigcode",
+    "xlnet",
+}
 """Families whose linear layers have their own class (`Conv1D`, `FalconLinear`, `QuantLinear`) or are bare parameters,
 which the function does not convert.
 """

@@ -55,7 +55,6 @@ WRAPPERS = {
         text_model="thinker",
     ),
     "qwen3_omni_moe_thinker": UncountedModules("Qwen3OmniMoeThinkerForConditionalGeneration", "visual + audio_tower"),
-    "glm_ocr": UncountedModules("GlmOcrForConditionalGeneration", "visual"),
     "paddleocr_vl": UncountedModules("PaddleOCRVLForConditionalGeneration", "visual + projector"),
     "deepseek_ocr2": UncountedModules(
         "DeepseekOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector + view_separator"

@@ -54,9 +54,23 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_select(self, step: Step) -> None:
         t, scores = self.t, self.get(step.ins[0])
+        if step.options["pool"] is not None:
+            self.memo["selected"] = self._tokens_of_pools(step, scores)
+            return
         mask = self.mask(step, *scores.shape[1:])
         top_keys = t.sort(t.masked_fill(scores, t.like(mask)))[1]
         self.memo["selected"] = t.slice(top_keys, minimum(top_keys.shape[-1], step.options["top_k"]))
+
+    def _tokens_of_pools(self, step: Step, scores: Tensor) -> Tensor:
+        """Runs PooledIndexerReference.forward, from the scores of pools on: [batch, queries, pools]."""
+        t, pool, keys = self.t, step.options["pool"], self.get(step.ins[1]).shape[1]
+        batch, queries, pools = scores.shape
+        known = t.add_number(t.unsqueeze(self.span(queries), 1))
+        top_pools = t.sort(t.masked_fill(scores, t.compare(t.new((pools,), INT64), known)))[1]
+        chosen = t.slice(top_pools, minimum(pools, step.options["top_k"] // pool))
+        tokens = t.new((batch, queries, chosen.shape[-1] * pool), INT64)
+        rest = keys % pool if is_size_one(queries) else pool - 1
+        return t.cat([tokens, t.new((batch, queries, rest), INT64)])
 
     @compared(BY_TORCH)
     def do_selected(self, step: Step) -> None:
@@ -132,6 +146,10 @@ class AttentionVariantKernels(AttentionKernels):
         self.attention_AttentionCore(step)
 
     # --- one softmax over two kinds of keys (T5Gemma 2, DeepSeek-V4) --------------------------------------------------
+
+    @compared(BY_TORCH)
+    def attention_PooledCore(self, step: Step) -> None:
+        self.attention_AttentionCore(step)
 
     @compared(BY_TORCH)
     def do_joint_softmax(self, step: Step) -> None:

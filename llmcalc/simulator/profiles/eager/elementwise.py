@@ -99,6 +99,9 @@ class ElementwiseKernels(BasicKernels):
     def do_act(self, step: Step) -> None:
         if step.options["kind"] == "xielu":
             self.set(step.outs[0], self.xielu(*map(self.get, step.ins)))
+        elif step.options["kind"] == "log_position":
+            x, *factors = map(self.get, step.ins)
+            self.set(step.outs[0], self.t.transpose(self.scale_by_position(self.t.transpose(x, 1, 2), *factors), 1, 2))
         else:
             super().do_act(step)
 
@@ -113,3 +116,10 @@ class ElementwiseKernels(BasicKernels):
         output = t.where(positive, squared_term, negative)
         del positive, squared_term, negative
         return t.add(output, t.mul(beta, x))
+
+    def scale_by_position(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        """Runs PositionScale.forward. x: [batch, heads, tokens, size]."""
+        t = self.t
+        logarithms = t.to(t.function("log", t.to(t.add_number(self.span(x.shape[-2])), FLOAT32)), x.dtype)
+        factor = t.add(t.mul(t.unsqueeze(scale, 1), logarithms), t.unsqueeze(bias, 1))
+        return t.mul(x, t.unsqueeze(factor, -1))

@@ -276,6 +276,9 @@ WRAPPERS = {
         "vision_config": Section(_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, built=None),
         "audio_config": Section(_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, built=None, ignored=SOUND),
     },
+    "diffusion_gemma": {
+        "vision_config": Section(_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}),
+    },
     "embedding_gemma2": {
         "vision_config": Section(_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, built=None),
         "audio_config": Section(_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, built=None, ignored=SOUND),

@@ -1,9 +1,11 @@
-"""GLM-V's vision encoder. transformers: models/glm4v, glm4v_moe, glm46v, glmga."""
+"""Vision encoders of GLM-V. transformers: models/glm4v, glm4v_moe, glm46v, glmga, glm_ocr, glm5_next."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..config import Config
-from ..parts import ACTIVATIONS, QKV, Table, biases, layernorm, rmsnorm
+from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, glu, layernorm, qk_norm, rmsnorm
 from .section import Section, projector, side, vit
 
 LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
@@ -15,21 +17,55 @@ def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
 
     The layers' FFN width is the text's width. The merger is a linear layer with a norm.
     """
-    norm, h, heads, out = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("hidden_size"),
-        config.size("num_heads"),
-        config.size("out_hidden_size"),
-    )
+    norm, out = rmsnorm(config.number("rms_norm_eps")), config.size("out_hidden_size")
     act = config.choice(ACTIVATIONS, "hidden_act")
-    mixer = {
-        "num_attention_heads": heads,
-        "head_dim": config.divided("num_heads", h, heads),
-        "position": {"type": "rope"},
-        **biases(config.flag("attention_bias"), *QKV),
-    }
     network = {"intermediate_size": out, "hidden_act": act, "gated": True}
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = {
+        "attention": _mixer(config, **biases(config.flag("attention_bias"), *QKV)),
+        "feed_forward": network,
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    stack = {"embedding_norm": norm, "final_norm": norm}
+    return _with_merger(config, block, stack, config.size("intermediate_size"), positions={"rows": side(config) ** 2})
+
+
+def _glm_ocr(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads GLM-OCR's vision encoder, whose merger is as wide as its output for each channel of an image."""
+    return _normed(config, config.size("out_hidden_size") * config.size("in_channels"))
+
+
+def _glm5_next(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads GLM-5.3's vision encoder, which states the width of its merger."""
+    return _normed(config, config.size("projection_intermediate_size"))
+
+
+def _normed(config: Config, merger_width: int) -> Table:
+    """Returns an encoder whose queries and keys have norms, with its merger."""
+    norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
+    block = {
+        "attention": _mixer(config, **biases(bias, *QKVO), **qk_norm(norm)),
+        "feed_forward": glu(config, bias),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return _with_merger(config, block, {"final_norm": norm}, merger_width)
+
+
+def _mixer(config: Config, **fields: Any) -> Table:
+    """Returns attention with RoPE and the sizes of the config."""
+    heads = config.size("num_heads")
+    return {
+        "num_attention_heads": heads,
+        "head_dim": config.divided("num_heads", config.size("hidden_size"), heads),
+        "position": {"type": "rope"},
+        **fields,
+    }
+
+
+def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **fields: Any) -> Table:
+    """Returns the encoder, the linear layer that merges square blocks of patches, and the gated FFN after it."""
+    h, out, act = config.size("hidden_size"), config.size("out_hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
     patches = {
         "num_channels": config.size("in_channels"),
         "temporal_patch_size": config.size("temporal_patch_size"),
@@ -47,12 +83,12 @@ def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
         config,
         block,
         depth="depth",
-        stack={"embedding_norm": norm, "final_norm": norm},
+        stack=stack,
         patches=patches,
-        positions={"rows": side(config) ** 2},
         image=image,
+        **fields,
     )
-    gated = [{"size": 2 * config.size("intermediate_size"), "hidden_act": act, "gated": True}, {"size": out}]
+    gated = [{"size": 2 * merger_width, "hidden_act": act, "gated": True}, {"size": out}]
     return {
         "visual": tower,
         "visual_downsample": projector(h, (out, True, "identity"), merge=config.size("spatial_merge_size")),
@@ -77,7 +113,24 @@ GLM4V: Table = {
     "intermediate_size": 13696,
 }
 
+GLM_OCR: Table = {
+    **GLM4V,
+    "hidden_size": 1024,
+    "attention_bias": True,
+    "num_heads": 16,
+    "out_hidden_size": 1536,
+    "intermediate_size": 4096,
+}
+
 WRAPPERS = {
+    "glm_ocr": {"vision_config": Section(_glm_ocr, {"glm_ocr_vision": GLM_OCR})},
+    "glm5_next": {
+        "vision_config": Section(
+            _glm5_next,
+            {"glm5_next_vision": {**GLM_OCR, "projection_intermediate_size": 10240}},
+            ignored=frozenset({"swiglu_limit"}),
+        )
+    },
     "glm4v": {"vision_config": Section(_glm4v, {"glm4v_vision": GLM4V, "glm4v": GLM4V})},
     "glm46v": {"vision_config": Section(_glm4v, {"glm4v_vision": GLM4V})},
     "glmga": {"vision_config": Section(_glm4v, {"glm4v_vision": GLM4V})},

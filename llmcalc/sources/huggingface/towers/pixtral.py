@@ -1,7 +1,7 @@
-"""Vision encoders with RoPE (Mistral 3, LightOnOCR, Llama 4, LFM3-VL), and HunyuanOCR's vision encoder.
+"""Vision encoders with RoPE (Mistral 3 and Large 4, LightOnOCR, Llama 4, LFM3-VL), and HunyuanOCR's vision encoder.
 
-Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3, lighton_ocr; models/llama4,
-lfm3_vl, hunyuan_vl.
+Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3, mistral_large4,
+lighton_ocr; models/llama4, lfm3_vl, hunyuan_vl.
 """
 
 from __future__ import annotations
@@ -168,6 +168,27 @@ WRAPPERS = {
                 "spatial_merge_size": 2,
             },
             {"patch_size": 14, "image_size": 1540},
+        )
+    },
+    "mistral_large4": {
+        "vision_config": Section(
+            _mistral3,
+            {"pixtral": PIXTRAL},
+            {
+                "projector_hidden_act": "gelu",
+                "vision_feature_layer": -1,
+                "multimodal_projector_bias": False,
+                "spatial_merge_size": 2,
+            },
+            {
+                "hidden_size": 2048,
+                "intermediate_size": 6144,
+                "num_hidden_layers": 30,
+                "num_attention_heads": 16,
+                "patch_size": 14,
+                "image_size": 1540,
+                "hidden_act": "silu",
+            },
         )
     },
     "lighton_ocr": {

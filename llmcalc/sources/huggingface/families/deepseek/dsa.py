@@ -19,7 +19,7 @@ def _deepseek_v32(config: Config) -> Table:
 
 
 def _glm_moe_dsa(config: Config) -> Table:
-    choices = _indexer_kinds(config, config.size("num_hidden_layers"))
+    choices = indexer_kinds(config, config.size("num_hidden_layers"))
     if choices[0] != "full":
         raise config.wrong(
             "indexer_types",
@@ -29,7 +29,7 @@ def _glm_moe_dsa(config: Config) -> Table:
     return _sparse(config, choices)
 
 
-def _indexer_kinds(config: Config, depth: int) -> list[str]:
+def indexer_kinds(config: Config, depth: int) -> list[str]:
     """Returns whether each layer has an indexer (`full`) or uses the selection of an earlier layer (`shared`).
 
     The config has a list, a pattern, or an interval.

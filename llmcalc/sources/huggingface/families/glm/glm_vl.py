@@ -75,7 +75,7 @@ FAMILIES = {
         {"tie_word_embeddings": False},
         text="glm_ocr_text",
         ties="either",
-        uncounted_encoders={"vision_config": "glm_ocr_vision"},
+        tower_file="glm",
     ),
     "glm_ocr_text": Family(
         _glm_ocr_text,

@@ -1,0 +1,86 @@
+"""A layer whose attention and network each pass a short convolution over the last tokens before the residual sum.
+
+transformers: models/inkling (`InklingDecoderLayer`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Component, Context, Kernel
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..residual_convolution import add_convolution, residual_convolution_class
+from ..runtime import Run
+from .block import Sharing
+from .whole_layer import WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ConvolvedLayer(WholeLayer):
+    """Attention, then a feed-forward network, with a norm before each and a convolution after each.
+
+    conv_kernel_size: the width in tokens of both convolutions.
+    """
+
+    plain: ClassVar[bool] = False
+
+    type: Literal["convolved"] = "convolved"
+    conv_kernel_size: Kernel
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    def source(self) -> str:
+        return "transformers models/inkling"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert isinstance(part, Component)
+            y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x))
+            f.hold(x=x, y=y)
+            x = f.add(x, add_convolution(f, f"{name}_conv", y, self.conv_kernel_size))
+            f.hold(x=x)
+        return x
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True, output_scale=True)
+        layer = cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), conv_kernel_size=3)
+        return [layer, layer.model_copy(update={"conv_kernel_size": 4})]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class ConvolvedLayerReference(nn.Module):
+        """The layer with convolutions. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: ConvolvedLayer, context: Context) -> None:
+            super().__init__()
+            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(part, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                self.add_module(name, part.reference(context))
+                convolution = residual_convolution_class()(context.hidden_size, spec.conv_kernel_size)
+                self.add_module(f"{name}_conv", convolution)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            for name in ("self_attn", "mlp"):
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run)
+                x = x + self.get_submodule(f"{name}_conv")(y, run)
+            return x
+
+    return ConvolvedLayerReference

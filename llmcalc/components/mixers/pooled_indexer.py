@@ -1,0 +1,160 @@
+"""An indexer that scores pools of tokens: each complete pool has one key, a weighted mean of its tokens' keys.
+
+The tokens of the best pools are attended to, and those of the last pool while it is not complete. Keys and weights of
+all tokens are cached, and pooled anew in each pass. transformers: models/glm5_next (`Glm5NextTextIndexer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, Part, PartWitness, TopK, Window
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..runtime import Run, cache_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class PooledIndexer(Part):
+    """Small query heads, computed from the compressed query, that score one key per pool of tokens.
+
+    index_n_heads: the number of small query heads.
+    index_head_dim: the size of a query and of a key.
+    index_topk: the number of selected tokens, a multiple of index_kpool; the tokens of an incomplete pool come on top.
+    index_kpool: the number of tokens in a pool.
+    shared: whether the layer has no indexer and reuses the selection of the nearest lower layer with one; false by
+        default.
+    """
+
+    witness: ClassVar[PartWitness] = BY_TORCH
+    kind: ClassVar[str] = ""
+
+    type: Literal["pooled"] = "pooled"
+    index_n_heads: Heads
+    index_head_dim: HeadDim
+    index_topk: TopK
+    index_kpool: Window
+    shared: Flag = False
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.index_topk % self.index_kpool:
+            raise ValueError(
+                f"index_topk: {self.index_topk} is no multiple of index_kpool {self.index_kpool}; expected one, as "
+                "whole pools are selected"
+            )
+        return self
+
+    @property
+    def reads_input(self) -> bool:
+        return False
+
+    def limits(self) -> Mapping[str, Any]:
+        """Returns the fields of attention's op and rows that say which tokens a token attends to."""
+        return {"selected": self.index_topk, "pool": self.index_kpool}
+
+    def source(self) -> str:
+        return "transformers models/glm5_next"
+
+    def flow(self, f: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
+        """Scores all complete pools and selects some of them.
+
+        compressed: the compressed query, which the queries come from. position: none, because pools have no position.
+        """
+        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        pool = Axis("pool", self.index_kpool)
+        assert compressed is not None
+        assert position is None
+        q = f.linear("q_proj", compressed, heads, dim)
+        f.hold(small=compressed, q=q)
+        keys = f.norm("k_norm", f.linear("k_proj", x, dim), Norm(type="layernorm"))
+        gate = f.linear("gate_proj", x, dim)
+        weights = f.linear("weights_proj", x, heads)
+        f.hold(k=keys, gate=gate, weights=weights)
+        keys, gate = f.cache("cache", "indexer", keys, gate)
+        pools, pool_gate = (f.windows(rows, pool, past=True) for rows in (keys, gate))
+        pool_gate = f.add(pool_gate, f.vector("position_bias", pool, dim, many=pool.size))
+        entries = f.weighted_mean(pools, pool_gate)
+        f.hold(k=entries)
+        scores = f.scores("core", q, entries, weights=weights, cross=True, core=ops.EntryScores, rate=pool.size)
+        f.hold(scores=scores)
+        f.select(scores, keys, self.index_topk, pool=pool.size)
+        return scores
+
+    def reference(self, context: Context, query: int, rope: int, theta: float) -> nn.Module:
+        """Builds the indexer. query: the width of the compressed query. rope, theta: unused, as it has no positions."""
+        return _reference_class()(self, context.hidden_size, query)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """Scores of pools. q: [batch, queries, heads, d], k: [batch, pools, d] → [batch, queries, pools].
+
+        weights: [batch, queries, heads].
+        """
+
+        def forward(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+            scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
+            total: Tensor = (weights[:, :, None] @ scores)[:, :, 0]
+            return total
+
+    class PooledIndexerReference(nn.Module):
+        """The indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
+
+        A position may stand more than once for a token with fewer earlier tokens than others.
+        """
+
+        def __init__(self, spec: PooledIndexer, hidden: int, query: int) -> None:
+            super().__init__()
+            self.spec, size = spec, spec.index_head_dim
+            self.q_proj = nn.Linear(query, spec.index_n_heads * size, bias=False)
+            self.k_proj, self.gate_proj = nn.Linear(hidden, size, bias=False), nn.Linear(hidden, size, bias=False)
+            self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), size)
+            self.position_bias = vector(torch.zeros(spec.index_kpool, size))
+            self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
+            self.cache, self.core = cache_class()(), Core()
+
+        def _pooled(self, keys: Tensor, gate: Tensor) -> Tensor:
+            """Returns the mean key of each complete pool, [batch, pools, d]. keys, gate: [batch, tokens, d]."""
+            pool = self.spec.index_kpool
+            pools = keys.shape[1] // pool
+            keys, gate = (t[:, : pools * pool].unflatten(1, (pools, pool)) for t in (keys, gate))
+            shares = (gate + self.position_bias.weight).float().softmax(2).to(keys.dtype)
+            pooled: Tensor = (keys * shares).sum(2)
+            return pooled
+
+        @torch.no_grad()
+        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, run: Run) -> Tensor:
+            spec, tokens, pool = self.spec, x.shape[1], self.spec.index_kpool
+            q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1))
+            keys, gate = self.cache(run, self.k_norm(self.k_proj(x)), self.gate_proj(x))
+            entries = self._pooled(keys, gate)
+            scores = self.core(q, entries, self.weights_proj(x)).float()
+            known = run.span(run.past, run.past + tokens, x.device)[:, None] + 1  # tokens that each query may see
+            ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
+            ranked_pools = scores.masked_fill(ends > known, float("-inf")).sort(dim=-1, descending=True, stable=True)
+            chosen_pools = ranked_pools.indices[..., : spec.index_topk // pool]
+            chosen = (chosen_pools[..., None] * pool + torch.arange(pool, device=x.device)).flatten(-2)
+            if tokens == 1:
+                end = run.past + 1
+                rest = torch.arange(end - end % pool, end, device=x.device).expand(x.shape[0], 1, -1)
+                return torch.cat([chosen, rest], -1)
+            rest = known - known % pool + torch.arange(pool - 1, device=x.device)
+            repeated = chosen[..., :1] if entries.shape[1] else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
+            return torch.cat([chosen, torch.where(rest < known, rest, repeated)], -1)
+
+    return PooledIndexerReference

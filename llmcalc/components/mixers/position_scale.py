@@ -1,0 +1,45 @@
+"""Queries that each head multiplies by a learned function of the position: scale · ln(position + 1) + bias.
+
+The bias starts at 1 and the scale at 0. transformers: models/mistral_large4 (`MistralLarge4TextSoftmaxScaling`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..runtime import Run, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def scale_by_position(f: Flow, q: Value, heads: Axis) -> Value:
+    """Records the product of the queries [tokens, heads, size] with the factor of each head and position."""
+    with f.scope("position_scale"):
+        return f.act(q, "log_position", f.vector("scale", heads), f.vector("bias", heads))
+
+
+@cache
+def position_scale_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class PositionScale(nn.Module):
+        """Scales queries by position. x: [batch, heads, tokens, size] → same shape."""
+
+        def __init__(self, heads: int) -> None:
+            super().__init__()
+            self.scale, self.bias = vector(torch.zeros(heads)), vector(torch.ones(heads))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            positions = run.span(run.past, run.past + x.shape[-2], x.device)
+            logarithms = (positions + 1).float().log().to(x.dtype)
+            factor = self.scale.weight[:, None] * logarithms + self.bias.weight[:, None]
+            scaled: Tensor = x * factor[..., None]
+            return scaled
+
+    return PositionScale

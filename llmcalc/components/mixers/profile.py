@@ -1,0 +1,205 @@
+"""Attention whose scores have a bias by distance that each token mixes from learned profiles.
+
+A profile has a bias for each of the last relative_extent distances; a projection of the layer's input gives each head's
+weights of the profiles. Keys and values pass a short convolution. transformers: models/inkling (`InklingAttention`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...algebra import Number
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import (
+    Context,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    Kernel,
+    KVHeads,
+    Positions,
+    QueryRank,
+    TokenMixer,
+    Window,
+    check_groups,
+)
+from ..norm import Norm, norm_reference
+from ..residual_convolution import add_convolution, residual_convolution_class
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ProfileAttention(TokenMixer):
+    """Grouped-query attention without other positions; no projection has a bias.
+
+    num_attention_heads: the number of query heads.
+    num_key_value_heads: the number of key and value heads.
+    head_dim: the size of a head.
+    relative_rank: the number of profiles.
+    relative_extent: the number of distances with a bias; farther keys have none.
+    conv_kernel_size: the width in tokens of the convolutions of keys and values.
+    sliding_window: the number of tokens that each token attends to, itself included; all by default.
+    norm: the norm on each query and key head.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["profile"] = "profile"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    relative_rank: QueryRank
+    relative_extent: Positions
+    conv_kernel_size: Kernel
+    sliding_window: Window | None = None
+    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        return self
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def trait(self) -> str:
+        return "full" if self.sliding_window is None else "sliding"
+
+    def window(self) -> int | None:
+        return self.sliding_window
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
+    def reach(self) -> tuple[int, ...]:
+        return () if self.sliding_window is None else (self.sliding_window,)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": number})
+
+    def source(self) -> str:
+        return "transformers models/inkling"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q = f.norm("q_norm", f.linear("q_proj", x, heads, dim), self.norm, (dim,))
+        keys, values = (
+            add_convolution(f, f"{name}_conv", f.linear(f"{name}_proj", x, kv_heads, dim), self.conv_kernel_size)
+            for name in ("k", "v")
+        )
+        keys = f.norm("k_norm", keys, self.norm, (dim,))
+        cache_kind = "full_attention" if window is None else "sliding_attention"
+        keys, values = f.cache("cache", cache_kind, keys, values, limit=window)
+        f.mask(q, keys, causal=True, window=window)
+        bias = self._bias(f, x, q, keys, heads)
+        f.hold(q=q, k=keys, v=values, bias=bias)
+        keys, values = f.repeat(keys, heads), f.repeat(values, heads)
+        f.hold(k=keys, v=values)
+        y = f.attention("core", q, keys, values, causal=f.causal, bias=bias, window=window)
+        f.hold(out=y)
+        return f.linear("o_proj", y, *x.axes)
+
+    def _bias(self, f: Flow, x: Value, q: Value, keys: Value, heads: Axis) -> Value:
+        """Returns the bias of every head, query and key."""
+        from ...workload.derived_rows import Table
+
+        rank, extent = Axis("profiles", self.relative_rank), Axis("distances", self.relative_extent)
+        shares = f.linear("r_proj", x, heads, rank)
+        profiles, _ = f.table("profiles", extent, rank, of=Table(length=extent.size), by="all")
+        by_distance = f.scores("profile_core", shares, profiles, cross=True)
+        return f.at_distance(by_distance, f.distances(q, keys, clamped=True, shifted=False))
+
+    def describe(self, hidden_size: int) -> str:
+        window = f", window {self.sliding_window}" if self.sliding_window else ""
+        groups = f"{self.num_attention_heads}/{self.num_key_value_heads}"
+        return f"GQA {groups} × {self.head_dim}, {self.relative_rank} profiles{window}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        base = cls(
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=6,
+            relative_rank=3,
+            relative_extent=7,
+            conv_kernel_size=3,
+        )
+        return [base, base.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4})]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class ProfileCore(nn.Module):
+        """A bias for every distance. shares: [batch, heads, tokens, rank], profiles: [distances, rank]."""
+
+        def forward(self, shares: Tensor, profiles: Tensor) -> Tensor:
+            return shares @ profiles.t()
+
+    class Profiles(nn.Module):
+        def __init__(self, extent: int, rank: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(extent, rank) * 0.02)
+
+    class Core(softmax_core_class()):  # type: ignore[misc]
+        """Softmax attention with a bias on the scores. Arguments as in the base class; bias: the scores' shape."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
+            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
+            out: Tensor = torch.softmax(scores.float(), -1).to(v.dtype) @ v
+            return out
+
+    class ProfileAttentionReference(nn.Module):
+        """The attention. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: ProfileAttention, context: Context) -> None:
+            super().__init__()
+            self.spec, hidden, heads, size = spec, context.hidden_size, spec.num_attention_heads, spec.head_dim
+            kv_width = spec.num_key_value_heads * size
+            self.q_proj = nn.Linear(hidden, heads * size, bias=False)
+            self.k_proj, self.v_proj = nn.Linear(hidden, kv_width, bias=False), nn.Linear(hidden, kv_width, bias=False)
+            self.k_conv, self.v_conv = (residual_convolution_class()(kv_width, spec.conv_kernel_size) for _ in "kv")
+            self.q_norm, self.k_norm = norm_reference(spec.norm, size), norm_reference(spec.norm, size)
+            self.r_proj = nn.Linear(hidden, heads * spec.relative_rank, bias=False)
+            self.profiles, self.profile_core = Profiles(spec.relative_extent, spec.relative_rank), ProfileCore()
+            self.core, self.cache = Core(), cache_class()(spec.sliding_window)
+            self.o_proj = nn.Linear(heads * size, hidden, bias=False)
+
+        def _bias(self, x: Tensor, run: Run, keys: int) -> Tensor:
+            """Returns the bias on the scores of the last `keys` tokens, [batch, heads, tokens, keys]."""
+            spec, end = self.spec, run.past + x.shape[1]
+            shares = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
+            by_distance = self.profile_core(shares, self.profiles.weight)
+            queries, key_positions = run.span(run.past, end, x.device), run.span(end - keys, end, x.device)
+            distance = queries[:, None] - key_positions
+            index = distance.clamp(0, spec.relative_extent - 1).expand(*by_distance.shape[:-1], -1)
+            bias: Tensor = by_distance.gather(-1, index)
+            return bias.masked_fill(distance >= spec.relative_extent, 0.0)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, group = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads
+            k, v = self.k_conv(self.k_proj(x), run), self.v_conv(self.v_proj(x), run)
+            q, k, v = (t.unflatten(-1, (-1, spec.head_dim)).transpose(1, 2) for t in (self.q_proj(x), k, v))
+            q, (k, v) = self.q_norm(q), self.cache(run, self.k_norm(k), v)
+            end = run.past + x.shape[1]
+            mask = attention_mask(run, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window)
+            bias = self._bias(x, run, k.shape[2])
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            out: Tensor = self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
+            return out
+
+    return ProfileAttentionReference

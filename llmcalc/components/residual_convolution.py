@@ -1,0 +1,44 @@
+"""A causal depthwise convolution over the last tokens, added to its input: x + conv(x), without a bias.
+
+transformers: models/inkling (`InklingShortConvolution`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ..algebra import Number
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .runtime import Run, causal_conv_class, state_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def add_convolution(f: Flow, name: str, x: Value, kernel: Number) -> Value:
+    """Records the convolution as a module of that name, and the sum with its input. kernel: its width in tokens."""
+    with f.scope(name):
+        y = f.conv("conv", x, *x.axes, kernel=kernel, groups=x.width, padding=kernel - 1, kind="convolution")
+        f.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
+        return f.add(y, x)
+
+
+@cache
+def residual_convolution_class() -> type[nn.Module]:
+    from torch import nn
+
+    class ResidualConvolution(nn.Module):
+        """The convolution and the sum. x: [batch, tokens, width] → same shape."""
+
+        def __init__(self, width: int, kernel: int) -> None:
+            super().__init__()
+            self.conv, self.conv_state = causal_conv_class()(width, kernel, False), state_class()()
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            convolved: Tensor = self.conv(x.transpose(1, 2), run, self.conv_state).transpose(1, 2)
+            return convolved + x
+
+    return ResidualConvolution

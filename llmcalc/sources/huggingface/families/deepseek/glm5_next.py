@@ -1,0 +1,227 @@
+"""GLM-5.3: Kimi delta attention, and latent attention without positions whose indexer scores pools of tokens.
+
+Each sublayer reads and writes several residual streams, whose mean is the output. transformers: models/glm5_next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .....components.base import LARGEST
+from .....components.mixers.kda import KimiDeltaAttention
+from .....components.mixers.mla import MLA
+from .....ops import KVCache, Op
+from ...absent import present
+from ...config import Config
+from ...family import EVERY, Deviation, Family, Quirks
+from ...parts import Table, decoder, dense_or_moe, glu, listed_kinds, rmsnorm, stack_of_kinds
+from ...writes import UNPADDED
+from ..recurrent.delta import KDA_MODULES, kda, linear_attention_config
+from .deepseek import ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, routed
+from .deepseek_v4 import HYPER_MODULES
+from .dsa import DSA_MODULES, indexer_kinds
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
+
+MIXERS = {"linear_attention": "linear", "indexed_attention": "indexed", "full_attention": "indexed"}
+BOUND = -5.0
+"""The lower bound of the log decay by default."""
+
+
+def _glm5_next_text(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    config.must("num_key_value_heads", None, config.size("num_attention_heads"))
+    if config.count("qk_rope_head_dim"):
+        raise config.wrong("qk_rope_head_dim", config.get("qk_rope_head_dim"), "0: its attention has no positions")
+    config.size("q_lora_rank")
+    config.must("index_kpool_always_select_tail", True)
+    topk, pool = config.size("index_topk"), config.size("index_kpool")
+    config.divided("index_kpool", topk, pool)
+    indexer = {
+        "type": "pooled",
+        "index_n_heads": config.size("index_n_heads"),
+        "index_head_dim": config.size("index_head_dim"),
+        "index_topk": topk,
+        "index_kpool": pool,
+    }
+    latent: Table = {"norm": norm, "mla_use_nope": True, "qk_rope_head_dim": 0, "position": {"type": "rope"}}
+    mixers: Table = {
+        "linear": _linear_attention(config),
+        "full": _latent_attention(config, indexer, latent),
+        "shared": _latent_attention(config, {**indexer, "shared": True}, latent),
+    }
+    networks = dense_or_moe(config, depth, 3)
+    network_kinds: Table = {"moe": routed(config, **SIGMOID)}
+    if "dense" in networks:
+        network_kinds["dense"] = {"type": "mlp", **glu(config)}
+    streams = {"hc_mult": config.size("hc_mult")}
+    common = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
+    kinds = {
+        f"{mixer}_{network}": {**common, "attention": mixers[mixer], "feed_forward": network_kinds[network]}
+        for mixer in mixers
+        for network in network_kinds
+    }
+    names = [f"{mixer}_{network}" for mixer, network in zip(_mixers(config, depth), networks, strict=True)]
+    stack = stack_of_kinds(kinds, names)
+    stack["streams"] = {"type": "hyper", "merge": "mean", **streams}
+    return decoder(config, stack["block"], norm, stack=stack)
+
+
+def _latent_attention(config: Config, indexer: Table, fields: Table) -> Table:
+    config.fields_read.add("rope_parameters")
+    return {
+        "type": "mla",
+        **{name: config.size(name) for name in ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim")},
+        "qk_nope_head_dim": config.size("qk_nope_head_dim"),
+        "attention_bias": config.flag("attention_bias"),
+        "indexer": indexer,
+        **fields,
+    }
+
+
+def _linear_attention(config: Config) -> Table:
+    """Returns Kimi delta attention, whose sizes a table `linear_attn_config` replaces."""
+    sizes = linear_attention_config(config, {"gate_lower_bound": config.get("linear_lower_bound"), "safe_gate": True})
+    bound = sizes.get("gate_lower_bound")
+    if bound is None and config.has("linear_attn_config") and sizes.flag("safe_gate"):
+        bound = BOUND
+    elif bound is not None:
+        bound = sizes.number("gate_lower_bound", minimum=-LARGEST)
+    sizes.fields_read.update(("safe_gate", "kda_layers", "full_attn_layers"))
+    table = kda(config, sizes, **({} if bound is None else {"kda_lower_bound": float(bound)}))
+    sizes.close(frozenset(), config)
+    return table
+
+
+def _mixers(config: Config, depth: int) -> list[str]:
+    """Returns the kind of each layer's attention: `linear`, or latent with an indexer (`full`) or without (`shared`).
+
+    Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
+    """
+    default = ["indexed" if i % 4 == 3 else "linear" for i in range(depth)]
+    choices = indexer_kinds(config, depth)
+    mixers = [
+        choice if mixer == "indexed" else mixer
+        for mixer, choice in zip(listed_kinds(config, "layer_types", MIXERS, default), choices, strict=True)
+    ]
+    for i, mixer in enumerate(mixers):
+        if mixer == "shared" and (i == 0 or mixers[i - 1] != "full"):
+            raise config.wrong(
+                "indexer_types",
+                config.get("indexer_types"),
+                f"full for layer {i}: the layer below it selects no tokens, whose selection it could use",
+            )
+    return mixers
+
+
+def _with_validity(op: Op) -> Op:
+    return replace(op, width=op.width + 1) if isinstance(op, KVCache) and op.kind == "indexer" else op
+
+
+VALIDITY = Deviation(
+    "GLM-5.3's indexer",
+    "beside each key it caches whether the token is padding, as a number in the format of the keys",
+    "cache_bytes",
+    follow=_with_validity,
+)
+
+
+def _linear(facts: Facts) -> Any:
+    return facts.find(KimiDeltaAttention)
+
+
+def _latent(facts: Facts) -> Any:
+    return facts.find(MLA)
+
+
+def _indexer(facts: Facts) -> Any:
+    return present(_latent(facts).indexer)
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 154880,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 45,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "n_shared_experts": 1,
+    "n_routed_experts": 288,
+    "num_experts_per_tok": 8,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 0,
+    "v_head_dim": 256,
+    "qk_nope_head_dim": 256,
+    "hidden_act": "silu",
+    "max_position_embeddings": 1048576,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_layer_types": None,
+    "layer_types": None,
+    "indexer_types": None,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "index_topk_freq": 1,
+    "index_skip_topk_offset": 2,
+    "index_kpool": 16,
+    "index_kpool_always_select_tail": True,
+    "linear_head_dim": 128,
+    "linear_num_heads": 64,
+    "linear_conv_kernel_dim": 4,
+    "linear_lower_bound": BOUND,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+}
+
+FAMILIES = {
+    "glm5_next_text": Family(
+        _glm5_next_text,
+        DEFAULTS,
+        ROUTING
+        | {"hc_eps", "swiglu_limit", "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "safe_gate"},
+        writes={
+            **UNGROUPED_LATENT_WRITES,
+            **UNPADDED,
+            "num_attention_heads": lambda s: _latent(s).num_attention_heads,
+            "num_key_value_heads": lambda s: _latent(s).num_attention_heads,
+            "layer_types": lambda s: [
+                "indexed_attention" if isinstance(m, MLA) else "linear_attention" for m in s.mixers
+            ],
+            "indexer_types": lambda s: [
+                "shared" if isinstance(m, MLA) and present(m.indexer).shared else "full" for m in s.mixers
+            ],
+            "index_topk": lambda s: _indexer(s).index_topk,
+            "index_kpool": lambda s: _indexer(s).index_kpool,
+            "linear_lower_bound": lambda s: _linear(s).kda_lower_bound,
+        },
+        quirks=Quirks(reads_values=EVERY),
+        unconverted=(r"re:.*index_kpool_compress_gate",),
+        deviations=(VALIDITY,),
+        earlier={
+            **{f"forget_gate.{name}": name for name in ("f_a_proj", "f_b_proj", "dt_bias", "A_log")},
+            **{f"attn_hc.{name}": f"hc_attn_{name}" for name in ("fn", "base", "scale")},
+            **{f"ffn_hc.{name}": f"hc_ffn_{name}" for name in ("fn", "base", "scale")},
+        },
+        modules={
+            **{node.replace("linear_attn.", "self_attn."): path for node, path in KDA_MODULES.items() if "." in node},
+            "self_attn.norm": "o_norm",
+            **DSA_MODULES,
+            **{node: module for node, module in HYPER_MODULES.items() if not node.startswith("hyper_streams")},
+            "indexer.gate_proj": "index_kpool_compress_gate",
+            "indexer.position_bias": "index_kpool_compress_ape",
+        },
+    ),
+    "glm5_next": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="glm5_next_text",
+        tower_file="glm",
+        quirks=Quirks(reads_values=EVERY),
+    ),
+}

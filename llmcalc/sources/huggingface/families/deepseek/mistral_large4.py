@@ -1,0 +1,193 @@
+"""Mistral Large 4: latent attention on selected tokens without a compressed query; some layers have no positions.
+
+The indexer reads the layer's input, each head scales its queries by position, and layers may use the latents of a lower
+layer. transformers: models/mistral_large4.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .....components.mixers.mla import MLA
+from ...config import Config
+from ...family import Family, Modules
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layernorm, rmsnorm
+from .deepseek import ROUTING, UNGROUPED_LATENT_WRITES, mla, routed
+from .dsa import DSA_MODULES, indexer_kinds
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
+
+
+def _mistral_large4_text(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    rotary = config.size("qk_rope_head_dim")
+    indexer = {
+        **{field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
+        "input_norm": layernorm(1e-6),
+        "position_scale": True,
+    }
+    mixer = mla(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer)
+    positions = _positions(config, depth)
+    position_kinds: Table = {
+        "rope": {},
+        "nope": {
+            "mla_use_nope": True,
+            "qk_rope_head_dim": 0,
+            "qk_nope_head_dim": config.size("qk_nope_head_dim") + rotary,
+        },
+    }
+    choices = indexer_kinds(config, depth)
+    sharing = _latents(config, positions)
+    networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    experts = routed(config, other_names=("num_experts", "num_local_experts"))
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(config) if "dense" in networks else experts,
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    layers = list(zip(positions, choices, sharing, strict=True))
+    kinds: Table = {}
+    for position, choice, latents in layers:
+        kinds["_".join((position, choice, latents))] = {
+            "attention": {
+                **position_kinds[position],
+                **({"indexer": {"shared": True}} if choice == "shared" else {}),
+                **({"kv_shared": True} if latents == "shared" else {}),
+            }
+        }
+    names = ["_".join(layer) for layer in layers]
+    network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds), (networks, network_kinds)))
+
+
+def _positions(config: Config, depth: int) -> list[str]:
+    """Returns whether each layer has RoPE (`rope`) or no positions (`nope`)."""
+    interval = config.size("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
+    if not config.has("no_rope_layers"):
+        return ["rope" if (i + 1) % interval else "nope" for i in range(depth)]
+    has_positions = config.sizes("no_rope_layers")
+    if len(has_positions) < depth:
+        raise config.wrong("no_rope_layers", has_positions, f"{depth} numbers, 1 for a layer with RoPE")
+    return ["rope" if flag else "nope" for flag in has_positions[:depth]]
+
+
+def _latents(config: Config, positions: list[str]) -> list[str]:
+    """Returns whether each layer computes its latents (`computed`) or uses those of a lower layer (`shared`)."""
+    if not config.has("kv_source_layers"):
+        return ["computed"] * len(positions)
+    sources = config.sizes("kv_source_layers")
+    expected = f"{len(positions)} indices of layers, each its own or that of a lower layer that has its own"
+    if len(sources) != len(positions) or any(
+        source > i or sources[source] != source for i, source in enumerate(sources)
+    ):
+        raise config.wrong("kv_source_layers", sources, expected)
+    lenders = [source for source in {*sources} if sources.count(source) > 1]
+    for i, source in enumerate(sources):
+        if source != i and not any(j < i and positions[j] == positions[i] for j in lenders):
+            raise config.wrong("kv_source_layers", sources, f"{expected}, and with RoPE as layer {i} has it or not")
+    return ["computed" if source == i else "shared" for i, source in enumerate(sources)]
+
+
+def _rotated(facts: Facts) -> Any:
+    """Returns the attention of a layer with RoPE."""
+    return facts.find(MLA, condition=lambda part: not part.mla_use_nope)
+
+
+def _sources(facts: Facts) -> list[int]:
+    """Returns the layer whose latents each layer reads: its own, or the nearest lower layer that it can share with."""
+    computed: dict[bool, int] = {}
+    sources = []
+    for i, mixer in enumerate(facts.mixers):
+        if not mixer.kv_shared:
+            computed[mixer.mla_use_nope] = i
+        sources.append(computed[mixer.mla_use_nope])
+    return sources
+
+
+MODULES: Modules = {
+    **DSA_MODULES,
+    "position_scale": "softmax_scaling",
+    "position_scale.scale": "softmax_scaling.scale",
+    "position_scale.bias": "softmax_scaling.bias",
+    "indexer.input_norm": "q_input_norm",
+}
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 204800,
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "moe_intermediate_size": 6144,
+    "num_hidden_layers": 72,
+    "num_attention_heads": 64,
+    "n_shared_experts": 1,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 4,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 1048576,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "first_k_dense_replace": 1,
+    "mlp_layer_types": None,
+    "indexer_types": None,
+    "no_rope_layers": None,
+    "kv_source_layers": None,
+    "index_topk_freq": 1,
+    "index_skip_topk_offset": 2,
+}
+
+FAMILIES = {
+    "mistral_large4_text": Family(
+        _mistral_large4_text,
+        DEFAULTS,
+        ROUTING
+        | {
+            "layer_types",
+            "final_logit_softcapping",
+            "index_skip_topk_offset",
+            "index_topk_freq",
+            "index_topk_pattern",
+            "no_rope_layer_interval",
+        },
+        writes={
+            **UNGROUPED_LATENT_WRITES,
+            "qk_nope_head_dim": lambda s: _rotated(s).qk_nope_head_dim,
+            "qk_rope_head_dim": lambda s: _rotated(s).qk_rope_head_dim,
+            "no_rope_layers": lambda s: [0 if mixer.mla_use_nope else 1 for mixer in s.mixers],
+            "kv_source_layers": _sources,
+            "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],
+        },
+        modules=MODULES,
+        earlier={
+            "self_attn.q_proj": "self_attn.wq",
+            "kv_a_proj_with_mqa": "wkv_a_with_mqa",
+            "kv_b_proj": "wkv_b",
+            "kv_a_layernorm": "kv_a_norm",
+            "softmax_scaling.scale": "ssmax_scaling.s",
+            "softmax_scaling.bias": "ssmax_scaling.b",
+            "self_attn": "attention",
+            "input_layernorm": "attention_norm",
+            "post_attention_layernorm": "ffn_norm",
+            "mlp.gate": "gate",
+            "mlp.experts": "experts",
+            "mlp.shared_experts": "shared_experts",
+            "mlp": "feed_forward",
+        },
+    ),
+    "mistral_large4": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="mistral_large4_text",
+        modules={"towers.map_1": "patch_merger.merging_layer", "towers.map_2": "linear_1", "towers.map_3": "linear_2"},
+        tower_file="pixtral",
+    ),
+}

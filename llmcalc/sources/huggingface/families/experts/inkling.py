@@ -1,0 +1,204 @@
+"""Inkling: attention with biases from learned profiles of distances, and short convolutions after every sublayer.
+
+Its router also scores the shared experts. transformers: models/inkling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .....ops import Op, State
+from ...absent import present
+from ...config import Config
+from ...family import Deviation, Family
+from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm
+from ..deepseek.deepseek import SIGMOID
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
+
+RANGES = {"hybrid": "full", "hybrid_sliding": "sliding"}
+
+
+def _inkling_text(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    kernel, window = config.size("conv_kernel_size"), config.size("sliding_window_size")
+    mixer: Table = {
+        "type": "profile",
+        "num_attention_heads": config.size("num_attention_heads"),
+        "num_key_value_heads": config.size("num_key_value_heads"),
+        "head_dim": config.size("head_dim"),
+        "relative_rank": config.size("d_rel"),
+        "relative_extent": config.size("rel_extent"),
+        "conv_kernel_size": kernel,
+        "norm": norm,
+    }
+    sliding: Table = {
+        "num_attention_heads": config.size("swa_num_attention_heads"),
+        "num_key_value_heads": config.size("swa_num_key_value_heads"),
+        "head_dim": config.size("swa_head_dim"),
+        "relative_extent": window,
+        "sliding_window": window,
+    }
+    expert_width, width = _widths(config)
+    shared_count = config.size("n_shared_experts")
+    experts = moe(
+        config.size("n_routed_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=expert_width),
+        glu(config, width=expert_width * shared_count),
+        shared_scores={"shared_experts": shared_count},
+        **SIGMOID,
+    )
+    networks = _networks(config, depth)
+    dense: Table = {"type": "mlp", **glu(config, width=width), "output_scale": True}
+    block = {
+        "type": "convolved",
+        "attention": mixer,
+        "feed_forward": dense if "dense" in networks else experts,
+        "norm": norm,
+        "conv_kernel_size": kernel,
+    }
+    kinds: Table = {"full": {}, "sliding": {"attention": sliding}}
+    stack = combined_kinds((_ranges(config, depth), kinds), (networks, {"dense": {}, "moe": {"feed_forward": experts}}))
+    stack["embedding_norm"] = norm
+    _uncounted_prediction(config)
+    return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
+
+
+def _widths(config: Config) -> tuple[int, int]:
+    """Returns the widths of an expert and of a dense network.
+
+    With a `dense_intermediate_size`, as in published checkpoints, `intermediate_size` is the experts'.
+    """
+    if config.has("dense_intermediate_size"):
+        config.fields_read.add("moe_intermediate_size")
+        return config.size("intermediate_size"), config.size("dense_intermediate_size")
+    return config.size("moe_intermediate_size"), config.size("intermediate_size")
+
+
+def _ranges(config: Config, depth: int) -> list[str]:
+    """Returns whether each layer has a window: as listed, by indices, or all but every sixth."""
+    local_layers = {i for i in range(depth) if (i + 1) % 6}
+    if config.get("local_layer_ids") is not None:
+        local_layers = set(config.sizes("local_layer_ids"))
+    default = ["sliding" if i in local_layers else "full" for i in range(depth)]
+    return listed_kinds(config, "layer_types", RANGES, default)
+
+
+def _networks(config: Config, depth: int) -> list[str]:
+    dense_count = config.count("dense_mlp_idx") if config.has("dense_mlp_idx") else 0
+    return listed_kinds(
+        config, "mlp_layer_types", DENSE_OR_MOE, ["dense" if i < dense_count else "moe" for i in range(depth)]
+    )
+
+
+def _uncounted_prediction(config: Config) -> None:
+    if config.has("num_mtp_layers") and config.count("num_mtp_layers"):
+        config.notes.append("num_mtp_layers: the multi-token-prediction modules are not counted")
+
+
+def _in_float32(op: Op) -> Op:
+    return replace(op, bits=32) if isinstance(op, State) and op.kind == "conv_state" else op
+
+
+FLOAT32_STATES = Deviation(
+    "Inkling's convolutions",
+    "they run in float32, so that the states of their last inputs are float32 too",
+    "cache_bytes",
+    follow=_in_float32,
+)
+
+
+def _full(facts: Facts) -> Any:
+    return present(next((m for m in facts.mixers if m.sliding_window is None), None))
+
+
+def _sliding(facts: Facts) -> Any:
+    return present(next((m for m in facts.mixers if m.sliding_window is not None), None))
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 201024,
+    "hidden_size": 6144,
+    "num_hidden_layers": 66,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "swa_num_attention_heads": 64,
+    "swa_num_key_value_heads": 16,
+    "swa_head_dim": 128,
+    "sliding_window_size": 512,
+    "d_rel": 16,
+    "rel_extent": 1024,
+    "local_layer_ids": None,
+    "layer_types": None,
+    "mlp_layer_types": None,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "conv_kernel_size": 4,
+    "intermediate_size": 24576,
+    "hidden_act": "silu",
+    "moe_intermediate_size": 3072,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "tie_word_embeddings": False,
+}
+
+FAMILIES = {
+    "inkling_text": Family(
+        _inkling_text,
+        DEFAULTS,
+        frozenset(
+            """
+            chain_hidden_post_norm dense_mlp_idx intermediate_size log_scaling_alpha log_scaling_n_floor
+            logits_mup_width_multiplier mtp_hidden_states_first mtp_local_layer_ids num_mtp_layers
+            rms_norm_eps_moe_gate route_scale shared_expert_sink tie_word_embeddings unpadded_vocab_size
+            """.split()  # noqa: SIM905
+        ),
+        writes={
+            "num_attention_heads": lambda s: _full(s).num_attention_heads,
+            "num_key_value_heads": lambda s: _full(s).num_key_value_heads,
+            "head_dim": lambda s: _full(s).head_dim,
+            "rel_extent": lambda s: _full(s).relative_extent,
+            "d_rel": "relative_rank",
+            "swa_num_attention_heads": lambda s: _sliding(s).num_attention_heads,
+            "swa_num_key_value_heads": lambda s: _sliding(s).num_key_value_heads,
+            "swa_head_dim": lambda s: _sliding(s).head_dim,
+            "sliding_window_size": lambda s: _sliding(s).sliding_window,
+            "conv_kernel_size": lambda s: s.first.block.conv_kernel_size,
+            "layer_types": lambda s: [
+                "hybrid" if mixer.sliding_window is None else "hybrid_sliding" for mixer in s.mixers
+            ],
+            "n_shared_experts": lambda s: present(s.moe.shared_scores).shared_experts,
+        },
+        modules={
+            "embed_norm": "embed_tokens.embed_norm",
+            "embed_tokens": "embed_tokens - embed_tokens.embed_norm",
+            "self_attn.k_conv": "k_sconv",
+            "self_attn.v_conv": "v_sconv",
+            "k_conv.conv": "conv1d",
+            "v_conv.conv": "conv1d",
+            "self_attn.profiles": "rel_logits_proj",
+            "self_attn.profile_core": "rel_logits_proj",
+            "self_attn_conv": ".attn_sconv",
+            "mlp_conv": ".mlp_sconv",
+            "self_attn_conv.conv": ".attn_sconv.conv1d",
+            "mlp_conv.conv": ".mlp_sconv.conv1d",
+            "mlp.output_scale": "global_scale",
+            "mlp.router": "gate",
+            "mlp.shared_router": "gate",
+            "mlp.shared_scale": "gate",
+        },
+        deviations=(FLOAT32_STATES,),
+    ),
+    "inkling_mm_model": Family(
+        None,
+        text="inkling_text",
+        ties="never",
+        ignored=frozenset({"mtp_config"}),
+        uncounted_encoders={"vision_config": "inkling_vision", "audio_config": "inkling_audio"},
+    ),
+}

@@ -1,0 +1,132 @@
+"""DiffusionGemma: Gemma 4's layers with experts, which read a prompt in order and denoise the tokens after it.
+
+One set of weights is the encoder, a causal pass that caches the prompt, and the decoder, whose tokens also attend to
+each other and start from what the previous step predicted. transformers: models/diffusion_gemma.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    every_nth_full,
+    float32_rmsnorm,
+    glu,
+    listed_kinds,
+    moe,
+    qk_norm,
+    rmsnorm,
+    stack_of_layers,
+)
+from .gemma import LOCAL_THETA_WRITES, local_theta
+from .gemma4 import TOWER_MODULES, UNIFIED, head_sizes
+
+STEPS = (
+    "denoising: a pass is counted as one step over its tokens; the further steps, and the product of the previous "
+    "step's probabilities with the embedding, are not counted"
+)
+
+
+def _diffusion_gemma_text(config: Config) -> Table:
+    norm = float32_rmsnorm(config.number("rms_norm_eps"))
+    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6))
+    kinds[-1] = "full"
+    config.must("use_bidirectional_attention", None, "vision")
+    rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
+    mixer = attention(
+        config,
+        position=rope,
+        v_norm=rmsnorm(norm["eps"], weight=False),
+        **biases(config.flag("attention_bias"), *QKVO),
+        **qk_norm(norm),
+    )
+    window: Table = {
+        "sliding_window": config.size("sliding_window"),
+        "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
+    }
+    dense_network = glu(config, act="hidden_activation")
+    experts = moe(
+        config.size("num_experts"),
+        config.size("top_k_experts"),
+        glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation"),
+        router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
+    )
+    block: Table = {
+        "type": "gemma4",
+        "attention": mixer,
+        "feed_forward": experts,
+        "dense": dense_network,
+        "norm": norm,
+    }
+    layers = [
+        (kind, {"attention": {**sizes, **({"attention_k_eq_v": True} if kind == "full" else window)}})
+        for kind, sizes in zip(kinds, _head_sizes(config, kinds), strict=True)
+    ]
+    stack = stack_of_layers(layers)
+    if config.head == "lm":
+        config.must("tie_word_embeddings", True)  # otherwise its class has all weights twice
+        config.notes.append(STEPS)
+        stack["streams"] = {"type": "self_conditioning", "feed_forward": dense_network, "norm": norm}
+    return decoder(config, block, norm, stack=stack)
+
+
+def _head_sizes(config: Config, kinds: list[str]) -> list[Table]:
+    """Returns the head sizes of each layer that differ from the common ones."""
+    heads = config.maybe("num_global_key_value_heads")
+    size = config.size("global_head_dim") if config.has("global_head_dim") else 512
+    return head_sizes(config, kinds, {"head_dim": size, **({} if heads is None else {"num_key_value_heads": heads})})
+
+
+DEFAULTS: dict[str, Any] = {
+    **{
+        name: value
+        for name, value in UNIFIED.items()
+        if name not in ("attention_k_eq_v", "num_kv_shared_layers", "use_double_wide_mlp", "global_head_dim")
+    },
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "use_bidirectional_attention": None,
+    "num_experts": None,
+    "top_k_experts": None,
+    "moe_intermediate_size": None,
+}
+
+FAMILIES = {
+    "diffusion_gemma_text": Family(
+        _diffusion_gemma_text,
+        DEFAULTS,
+        frozenset({"final_logit_softcapping", "hidden_act", "cache_implementation", "global_head_dim"}),
+        writes=LOCAL_THETA_WRITES,
+        alone=False,
+        modules={
+            "mlp": "router + experts",
+            "mlp.router": ".router.proj",
+            "mlp.router_norm": ".router.scale",
+            "mlp.expert_scale": ".router.per_expert_scale",
+            "mlp.experts": ".experts",
+            "dense": "mlp",
+            "mlp_pre_norm": "pre_feedforward_layernorm_2",
+            "mlp_post_norm": "post_feedforward_layernorm_2",
+            "dense_pre_norm": "pre_feedforward_layernorm",
+            "dense_post_norm": "post_feedforward_layernorm_1",
+            "sum_post_norm": "post_feedforward_layernorm",
+            "self_conditioning.mlp": "",
+        },
+    ),
+    "diffusion_gemma": Family(
+        None,
+        {"tie_word_embeddings": True},
+        frozenset({"canvas_length"}),
+        text="diffusion_gemma_text",
+        modules=TOWER_MODULES,
+        tower_file="gemma",
+    ),
+}
