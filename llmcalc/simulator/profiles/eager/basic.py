@@ -190,11 +190,6 @@ class BasicKernels(Lowering):
         """Computes x³; autocast may run powers in float32."""
         return self.t.square(self.t.to(x, FLOAT32) if self.autocasts_to_float32 else x)
 
-    @property
-    def autocasts_to_float32(self) -> bool:
-        """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
-        return self.graph.autocast is not None and self.choices.on_gpu
-
     @compared(BY_TORCH)
     def do_flat(self, step: Step) -> None:
         self.bind(step.outs[0], self.flat(step.ins[0]))
