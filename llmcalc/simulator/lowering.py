@@ -51,6 +51,11 @@ class Lowering(ProgramLowering):
     recomputed_modules: id of a scope → its recomputation, for modules that are recomputed by themselves.
     """
 
+    @property
+    def autocasts_to_float32(self) -> bool:
+        """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
+        return self.graph.autocast is not None and self.choices.on_gpu
+
     def find_dataflow(self, root: Scope) -> None:
         """Finds each layer's external inputs and outputs, and the modules that are recomputed."""
         if self.recompute.nodes:
