@@ -27,8 +27,8 @@ SHARES = 4
 
 
 def readings_of(kind: str, number: int) -> set[tuple[str, str]]:
-    """What is read of a shape of a model type: its lineage's file, with each field. Its other fields are compared for
-    every model type by test_families.py, at the values of its shapes, and some by test_differential.py, at other values.
+    """What is read of a shape of a model type: its lineage's file, with each field. test_families.py compares its other
+    fields at the values of its shapes, and test_differential.py some at other values.
     """
     config = list(configs_of(kind))[number]
     return {(FILE_OF[kind], name) for name in {*family_of(kind).defaults, *config}}

@@ -19,7 +19,7 @@ from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config, text_of
+from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types, read_config, text_of
 from llmcalc.sources.target import load
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
@@ -30,9 +30,9 @@ from tests.builders import (
     WITH_CLASSES,
     family_shapes,
     fields_of,
-    parts_of,
     run_config,
     spec_of,
+    verbs_of,
     with_other_causes,
 )
 from tests.families import shapes_of
@@ -50,15 +50,23 @@ def _known(case: Path) -> bool:
     return config["model_type"] in model_types()
 
 
+def _rules(config: dict[str, Any]) -> set[Any]:
+    """What reads a config: the file of its family, and what the family's record says of it alone."""
+    kind = config["model_type"]
+    family, file = family_of(kind), FILE_OF[kind]
+    own = (family.ties, family.like, family.quirks, *family.deviations, *family.modules.items())
+    return {file, family.read, *((file, name) for name in family.defaults), *map(repr, own)}
+
+
 def shapes_with_lengths() -> Iterator[Any]:
     """Yields every small config with the length of its pass, or None for two lengths.
 
-    Two have every model type and every value of a part's field, so every rule that depends on the length. The other
-    configs have nothing of their own, and are exhaustive.
+    Two have every file of families, every field and rule that a family has of its own, and every value of a part's
+    field, so every rule that depends on the length. The other configs have nothing of their own, and are exhaustive.
     """
     shapes = dict(family_shapes())
     two_lengths = set(
-        with_other_causes(shapes, lambda name: [shapes[name]["model_type"], *fields_of(spec_of(shapes[name]))])
+        with_other_causes(shapes, lambda name: [*_rules(shapes[name]), *fields_of(spec_of(shapes[name]))])
     )
     for name, config in shapes.items():
         if name in two_lengths:
@@ -112,7 +120,7 @@ def _with_products(spec: ModelSpec) -> list[Place]:
     return [place for place in costly if place.cost_per_repeat(forward_of)]
 
 
-@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in family_shapes()}, parts_of))
+@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in family_shapes()}, verbs_of))
 def test_small_shapes_agree_with_the_reference(spec: ModelSpec) -> None:
     """All of them are compared with their class above, and every part's examples with its reference."""
     verdict = verify_reference(spec, batch=2)

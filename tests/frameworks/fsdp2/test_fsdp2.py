@@ -57,7 +57,7 @@ from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
 from tests.contracts.test_parts import around_a_model
 from tests.frameworks.fsdp2.fully_sharded import Followed, Seen, Tracker, by_torch, differences, replayed
-from tests.samples import with_rest
+from tests.samples import sampled, with_rest
 from tests.simulator.compare import examples
 
 FLASH = Choices(attention="flash")
@@ -166,8 +166,14 @@ def _drawn(seed: int = 0) -> list[Case]:
     return [Case(row, pick.randrange(dict(row)["ranks"] * dict(row)["replicas"])) for row in rows]
 
 
+def causes(case: Case) -> set[Any]:
+    """Every value of an option; of numbers of ranks, whether they are powers of two, and how many replicas."""
+    ranks = dict(case.values)["ranks"]
+    return {value for value in case.values if value[0] != "ranks"} | {("uneven", ranks & (ranks - 1) != 0)}
+
+
 @compares(lambda case: under("fsdp2", case.setting[0], case.setting[1].optimizer))
-@pytest.mark.parametrize("case", _drawn(), ids=str)
+@pytest.mark.parametrize("case", sampled({str(case): case for case in _drawn()}, causes))
 def test_a_rank_holds_what_the_tracker_sees(case: Case) -> None:
     spec, training, layout, fsdp = case.setting
     assert (

@@ -121,7 +121,8 @@ WALKED = [
 def causes_of_walk(case: tuple[str, Layout, dict[str, Any]]) -> set[Any]:
     """What a walk has rules for: the framework with each size of the layout, the optimizer, adapters, recomputation."""
     framework, layout, given = case
-    return {(framework, layout.zero, layout.pp > 1), *((name, str(value)) for name, value in given.items())}
+    pipeline = (framework, "pp") if layout.pp > 1 else ("a rank alone",)
+    return {(framework, layout.zero), pipeline, *((name, str(value)) for name, value in given.items())}
 
 
 @pytest.mark.parametrize(
