@@ -43,7 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     none has one of them left when the others end.
     """
     for item in items:
-        if item.nodeid.removeprefix("tests/") in EXHAUSTIVE:
+        name = item.nodeid.removeprefix("tests/")
+        if name in EXHAUSTIVE or name.partition("[")[0] in EXHAUSTIVE:
             item.add_marker(pytest.mark.exhaustive)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 

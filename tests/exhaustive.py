@@ -1,5 +1,5 @@
-"""Slow tests: cases that only `pytest -m exhaustive` runs, with what finds the same in every run, and files that start
-first. Beside the cases stand those that a test's own sample leaves out (tests/samples.py).
+"""Slow tests: those, or cases of them, that only `pytest -m exhaustive` runs, with what finds the same in every run;
+and files that start first. Beside these are the cases that a test's own sample leaves out (tests/samples.py).
 """
 
 ADAPTERS = "frameworks/fsdp2/test_fsdp2.py::test_adapters_are_sharded_with_the_frozen_weights"
@@ -36,6 +36,35 @@ EXHAUSTIVE: dict[str, str] = {
     "cli/test_hostile_text.py::test_pictures[serve-]": "the other pictures",
     "cli/test_hostile_text.py::test_pictures[shape-1]": "the other pictures",
     "plots/test_schedule_plot.py::test_the_picture_says_what_runs[zb-h1]": "the picture of DualPipe",
+    "plots/test_schedule_plot.py::test_the_picture_says_what_runs[dualpipe]": "the golden of DualPipe's schedule",
+    "plots/test_counts_plots.py::test_every_picture_is_written[aspect-svg]": "the other pictures",
+    "plots/test_time_plots.py::test_the_front_and_the_load_are_those_of_the_answer": "studies/test_serving.py",
+    "witnesses/test_distributed.py::test_torchrun_runs_the_same_command": "a process with torchrun's environment",
+    "witnesses/test_measured_presets.py::test_some_agree_with_their_class": "test_families.py; the references here",
+    "witnesses/test_verify_memory.py::test_every_phase_holds_what_torch_holds[deepseek-v2-lite?num_hidden_layers=2&"
+    "num_experts=8&hidden_size=256&vocab_size=1000]": "the mixture; simulator/test_inference.py",
+    "contracts/test_contributing.py::test_each_of_them_is_needed": "the lists that are enough",
+    "contracts/test_architecture.py::test_picture_is_that_of_the_imports": "the rooms that the picture names",
+    "reports/test_views.py::test_every_architecture_can_be_explained": "contracts/test_trees_add_up.py: its formulas",
+    "symbolic/test_explain.py::test_a_terminal_of_80_columns_holds_every_formula_whole[deepseek-v3]": "the others",
+    "symbolic/test_values_only.py::test_values_are_those_of_the_formulas[words0]": "the other two",
+    "studies/test_serve_identities.py::test_one_request_takes_the_time_of_time[gpt-oss-20b b200]": "the other models",
+    "studies/test_plan.py::test_a_row_needs_what_memory_says_of_it[megatron]": "experts under Megatron",
+    "studies/test_plan.py::test_a_row_needs_what_memory_says_of_it[deepspeed]": "test_selection.py; FSDP2",
+    "studies/test_run_time.py::test_plan_and_time_give_the_same_seconds[nothing hidden]": "FSDP; timing/",
+    "studies/test_run_time.py::test_plan_and_time_give_the_same_seconds[8 bits]": "timing/test_training.py",
+    "studies/test_run_time.py::test_plan_and_time_give_the_same_seconds[long sequences]": "timing/test_training.py",
+    "studies/test_cost.py::test_training_costs_its_steps_under_the_fastest_layout": "the golden cost; test_run_time.py",
+    "studies/test_fit.py::test_many_devices_run_the_phase_that_is_asked_for[--users 2-inference]": "no --phase",
+    "studies/test_fit.py::test_many_devices_run_the_phase_that_is_asked_for[--phase decode-decode]": "no --phase",
+    "test_certainty.py::test_errors_of_memory_are_those_of_the_rows": "test_published.py, test_gpu_measured.py",
+    "test_certainty.py::test_the_worst_row_is_named": "test_published.py, test_gpu_measured.py",
+    "reports/test_goldens.py::test_the_screen_is_the_golden[fit-serving]": "the golden fit-devices",
+    "reports/test_goldens.py::test_the_screen_is_the_golden[serve]": "studies/test_serving.py, test_documents.py",
+    "reports/test_goldens.py::test_the_screen_is_the_golden[cost]": "studies/test_cost.py, test_documents.py",
+    "frameworks/vllm/test_vllm.py::test_a_screen_has_at_most_24_lines_before_its_notes": "reports/test_screen.py",
+    "web/test_serving_panels.py::test_a_cost_is_that_of_the_command": "the servers; studies/test_cost.py",
+    "frameworks/llama_cpp/test_llama_cpp.py::test_fit_names_the_placements_that_a_card_holds": "the next test",
 }
 """Test below tests/ → where the same is found."""
 
@@ -44,7 +73,6 @@ LONGEST = (
     "tests/test_documents.py",
     "tests/cli/test_fuzz_files.py",
     "tests/sources/test_bad_config.py",
-    "tests/timing/test_measured.py",
     "tests/witnesses/test_config_fields.py",
     "tests/witnesses/test_distributed.py",
 )
