@@ -32,7 +32,7 @@ from tests.builders import CASES, WITH_CLASSES
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.device_memory.published import Outcome, fine_tuning, servers
 from tests.families import shapes_of
-from tests.samples import sampled, spread, with_rest
+from tests.samples import in_one_test, sampled, spread, with_rest
 from tests.witnesses.class_memory import classes_table
 from tests.witnesses.verdicts import QUANTITIES, coverage, recorded
 
@@ -144,6 +144,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
                 exec(source, space)
 
 
+@in_one_test
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_its_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

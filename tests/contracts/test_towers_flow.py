@@ -35,6 +35,7 @@ from tests.components.towers.test_tower_parts import beside
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.contracts.test_recording import Sizes, array, names, symbol
+from tests.samples import in_one_test
 
 KINDS: list[Any] = TOWERS.classes()
 EXAMPLES = [
@@ -180,6 +181,7 @@ def recorded(towers: dict[str, Any]) -> tuple[Flow, dict[str, Value]]:
     return f, record(f, towers)
 
 
+@in_one_test
 @pytest.mark.parametrize(("kind", "shape"), WRAPPED)
 def test_a_projector_reads_the_very_output_of_a_tower_above_it(kind: str, shape: dict[str, Any]) -> None:
     spec = ModelSpec.model_validate(read_config(wrapped(kind, shape))[0])

@@ -36,7 +36,7 @@ from tests.builders import SOME_PRESETS, fields_of, parts_of, run_config, spec_o
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
-from tests.samples import sampled
+from tests.samples import in_one_test, sampled
 from tests.sources.test_classes import classes_of
 from tests.witnesses.test_families import CASES, _known
 
@@ -223,6 +223,7 @@ def test_nearly_all_shapes_have_a_class() -> None:
     assert written.count(None) <= len(written) // 20
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", READ)
 def test_classes_that_are_written_exist(kind: str) -> None:
     """Checks every class that a config of the family can name, for each kind of head and of stack."""

@@ -36,7 +36,7 @@ from tests.builders import (
     with_other_causes,
 )
 from tests.families import shapes_of
-from tests.samples import sampled
+from tests.samples import in_one_test, sampled
 from tests.witnesses.verdicts import coverage, hold
 
 
@@ -127,6 +127,7 @@ def test_small_shapes_agree_with_the_reference(spec: ModelSpec) -> None:
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).read is not None])
 def test_every_family_has_two_shapes(kind: str) -> None:
     assert len(shapes_of(kind)) >= 2
@@ -143,6 +144,7 @@ def _wraps_a_text_model(kind: str) -> bool:
     return text is not None and family_of(text).text is None
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", [kind for kind in model_types() if _wraps_a_text_model(kind)])
 def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
     """The text config has the same meaning inside its wrapper, whose class may tie differently (test_ties.py) or add
@@ -215,6 +217,7 @@ default. Any other such field does not exist if a config omits it.
 """
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", [kind for kind in model_types() if not family_of(kind).code])
 def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
     """A field that a config omits has the default of its class; a changed default in another version of transformers

@@ -26,7 +26,7 @@ from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, 
 from llmcalc.witnesses.reference import verify_reference
 from tests.builders import WITH_CLASSES, fields_of, spec_of
 from tests.families.remote_code.kimi_k3 import TEXT as KIMI_K3
-from tests.samples import sampled
+from tests.samples import in_one_test, sampled
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "remote_code.json").read_text())
 KINDS = [kind for kind in model_types() if family_of(kind).code]
@@ -180,6 +180,7 @@ def test_a_model_with_its_encoder_has_its_published_number_of_parameters(name: s
     assert llmcalc.params(config, with_towers=True).total == published
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_source_of_the_class_is_given(kind: str) -> None:
     assert family_of(kind).code.startswith("https://")
