@@ -245,7 +245,7 @@ ADDED_UP = {
 
 @pytest.mark.parametrize(
     ("name", "dtype", "preset"),
-    spread(sampled(ADDED_UP, lambda case: [case[:2], (case[0], case[2])])),  # each format once
+    spread(sampled(ADDED_UP, lambda case: [case[:2], case[2]])),  # each preset once
 )
 def test_states_add_up_to_the_closed_form(name: str, dtype: str, preset: str) -> None:
     """Step counts are in the closed form; without values they are counted where they are on the device: for fused."""
