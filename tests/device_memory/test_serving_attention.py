@@ -13,7 +13,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.evidence import every_step
 from llmcalc.sources.presets import load_preset, model_names
-from tests.builders import verbs_of, with_other_causes
+from tests.builders import with_other_causes
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import examples
 from tests.simulator.models import without_values
@@ -34,10 +34,17 @@ def steps(spec: ModelSpec) -> list[Step]:
 
 
 def of_every_kind() -> list[str]:
-    """The widest preset of every verb that a flow has, and of every kind of model."""
+    """The widest preset of every kind of model, of mixer and of position."""
     specs = {name: load_preset(name).model for name in model_names()}
     widest = sorted(specs, key=lambda name: specs[name].hidden_size, reverse=True)
-    return with_other_causes(widest, lambda name: verbs_of(specs[name]))
+    return with_other_causes(widest, lambda name: mixers_of(specs[name]))
+
+
+def mixers_of(spec: ModelSpec) -> set[str]:
+    """What attention a model has, if any."""
+    mixers = [getattr(layer, "attention", layer) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()]
+    positions = [getattr(mixer, "position", None) for mixer in mixers]
+    return {spec.kind, *(type(part).__name__ for part in (*mixers, *positions))}
 
 
 @pytest.mark.parametrize(

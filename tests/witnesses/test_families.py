@@ -29,7 +29,7 @@ from tests.builders import (
     CASES,
     WITH_CLASSES,
     family_shapes,
-    fields_of,
+    parts_of,
     run_config,
     spec_of,
     verbs_of,
@@ -61,13 +61,12 @@ def _rules(config: dict[str, Any]) -> set[Any]:
 def shapes_with_lengths() -> Iterator[Any]:
     """Yields every small config with the length of its pass, or None for two lengths.
 
-    Two have every file of families, every field and rule that a family has of its own, and every value of a part's
-    field, so every rule that depends on the length. The other configs have nothing of their own, and are exhaustive.
+    Two have every file of families, every field and rule that a family has of its own, and every part of a part, so
+    every rule that depends on the length. Other values of the fields are compared by test_config_fields.py. The other
+    configs have nothing of their own, and are exhaustive.
     """
     shapes = dict(family_shapes())
-    two_lengths = set(
-        with_other_causes(shapes, lambda name: [*_rules(shapes[name]), *fields_of(spec_of(shapes[name]))])
-    )
+    two_lengths = set(with_other_causes(shapes, lambda name: [*_rules(shapes[name]), *parts_of(spec_of(shapes[name]))]))
     for name, config in shapes.items():
         if name in two_lengths:
             yield pytest.param(config, None, id=name)
