@@ -224,7 +224,7 @@ def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
         pytest.param("gpt2", Budget("parameters", 300_000_000), marks=pytest.mark.exhaustive),
         pytest.param("gemma2-9b", Budget("parameters", 2_000_000_000), marks=pytest.mark.exhaustive),
         pytest.param("gpt2", Budget("train_flops", 10**17), marks=pytest.mark.exhaustive),
-        ("gpt2", Budget("train_flops", 10**17, tokens=10**9)),
+        pytest.param("gpt2", Budget("train_flops", 10**17, tokens=10**9), marks=pytest.mark.exhaustive),
     ],
 )
 def test_search_finds_what_counting_every_shape_finds(name: str, budget: Budget) -> None:

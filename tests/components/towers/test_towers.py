@@ -25,7 +25,7 @@ from llmcalc.witnesses.transformers import build, verify_config
 from tests.builders import fields_of
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
-from tests.samples import sampled
+from tests.samples import sampled, spread
 from tests.witnesses.verdicts import hold
 
 TEXT: dict[str, Any] = {
@@ -124,7 +124,15 @@ def towers_of(spec: ModelSpec) -> dict[str, Node]:
     return {child.name: child for node in spec.tree().children if node.name == "towers" for child in node.children}
 
 
-@pytest.mark.parametrize(("kind", "shape"), WRAPPED)
+def kind_and_towers(case: tuple[str, dict[str, Any]]) -> set[Any]:
+    """Each kind of wrapper, and what its encoders have."""
+    kind, shape = case
+    return {kind, *fields_of(ModelSpec.model_validate(read_config(wrapped(kind, shape))[0]).towers)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), spread(sampled({str(case.id): case.values for case in WRAPPED}, kind_and_towers))
+)
 def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) -> None:
     """Compares node by node with the class's modules, and the total with encoders with the whole class."""
     config = wrapped(kind, shape)
