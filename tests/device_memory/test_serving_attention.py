@@ -23,6 +23,9 @@ GIB = 2**30
 LARGEST = 12 * GIB
 """Most bytes beside weights and cache: DeepSeek-V3 computes the keys and values of all heads from 32,768 latents."""
 
+FREE_SHARE = 400
+"""Of so many bytes of weights one is free in the allocator's blocks: 11 GiB of the 5.1 TiB of Kimi K3 in 16 bits."""
+
 WITHOUT_AN_ENGINE = ("at_distance", "local_mask")
 """Verbs of attention that no inference engine has a kernel for: disentangled attention (DeBERTa), Transformer-XL's
 scores by distance (Gopher, Chinchilla) and LongT5's blocks. transformers runs them step by step.
@@ -57,7 +60,8 @@ def test_no_preset_needs_much_more_than_weights_and_cache(names: Callable[[], It
     for name in names():
         run = memory(load_preset(name).model, Settings())
         device = run.device
-        beside[name] = device.device_bytes - device.by_kind["weights"] - device.by_kind["cache"]
+        weights = device.by_kind["weights"]
+        beside[name] = device.device_bytes - weights - weights // FREE_SHARE - device.by_kind["cache"]
         if run.attention == "eager":
             eager.append(name)
     largest = sorted(beside, key=lambda name: beside[name], reverse=True)

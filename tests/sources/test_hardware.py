@@ -226,6 +226,7 @@ def test_names_and_aliases_are_unique():
     assert {s for s in spellings if spellings.count(s) > 1} == set()
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("asked", "name"),
     [

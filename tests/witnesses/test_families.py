@@ -235,6 +235,7 @@ def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
         assert value in allowed, f"{kind}.{name}: {value!r} here, {has!r} in transformers"
 
 
+@in_one_test
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES if _known(c)])
 def test_real_configs_are_exact(case: Path) -> None:
     truth = _read(case / "truth.json")

@@ -25,7 +25,7 @@ from llmcalc.witnesses.transformers import build, verify_config
 from tests.builders import fields_of
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
-from tests.samples import sampled, spread
+from tests.samples import in_one_test, sampled, spread
 from tests.witnesses.verdicts import hold
 
 TEXT: dict[str, Any] = {
@@ -182,6 +182,7 @@ UNMEASURED = {"gemma3n": "its class needs timm"}
 MEASURED_WHOLE = {"t5gemma2": "its shapes in tests/families have towers"}
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", READ)
 def test_tower_defaults_are_those_of_the_configuration_class(kind: str) -> None:
     """Compares defaults of the section's class, of the wrapper's class, and of an encoder without a section."""
@@ -248,6 +249,7 @@ def test_towers_of_published_configs(name: str) -> None:
     assert not any("tower" in note or "vision" in note for note in preset.notes)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("kind", "change", "says"),
     [
