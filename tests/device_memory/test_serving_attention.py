@@ -37,7 +37,7 @@ def steps(spec: ModelSpec) -> list[Step]:
 
 
 def of_every_kind() -> list[str]:
-    """The widest preset of every kind of model, of mixer and of position."""
+    """The widest preset of every kind of model and of mixer."""
     specs = {name: load_preset(name).model for name in model_names()}
     widest = sorted(specs, key=lambda name: specs[name].hidden_size, reverse=True)
     return with_other_causes(widest, lambda name: mixers_of(specs[name]))
@@ -46,8 +46,7 @@ def of_every_kind() -> list[str]:
 def mixers_of(spec: ModelSpec) -> set[str]:
     """What attention a model has, if any."""
     mixers = [getattr(layer, "attention", layer) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()]
-    positions = [getattr(mixer, "position", None) for mixer in mixers]
-    return {spec.kind, *(type(part).__name__ for part in (*mixers, *positions))}
+    return {spec.kind, *(type(mixer).__name__ for mixer in mixers)}
 
 
 @pytest.mark.parametrize(
