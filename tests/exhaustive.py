@@ -61,14 +61,14 @@ EXHAUSTIVE: dict[str, str] = {
     "witnesses/test_gpu_measured.py::test_requested_bytes_are_near": "the comparisons with torch to the byte",
     "witnesses/test_gpu_measured.py::test_blocks_and_segments_are_near": "simulator/test_allocator.py",
     "witnesses/test_gpu_measured.py::test_classes_of_transformers_take_what_is_computed": "test_class_memory.py",
-    "witnesses/test_measured_presets.py::test_some_agree_with_their_reference": "test_families.py; every part's examples",
+    "witnesses/test_measured_presets.py::test_some_agree_with_their_reference": "test_families.py; parts",
     "witnesses/test_verify_memory.py::test_every_phase_holds_what_torch_holds[apertus-8b?num_hidden_layers=1&"
     "hidden_size=256&vocab_size=1000]": "simulator/test_families.py",
     "witnesses/test_verify_memory.py::test_every_phase_holds_what_torch_holds[gemma2-2b?num_hidden_layers=2&"
     "hidden_size=256&vocab_size=1000]": "simulator/test_families.py",
     "witnesses/test_latent.py::test_expanded_on_top_of_a_context_costs_what_the_class_does[deepseek_v32]": "the others",
     "witnesses/test_latent.py::test_expanded_on_top_of_a_context_costs_what_the_class_does[deepseek_v2]": "the others",
-    "frameworks/test_selective_recompute.py::test_selective_is_the_frameworks_own[deepspeed]": "torch, whose mode it has",
+    "frameworks/test_selective_recompute.py::test_selective_is_the_frameworks_own[deepspeed]": "torch, whose it is",
     "contracts/test_toy_part.py::test_it_is_verified_past_its_window": "test_witnesses.py, which verifies the toy",
     "test_bounds.py::test_large_sizes_are_answered[serving on the most devices]": "a plan for the most devices",
     "test_bounds.py::test_large_sizes_are_answered[a plan for a large prime]": "a plan for the most devices",
