@@ -68,13 +68,14 @@ armed = -60.0
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that hangs for five minutes shows where and fails. pytest's own option starts a thread for each test; this
-    starts one in a minute.
+    """A test that hangs for ten minutes shows where and fails. pytest's own option starts a thread for each test; this
+    starts one in a minute. A process that waits for the tests of another waits less.
     """
     global armed
-    if time.monotonic() - armed >= 60:
+    stderr = item.config.stash.get(fault_handler_stderr_fd_key, None)
+    if stderr is not None and time.monotonic() - armed >= 60:
         armed = time.monotonic()
-        faulthandler.dump_traceback_later(360, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
+        faulthandler.dump_traceback_later(660, exit=True, file=stderr)
 
 
 def pytest_enter_pdb() -> None:
