@@ -21,7 +21,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Cost
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import family_of, model_types
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load
 from llmcalc.sources.to_hf import to_config
@@ -44,13 +44,13 @@ READ = [kind for kind in model_types() if family_of(kind).read is not None]
 
 
 def fields_of_family(kind: str) -> set[Any]:
-    """What is written of a family: the fields of its class, and its own rules for them."""
+    """What is written of a family: the file that reads it, and its own rules."""
     family = family_of(kind)
-    return {*family.defaults, *(rule if callable(rule) else (name, rule) for name, rule in family.writes.items())}
+    return {FILE_OF[kind], *(rule if callable(rule) else (name, rule) for name, rule in family.writes.items())}
 
 
 WRITTEN = sampled({kind: kind for kind in READ}, fields_of_family)
-"""Families whose configs are written; those with no field or rule of their own are exhaustive."""
+"""Families whose configs are written; those with no file or rule of their own are exhaustive."""
 
 FAMILIES = (
     "llama",
