@@ -32,6 +32,8 @@ def is_zero(value: Number) -> bool:
 
 def add(left: Number, right: Number) -> Number:
     """Returns `left + right`, skipping a plain 0 (which would cost a pass over a million-element array)."""
+    if type(left) is int and type(right) is int:  # nearly always
+        return left + right
     if is_zero(left):
         return right
     return left if is_zero(right) else left + right

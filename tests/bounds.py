@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -106,6 +107,8 @@ def _serve() -> None:
     sys.path.pop(0)  # the folder of this file, whose modules are named like those of libraries
     for module in ("cli.main", "cli.memory", "questions.runs", "sources.target", "frameworks.launch.read"):
         import_module(f"llmcalc.{module}")
+    with suppress(ImportError):
+        import_module("httpx")  # what huggingface_hub imports, for the most part
     while line := sys.stdin.readline():
         request = json.loads(line)
         print(json.dumps(_measure(request)), flush=True)

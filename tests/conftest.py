@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from llmcalc.cli.main import main
 from tests.exhaustive import EXHAUSTIVE, LONGEST
@@ -40,7 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     none has one of them left when the others end.
     """
     for item in items:
-        if item.nodeid.removeprefix("tests/") in EXHAUSTIVE:
+        name = item.nodeid.removeprefix("tests/")
+        if name in EXHAUSTIVE or name.partition("[")[0] in EXHAUSTIVE:
             item.add_marker(pytest.mark.exhaustive)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
@@ -56,6 +60,30 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+
+
+armed = -60.0
+"""When the timer of a test that hangs was set."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that hangs for ten minutes shows where and fails. pytest's own option starts a thread for each test; this
+    starts one in a minute. A process that waits for the tests of another waits less.
+    """
+    global armed
+    stderr = item.config.stash.get(fault_handler_stderr_fd_key, None)
+    if stderr is not None and time.monotonic() - armed >= 60:
+        armed = time.monotonic()
+        faulthandler.dump_traceback_later(660, exit=True, file=stderr)
+
+
+def pytest_enter_pdb() -> None:
+    faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_sessionfinish() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

@@ -94,6 +94,7 @@ def docstrings() -> Iterator[Name]:
 
 
 @cache
+@cache
 def vague_counts() -> dict[str, int]:
     """Room → how often its code has one of the vague identifiers."""
     counts: Counter[str] = Counter()

@@ -12,6 +12,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from tests.families import shapes_of
+from tests.samples import in_one_test
 
 CONFIG = shapes_of("llama")[0]
 WRONG: list[tuple[Callable[[], Any], str]] = [
@@ -42,6 +43,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
+@in_one_test
 @pytest.mark.parametrize(("ask", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_what_is_wrong_is_said(ask: Callable[[], Any], message: str) -> None:
     with pytest.raises(InputError) as error:

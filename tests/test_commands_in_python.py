@@ -21,6 +21,7 @@ from llmcalc.cli.main import COMMANDS, module_name
 from llmcalc.errors import InputError
 from llmcalc.plots.pictures import Picture
 from tests.families import shapes_of
+from tests.samples import in_one_test
 from tests.test_imports import PACKAGE, modules
 
 CONFIG = json.dumps(shapes_of("llama")[0])
@@ -286,6 +287,7 @@ WITH_ANY |= {"verify": {"layout": True}}
 """Command → the groups of options that its function takes as `**options`."""
 
 
+@in_one_test
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "plot"])
 def test_options_have_the_same_names(command: str) -> None:
     function = inspect.signature(getattr(llmcalc, module_name(command))).parameters
@@ -356,6 +358,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
+@in_one_test
 @pytest.mark.parametrize(("ask", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_bad_input_is_one_line(ask: Callable[[], Any], message: str) -> None:
     with pytest.raises(InputError) as error:

@@ -25,6 +25,7 @@ from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.sources import hub
 from llmcalc.workload.setting import declared
 from tests.families import shapes_of
+from tests.samples import in_one_test
 
 CONFIG = shapes_of("llama")[0]
 
@@ -155,6 +156,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@in_one_test
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_one_line(name: str) -> None:
     tool, arguments, message = WRONG[name]

@@ -32,7 +32,7 @@ from tests.builders import CASES, WITH_CLASSES
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.device_memory.published import Outcome, fine_tuning, servers
 from tests.families import shapes_of
-from tests.samples import spread, with_rest
+from tests.samples import in_one_test, sampled, spread, with_rest
 from tests.witnesses.class_memory import classes_table
 from tests.witnesses.verdicts import QUANTITIES, coverage, recorded
 
@@ -87,10 +87,15 @@ their own (studies, plots, witnesses/test_verify_memory.py).
 SHOWN_BY = {command: (command, shown) for command, shown in texts_by_command().items()}
 
 
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    spread(with_rest(SHOWN_BY, [command for command in SHOWN_BY if not command.startswith(SEARCHES)])),
-)
+def options_of(command: str) -> set[tuple[str, str]]:
+    """What may change a screen: an option of a command. What a screen says of one model, it says of others."""
+    if command.startswith(SEARCHES):
+        return set()
+    _, name, *words = command.split()
+    return {(name, ""), *((name, word) for word in words if word.startswith("-"))}
+
+
+@pytest.mark.parametrize(("command", "shown"), spread(sampled(SHOWN_BY, lambda shown_by: options_of(shown_by[0]))))
 def test_outputs_are_current(command: str, shown: set[str]) -> None:
     assert shown == {without_times(printed(command))}, "run python -m tests.test_readme"
 
@@ -139,6 +144,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
                 exec(source, space)
 
 
+@in_one_test
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_its_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

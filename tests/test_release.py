@@ -247,7 +247,7 @@ def test_a_models_config_that_is_damaged_fails_the_run(pull_request: tuple[Path,
     assert "models/a model/config.json: model_type: missing" in ran.stderr
 
 
-@pytest.mark.parametrize("models", ["", ":(glob)**/config.json"])
+@pytest.mark.parametrize("models", [pytest.param("", marks=pytest.mark.exhaustive), ":(glob)**/config.json"])
 def test_links_are_not_followed(models: str, pull_request: tuple[Path, dict[str, str]]) -> None:
     work, env = pull_request
     (work / "secret").mkdir()
@@ -259,7 +259,14 @@ def test_links_are_not_followed(models: str, pull_request: tuple[Path, dict[str,
     assert "secret" not in Path(outputs(env)["report"]).read_text()
 
 
-@pytest.mark.parametrize("base", ["HEAD", "main", "1" * 40])
+@pytest.mark.parametrize(
+    "base",
+    [
+        "HEAD",
+        pytest.param("main", marks=pytest.mark.exhaustive),
+        pytest.param("1" * 40, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_action_runs_nothing_of_a_folder_that_looks_like_a_repository(
     base: str, pull_request: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:

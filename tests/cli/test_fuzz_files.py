@@ -14,13 +14,13 @@ from llmcalc.cli import main as command
 from tests import fuzz
 
 ROOT = Path(__file__).parents[2]
-INPUTS = 60
 
 
-def test_damaged_files_of_every_kind() -> None:
+@pytest.mark.parametrize("inputs", [30, pytest.param(300, marks=pytest.mark.exhaustive)])
+def test_damaged_files_of_every_kind(inputs: int) -> None:
     """In a process of its own, since the memory is measured too."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--inputs", str(INPUTS), "--seed", "0"],
+        [sys.executable, "-m", "tests.fuzz", "--inputs", str(inputs), "--seed", "0"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -29,7 +29,7 @@ def test_damaged_files_of_every_kind() -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert re.search(rf"^{INPUTS} inputs, 0 wrong", done.stdout, re.MULTILINE)
+    assert re.search(rf"^{inputs} inputs, 0 wrong", done.stdout, re.MULTILINE)
 
 
 def test_each_reader_answers_some_and_refuses_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

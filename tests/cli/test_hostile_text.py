@@ -37,7 +37,7 @@ from llmcalc.reports.document import Column, Linked, Report, Row, Shown, Table, 
 from llmcalc.reports.formats import WRITERS
 from llmcalc.reports.formats.html import html
 from llmcalc.reports.formats.plain import escaped
-from tests.samples import sampled
+from tests.samples import in_one_test, sampled
 
 CONTROL = "\x1b]0;t\x07\x1b[2J\r\n\t\x9b1m\x7f\u202e\u2066\u2028\u200b"
 NAME = f"=1+1{CONTROL}[link=x][red]:smile:$x_1$<b>*a*@me`|#1"
@@ -447,6 +447,7 @@ def as_rendered(text: str) -> str:
     return plain.replace("\u200b", "")
 
 
+@in_one_test
 @pytest.mark.parametrize("text", MARKUP)
 def test_markdown_is_text(text: str) -> None:
     out = io.StringIO()

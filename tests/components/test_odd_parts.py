@@ -36,6 +36,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.reference import verify_reference
 from tests.contracts.test_parts import around_a_model, decoder
+from tests.samples import in_one_test
 
 
 def changed(part: Any, **fields: Any) -> Any:
@@ -143,6 +144,7 @@ REFUSED = [
 ]
 
 
+@in_one_test
 @pytest.mark.parametrize(("part", "fields", "message"), REFUSED)
 def test_what_could_not_run_is_refused(part: Any, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
@@ -297,6 +299,7 @@ REFUSED_MODELS = [
 ]
 
 
+@in_one_test
 @pytest.mark.parametrize(("table", "message"), REFUSED_MODELS)
 def test_what_cannot_stand_there_is_refused(table: Any, message: str) -> None:
     with pytest.raises(ValidationError) as caught:

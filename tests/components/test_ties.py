@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config
 from tests.components.towers.test_towers import UNMEASURED, wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.samples import sampled
@@ -44,6 +44,12 @@ def tied_by_class(config: dict[str, Any]) -> bool:
     return bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
 
 
+def rules_of(kind: str) -> set[Any]:
+    """What a wrapper has of its own: the file that reads it, and its rules of tying."""
+    family = family_of(kind)
+    return {FILE_OF[kind], ("ties", family.ties), ("generates", family.generates), ("filled", *family.filled)}
+
+
 def deciding(case: tuple[str, bool, bool | None]) -> set[Any]:
     """What decides: which of two values that differ the class reads, and for each kind of wrapper every combination."""
     kind, outer, inner = case
@@ -62,7 +68,7 @@ def test_the_head_is_tied_where_the_class_ties_it(case: tuple[str, bool, bool | 
 
 
 @pytest.mark.parametrize("inner", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sampled({kind: kind for kind in KINDS}, rules_of))
 def test_where_the_wrapper_says_nothing_the_text_decides_and_a_remark_names_another_default(
     kind: str, inner: bool
 ) -> None:

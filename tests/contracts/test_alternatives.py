@@ -28,6 +28,7 @@ from llmcalc.workload.rows import TOKENS
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.contracts.test_parts import around_a_model
+from tests.samples import in_one_test
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")
@@ -75,12 +76,14 @@ def differing(alternatives: Alternatives) -> list[str]:
     return [name for name in others if held(alternatives.branches[name]) != expected]
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_all_forms_hold_the_same(example: Component) -> None:
     for alternatives in alternatives_in(around_a_model(example).program().root):
         assert not differing(alternatives)
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_each_form_runs_in_some_workload(example: Component) -> None:
     for alternatives in alternatives_in(around_a_model(example).program().root):
@@ -89,6 +92,7 @@ def test_each_form_runs_in_some_workload(example: Component) -> None:
         assert {EAGER.form(names, w) for w in WORKLOADS} == set(names)
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_tree_counts_the_form_that_runs(example: Component) -> None:
     """The FLOPs of a branch equal those of its nodes in the tree, in every workload in which its form runs."""

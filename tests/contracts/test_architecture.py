@@ -21,6 +21,12 @@ def test_picture_is_that_of_the_imports() -> None:
     assert LINES.sub("", PICTURE.read_text()) == LINES.sub("", draw()), "out of date: python -m tests.contracts.rooms"
 
 
+def test_picture_names_the_rooms_that_there_are() -> None:
+    """Where they stand and how their arrows run takes seconds to find, which the exhaustive test above does."""
+    lines, _ = read_rooms()
+    assert set(re.findall(r">([^<>]+)</text>", LINES.sub(">", PICTURE.read_text()))) >= set(lines)
+
+
 def test_every_file_that_is_named_exists() -> None:
     """Paths are below llmcalc/ or from the repository's root, and a Hugging Face name is not one."""
     paths = set(PATH.findall(PAGE))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.contracts.copies import PACKAGE, TOYS, command, copy_to, insert, python
+from tests.contracts.copies import PACKAGE, TOYS, command, copy_to, insert, outputs, python
 
 GUIDE = PACKAGE.parent / "CONTRIBUTING.md"
 MIXERS = '        "mla": "mixers.mla:MLA",\n'
@@ -23,6 +23,9 @@ COMMANDS = '    "presets",\n'
 CONFIG = {"model_type": "toyllm", "architectures": ["ToyLlmForCausalLM"], "toy_colour": "green"}
 LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64
 """Parameters of a layer of the toys: q and o, k and v for two heads of 16, three matrices of the FFN, two norms."""
+
+
+AS_JSON = ("--format", "json")
 
 
 class Change(NamedTuple):
@@ -50,8 +53,9 @@ def a_family(copy: Path) -> None:
 
 
 def a_preset(copy: Path) -> None:
-    assert command(copy, "params", "nobody/toy-1")["params"]["total"] == 2 * 1000 * 64 + 2 * LAYER + 64
-    assert '"toy-1"' in json.dumps(command(copy, "presets", "toy"))
+    counted, listed = outputs(copy, ("params", "nobody/toy-1", *AS_JSON), ("presets", "toy", *AS_JSON))
+    assert json.loads(counted)["params"]["total"] == 2 * 1000 * 64 + 2 * LAYER + 64
+    assert '"toy-1"' in listed
 
 
 def an_accelerator(copy: Path) -> None:
@@ -65,30 +69,42 @@ def a_cost(copy: Path) -> None:
 
 
 def a_view(copy: Path) -> None:
-    assert command(copy, "depth", "bart-large")["layers"] == 24
-    assert "depth" in python(copy, "-m", "llmcalc", "--help")
+    document, text = outputs(copy, ("depth", "bart-large", *AS_JSON), ("--help",))
+    assert json.loads(document)["layers"] == 24
+    assert "depth" in text
 
 
 def an_optimizer(copy: Path) -> None:
     run = ("gpt2", "--phase", "training", "--seq", "64", "--optimizer", "signum", "--precision", "fp32")
-    found = command(copy, "memory", *run)
+    alone, text, sharded = outputs(
+        copy,
+        ("memory", *run, *AS_JSON),
+        ("memory", "--help-all"),
+        ("memory", *run, "--framework", "fsdp2", "--fsdp", "2", *AS_JSON),
+    )
+    found = json.loads(alone)
     assert found["memory"]["by_kind"]["optimizer"] == 4 * 124439808
     assert found["memory"]["terms"][0]["status"] == "untested"
-    assert "schedule-free-sgd, signum" in " ".join(python(copy, "-m", "llmcalc", "memory", "--help-all").split())
-    sharded = command(copy, "memory", *run, "--framework", "fsdp2", "--fsdp", "2")
-    assert sharded["framework"]["name"] == "fsdp2"
+    assert "schedule-free-sgd, signum" in " ".join(text.split())
+    assert json.loads(sharded)["framework"]["name"] == "fsdp2"
 
 
 def a_framework(copy: Path) -> None:
     run = ("gpt2", "--phase", "training", "--framework", "toyframe", "--dp", "2")
-    found = command(copy, "memory", *run)
+    (copy / "job.json").write_text('{"toyframe": 2}')
+    found, launched, plan = map(
+        json.loads,
+        outputs(
+            copy,
+            ("memory", *run, *AS_JSON),
+            ("memory", "gpt2", "--launch", "job.json", *AS_JSON),
+            ("plan", "gpt2", "--devices", "2", "--framework", "toyframe", "--hardware", "h100", *AS_JSON),
+        ),
+    )
     assert found["framework"]["name"] == "toyframe"
     assert [(each["kind"], each["buffer_bytes"]) for each in found["communication"]] == [("all_reduce", 2 * 124439808)]
     assert found["memory"]["terms"][0]["status"] == "untested"
-    (copy / "job.json").write_text('{"toyframe": 2}')
-    launched = command(copy, "memory", "gpt2", "--launch", "job.json")
     assert (launched["launch"]["kind"], launched["communication"]) == ("toyjob", found["communication"])
-    plan = command(copy, "plan", "gpt2", "--devices", "2", "--framework", "toyframe", "--hardware", "h100")
     assert [one["layout"]["dp"] for one in plan["feasible"]] == [2]
 
 

@@ -16,6 +16,7 @@ from llmcalc.costs.flops import forward_of
 from llmcalc.model import ModelSpec
 from tests.builders import run_config
 from tests.contracts.test_parts import around_a_model
+from tests.samples import in_one_test
 
 LONGEST = 40
 EXAMPLES = [
@@ -38,6 +39,7 @@ def bends(spec: ModelSpec) -> set[int]:
     return found
 
 
+@in_one_test
 @pytest.mark.parametrize("mixer", EXAMPLES)
 def test_it_names_the_lengths_at_which_it_changes(mixer: TokenMixer) -> None:
     found, reach = bends(around_a_model(mixer)), mixer.reach()

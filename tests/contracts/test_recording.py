@@ -21,6 +21,7 @@ from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.symbolic.symbolic import letter_of
 from tests.contracts.test_parts import around_a_model, decoder
+from tests.samples import in_one_test
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")
@@ -88,6 +89,7 @@ def test_symbols_and_arrays_record_the_program_of_ints(example: Component) -> No
         assert list(np.broadcast_to(arrays.node().total(cost), (2,))) == [expected, expected]
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_what_goes_round_a_loop_has_the_same_axes_at_both_ends(example: Component) -> None:
     """The output of one layer is the input of the next: the same rows and the same named axes."""
@@ -103,6 +105,7 @@ def _scopes(scope: Scope) -> list[Scope]:
     return [scope, *(deeper for one in inner for deeper in _scopes(one))]
 
 
+@in_one_test
 @pytest.mark.parametrize(
     "example", [example for example in EXAMPLES if not getattr(example.values[0], "gru_size", None)]
 )

@@ -35,6 +35,7 @@ from tests.components.towers.test_tower_parts import beside
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.contracts.test_recording import Sizes, array, names, symbol
+from tests.samples import in_one_test
 
 KINDS: list[Any] = TOWERS.classes()
 EXAMPLES = [
@@ -66,12 +67,14 @@ def scopes(scope: Scope) -> Iterator[Scope]:
                 yield from scopes(inner)
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_output_of_a_tower_is_as_wide_as_it_says(example: Any) -> None:
     _, out = alone(example)
     assert out.width == example.output_width
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_tower_reads_what_was_made_before_or_what_it_is_given(example: Any) -> None:
     """No edge comes from the text model, from nowhere, or from a later step; and the input is read."""
@@ -111,6 +114,7 @@ def test_symbols_and_arrays_record_the_towers_of_a_wrapper(kind: str) -> None:
     same_in_symbols_and_arrays(ModelSpec.model_validate(read_config(wrapped(kind, WRAPPERS[kind][2][0]))[0]))
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_equal_layers_of_a_tower_give_what_the_next_one_takes(example: Any) -> None:
     f, _ = alone(example)
@@ -120,6 +124,7 @@ def test_equal_layers_of_a_tower_give_what_the_next_one_takes(example: Any) -> N
             assert (scope.takes.rows, scope.takes.axes) == (scope.gives.rows, scope.gives.axes)
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_attention_in_a_tower_sees_both_ways_and_leaves_the_text_model_causal(example: Any) -> None:
     f = Flow(memory=Value(PATCHES, ()))
@@ -180,6 +185,7 @@ def recorded(towers: dict[str, Any]) -> tuple[Flow, dict[str, Value]]:
     return f, record(f, towers)
 
 
+@in_one_test
 @pytest.mark.parametrize(("kind", "shape"), WRAPPED)
 def test_a_projector_reads_the_very_output_of_a_tower_above_it(kind: str, shape: dict[str, Any]) -> None:
     spec = ModelSpec.model_validate(read_config(wrapped(kind, shape))[0])
@@ -234,6 +240,7 @@ def test_convolutions_leave_as_many_frames_as_the_reference(example: Conformer, 
     assert (rows_of(example, frames), example.output_width) == out.shape[1:]
 
 
+@in_one_test
 @pytest.mark.parametrize("kernel", [(2, 3), (3, 3), (4, 2), (5, 3)])
 @pytest.mark.parametrize("stride", [(1, 1), (2, 2), (3, 2)])
 def test_a_spectrum_is_as_long_and_as_high_as_what_each_convolution_leaves(
@@ -278,6 +285,7 @@ def test_an_encoder_of_sound_has_the_positions_of_its_table() -> None:
     assert out.rows.new(Workload()) == 9
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_how_many_patches_there_are_is_not_known(example: Any) -> None:
     _, out = alone(example)

@@ -23,7 +23,7 @@ from llmcalc.reports import params as params_view
 from llmcalc.sources.preset import Preset
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import Setting
-from tests.builders import family_shapes, parts_of, spec_of
+from tests.builders import family_shapes, parts_of, spec_of, verbs_of
 from tests.samples import sampled
 
 SHAPES = dict(family_shapes())
@@ -96,7 +96,7 @@ def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fracti
     return {"active": values["params"], **values}, sums
 
 
-@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in FIRST.items()}, parts_of))
+@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in FIRST.items()}, verbs_of))
 def test_the_rows_of_explain_add_up_to_its_model_row(spec: ModelSpec) -> None:
     model, rows = _rows(spec, "all", seq=40)
     assert rows == {quantity: value for quantity, value in model.items() if quantity in rows or value}

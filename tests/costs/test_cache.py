@@ -25,6 +25,7 @@ from llmcalc.ops.base import CACHE
 from llmcalc.witnesses.measure import cache_bytes_by_path
 from llmcalc.workload.run_config import RunConfig
 from tests.contracts.test_parts import CAUSAL, around_a_model, decoder, encoder_decoder, source_of
+from tests.samples import in_one_test
 
 
 def if_(cache: CacheSize) -> dict[str, int]:
@@ -141,6 +142,7 @@ def test_an_encoder_keeps_nothing() -> None:
 # The bytes that the reference caches
 
 
+@in_one_test
 @pytest.mark.parametrize("example", CAUSAL)
 def test_what_is_listed_is_what_is_held(example: Component) -> None:
     """The kinds add up to the total, and the reference caches the same bytes, with 32 bits per element."""

@@ -11,6 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.cache_formats import FORMATS, Vector, cache_format
 from llmcalc.errors import InputError
+from tests.samples import in_one_test
 
 Run = Callable[..., Any]
 LAYERS, KV_HEADS, HEAD_DIM, TOKENS = 32, 8, 128, 1024  # Llama 3 8B
@@ -35,6 +36,7 @@ PER_HEAD = {
 """Bytes of one token's key and value in one head of 128."""
 
 
+@in_one_test
 @pytest.mark.parametrize("name", PER_HEAD)
 def test_a_cache_by_hand(name: str) -> None:
     cache = llmcalc.kv("llama3-8b", seq=TOKENS, dtype=name)

@@ -34,7 +34,7 @@ from llmcalc.ops import AttentionCore
 from llmcalc.witnesses.counter import flop_counter
 from llmcalc.witnesses.variants import add_checkpoints
 from llmcalc.workload.recompute import recompute_of
-from tests.builders import parts_of, run_config
+from tests.builders import run_config, verbs_of
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
 from tests.samples import sampled
 
@@ -308,7 +308,7 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
 
 
 @pytest.mark.parametrize(
-    "name", sampled({name: name for name in CHECKPOINTED}, lambda name: [*parts_of(CHECKPOINTED[name])])
+    "name", sampled({name: name for name in CHECKPOINTED}, lambda name: verbs_of(CHECKPOINTED[name]))
 )
 def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     spec = CHECKPOINTED[name]

@@ -17,16 +17,12 @@ def things(case: Case) -> set[Thing]:
     return of_run(spec, training_config.choices, training_config.optimizer, training_config.include)
 
 
-PAIRED = ("--attn-implementation",)
-"""Options of which each value meets each model in every run, beside each value of every other option. Adapters are
-compared with torch by part in simulator/test_lora.py and simulator/test_profiler.py.
-"""
-
-
 def causes(case: Case) -> set[tuple[str, ...]]:
+    """Each model, and each value of every option. In simulator/ each attention meets each part (test_sdpa.py,
+    test_attention_variants.py), and adapters do (test_lora.py, test_profiler.py).
+    """
     values = dict(case.values)
-    pairs = {(case.model, option, values[option]) for option in PAIRED}
-    return {*pairs, *case.values, ("steps", values["--optimizer"], values["--optimizer-impl"])}
+    return {(case.model,), *case.values, ("steps", values["--optimizer"], values["--optimizer-impl"])}
 
 
 @compares(things)

@@ -15,6 +15,7 @@ from llmcalc.errors import InputError
 from llmcalc.simulator.meter import KINDS
 from llmcalc.sources.hardware import COMMON_HARDWARE, load_hardware
 from tests.contracts.test_parts import decoder
+from tests.samples import in_one_test
 
 SMALL, OLDER = "smollm2-135m?num_hidden_layers=2", "gpt2?num_hidden_layers=2"
 
@@ -202,6 +203,7 @@ def test_an_encoder_alone_reads_and_learns_but_does_not_decode(run: Any) -> None
 # What is refused
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -21,6 +21,7 @@ from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from tests.contracts.test_parts import FEED_FORWARD, decoder
+from tests.samples import in_one_test
 
 CORRECTED = next(example for example in MoE.examples() if getattr(example.router, "score_correction", None) == "buffer")
 MIXTURE = decoder(
@@ -121,6 +122,7 @@ def test_all_linear_layers_of_the_layers_have_adapters() -> None:
 # The same code on arrays and symbols
 
 
+@in_one_test
 @pytest.mark.parametrize("name", NAMES)
 def test_arrays_give_what_integers_give(name: str) -> None:
     setup = Settings("training", optimizer=name, momentum=True if name == "sgd" else None, master_weights="fp32")
@@ -176,6 +178,7 @@ def test_it_fits_to_the_last_byte() -> None:
 # Rejected settings
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("setup", "message"),
     [

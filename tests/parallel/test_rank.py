@@ -175,7 +175,15 @@ CASES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("at", ["first", "last of its tensor group", "between", "last"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param("first", marks=pytest.mark.exhaustive),
+        "last of its tensor group",
+        "between",
+        pytest.param("last", marks=pytest.mark.exhaustive),
+    ],
+)
 @pytest.mark.parametrize(("name", "layers", "layout"), CASES)
 def test_shards_of_1024_ranks(name: str, layers: int | None, layout: Layout, at: str) -> None:
     """Every parameter of a rank, its elements and bytes, equals the shard that torch makes."""

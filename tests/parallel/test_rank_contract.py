@@ -31,6 +31,7 @@ from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.contracts.test_parts import around_a_model, decoder
+from tests.samples import in_one_test
 
 SIGHT = RunConfig(Workload(batch=2, seq=24, phase="training"))
 
@@ -140,6 +141,7 @@ REFUSED = {
 """Examples that have a reason of their own not to be divided, besides sizes."""
 
 
+@in_one_test
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_rank_of_a_part_computes_its_share(name: str, tp: int) -> None:

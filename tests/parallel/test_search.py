@@ -17,6 +17,7 @@ from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.nearest import nearest_layouts, suggest_nearest_layouts
 from llmcalc.parallel.rank_model import rank_model
 from llmcalc.parallel.search import BATCH, HEADS, LAYERS, ROUNDS, SEQUENCE, even_stage_sizes, search
+from tests.samples import in_one_test
 
 
 @pytest.mark.parametrize(("layers", "count"), [(126, 16), (61, 8), (7, 7), (5, 2), (80, 6)])
@@ -82,6 +83,7 @@ def test_sizes_that_are_given_are_tried() -> None:
     assert (deep.possible, set(deep.refused)) == ([], {LAYERS})
 
 
+@in_one_test
 @pytest.mark.parametrize("number", [1, 2, 97, 1024, 10**9, 10**9 + 7, 2**40, 360360, 999983**2])
 @pytest.mark.parametrize("most", [None, 1, 8, 1000])
 def test_divisors(number: int, most: int | None) -> None:

@@ -16,6 +16,7 @@ from llmcalc.plots.schedule import schedule as picture
 from llmcalc.reports import palette
 from llmcalc.reports.formats.table import render
 from llmcalc.reports.schedule import PASSES, Chart, report
+from tests.samples import in_one_test
 
 HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
 SCHEDULES = {
@@ -62,6 +63,7 @@ def test_passes_differ_without_colour() -> None:
     assert len(set(palette.PASSES.values())) == len(palette.PASSES) == len(PASSES)
 
 
+@in_one_test
 @pytest.mark.parametrize("columns", [60, 80, 100, 200])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_terminal_shows_what_runs_and_when(name: str, columns: int) -> None:

@@ -14,6 +14,7 @@ from llmcalc.errors import InputError
 from llmcalc.ops import DecayScan, DeltaRule, HeadScan, MatrixMemory, SelectiveScan
 from tests.builders import family_shapes
 from tests.contracts.test_parts import EXAMPLES, around_a_model
+from tests.samples import in_one_test
 
 RECURRENCES = (DecayScan, DeltaRule, HeadScan, MatrixMemory, SelectiveScan)
 DECODE = ("--phase", "decode", "--context", "100")
@@ -94,6 +95,7 @@ def test_what_decoding_runs_otherwise_and_what_is_not_counted(
         assert uncounted in shown
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_recurrence_says_what_of_it_is_not_counted(example: Component) -> None:
     spec = around_a_model(example)

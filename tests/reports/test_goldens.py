@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmcalc.cli.main import COMMANDS
+from tests.samples import in_one_test
 from tests.test_readme import ROOT, printed, without_times
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -101,6 +102,7 @@ def test_no_golden_is_left_over() -> None:
     assert {path.name for path in GOLDENS.iterdir()} == {f"{name}.txt" for name in ALL}
 
 
+@in_one_test
 @pytest.mark.parametrize("name", ALL)
 def test_it_fits_eighty_columns(name: str) -> None:
     if name not in ("params-json", "params-markdown", "diff-markdown", "explain-latex"):

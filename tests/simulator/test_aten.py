@@ -13,6 +13,7 @@ from llmcalc.simulator.aten import Aten
 from llmcalc.simulator.autograd import Graph, backward, saved_storages
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES, Tensor, empty
+from tests.samples import in_one_test
 from tests.simulator.witness import Held, measured
 
 BF16, F32, LONG, BOOL = torch.bfloat16, torch.float32, torch.int64, torch.bool
@@ -300,6 +301,7 @@ def theirs(case: Case, log: list[str] | None = None) -> Held:
     return measured(lambda: case.theirs(*inputs), inputs, log)
 
 
+@in_one_test
 @pytest.mark.parametrize("name", CASES)
 def test_an_operation_holds_what_torch_holds(name: str) -> None:
     log: list[str] = []

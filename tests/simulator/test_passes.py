@@ -156,13 +156,13 @@ LAYOUTS = {
 
 
 SAMPLE = (
-    "torch, several chunks",
     "torch, gradients that are parts of one",
     "torch, replicas",
-    "Megatron, a pipeline",
     "Megatron, recomputed experts in chunks",
 )
-"""Layouts with every cause: of each other layout, one of these has all that it has."""
+"""Layouts with every cause: of each other layout, these have all that it has. torch's chunks are played as Megatron's
+are.
+"""
 
 
 @pytest.mark.parametrize("case", with_rest(LAYOUTS, SAMPLE))

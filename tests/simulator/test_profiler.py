@@ -21,9 +21,10 @@ from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.sources.huggingface.registry import FILE_OF
 from llmcalc.witnesses.cpu_events import NUMBER, GradientSums
 from llmcalc.witnesses.memory import unsupported_reason
-from tests.builders import family_shapes, spec_of, with_other_causes
+from tests.builders import family_shapes, spec_of, verbs_of, with_other_causes
 from tests.contracts.test_parts import around_a_model
-from tests.simulator.compare import examples, sampled_examples
+from tests.samples import sampled, spread, with_rest
+from tests.simulator.compare import examples
 from tests.simulator.models import without_values
 from tests.simulator.profiler import seen
 
@@ -142,8 +143,14 @@ ADAPTERS: dict[str, Adapters | None] = {
 """Adapters of the trained model, and whether it runs under autocast; None for a model that is trained whole."""
 
 
-@pytest.mark.parametrize("name", ["Block-0", "Block-12", "Attention-0", "MoE-0", "LlamaForCausalLM-llama-0"])
-@pytest.mark.parametrize("training", ADAPTERS)
+OTHER_RUNS = {
+    f"{training}-{name}": (training, name)
+    for name in ("Block-0", "Block-12", "Attention-0", "MoE-0", "LlamaForCausalLM-llama-0")
+    for training in ADAPTERS
+}
+
+
+@pytest.mark.parametrize(("training", "name"), spread(sampled(OTHER_RUNS, lambda run: run)))
 def test_the_cpu_allocates_what_is_counted_of_adapters_and_autocast(training: str, name: str) -> None:
     dtype = "bfloat16" if training == "bf16" else "float32"
     run: dict[str, Any] = {"adapters": ADAPTERS[training], "autocast": "autocast" in training, "dtype": dtype}
@@ -189,7 +196,13 @@ def gradients_are_added_where_torch_adds_them(name: str) -> None:
     assert cpu.passes() == (ours.live, ours.forward, ours.backward), name
 
 
-@pytest.mark.parametrize("name", sampled_examples(name for name in examples() if is_compared(spec(name))))
+COMPARED = {name: spec(name) for name in examples() if is_compared(spec(name))}
+
+
+@pytest.mark.parametrize(
+    "name",
+    with_rest({name: name for name in COMPARED}, with_other_causes(COMPARED, lambda name: verbs_of(COMPARED[name]))),
+)
 def test_gradients_of_a_part(name: str) -> None:
     gradients_are_added_where_torch_adds_them(name)
 

@@ -12,6 +12,7 @@ from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT16, FLOAT32
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
+from tests.samples import in_one_test
 from tests.simulator.models import by_torch, without_values
 
 SEEDS = 2 * 2 * 8
@@ -20,6 +21,7 @@ SEEDS = 2 * 2 * 8
 H100, A100, RTX4090, T4, CPU = 90, 80, 89, 75, 0
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("capability", "call", "expected"),
     [

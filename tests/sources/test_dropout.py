@@ -11,6 +11,7 @@ from llmcalc.components.dropout import Dropout
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from tests.builders import spec_of
+from tests.samples import in_one_test
 
 GPT2: dict[str, Any] = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2}
 LLAMA: dict[str, Any] = {
@@ -23,6 +24,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", [kind for kind in model_types() if family_of(kind).read is not None])
 def test_fields_and_defaults_are_those_of_the_class(kind: str) -> None:
     """Families without a class here have the fields of their own code."""

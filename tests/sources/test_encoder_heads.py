@@ -17,6 +17,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import kind_of_class, read_config
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.sources.to_hf import to_config
+from tests.samples import in_one_test
 
 CASES = Path(__file__).parents[1] / "data/cases"
 
@@ -63,6 +64,7 @@ def test_every_encoder_is_here() -> None:
     assert encoders == {*UNNAMED, *(name for name, _ in PAIRS)}
 
 
+@in_one_test
 @pytest.mark.parametrize(("name", "cls"), [*PAIRS, *((name, "") for name in UNNAMED)])
 def test_a_preset_has_the_head_of_its_config(name: str, cls: str) -> None:
     model = load_preset(name).model

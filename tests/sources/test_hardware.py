@@ -15,6 +15,7 @@ from llmcalc.errors import InputError
 from llmcalc.sources.files import validate
 from llmcalc.sources.hardware import COMMON_HARDWARE, find_hardware, hardware_names, load_hardware, with_configuration
 from llmcalc.sources.presets import normalized, presets_dir
+from tests.samples import in_one_test
 
 NAMES = hardware_names()
 EXPECTED = {
@@ -89,6 +90,7 @@ def test_the_accelerators_that_memory_asks_about_are_some_of_them():
     assert len(set(COMMON_HARDWARE)) == len(COMMON_HARDWARE) <= 24
 
 
+@in_one_test
 @pytest.mark.parametrize("name", NAMES)
 class TestEachAccelerator:
     def test_names_sources_that_a_reader_can_open(self, name):
@@ -224,6 +226,7 @@ def test_names_and_aliases_are_unique():
     assert {s for s in spellings if spellings.count(s) > 1} == set()
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("asked", "name"),
     [

@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
+
+from tests.bounds import bounded
 
 CONFIG = {
     "model_type": "llama",
@@ -114,7 +117,6 @@ def hub() -> Iterator[Hub]:
 
 
 def llmcalc(hub: Hub, home: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     settings = {
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(home),
@@ -123,14 +125,10 @@ def llmcalc(hub: Hub, home: Path, *args: str, **env: str) -> subprocess.Complete
         "NO_PROXY": "*",
         **env,
     }
-    return subprocess.run(
-        [sys.executable, "-m", "llmcalc", *args],
-        env={**plain, **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    with mock.patch.dict(os.environ):
+        for name in [name for name in os.environ if name.startswith("HF_")]:
+            del os.environ[name]
+        return bounded(*args, env=settings)
 
 
 def test_a_config_is_fetched_cached_and_counted(hub: Hub, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from llmcalc.errors import InputError
 from llmcalc.sources.json_schema import description_schema
 from llmcalc.sources.presets import model_names, presets_dir
 from llmcalc.sources.target import load
+from tests.builders import with_other_causes
 
 FILE = presets_dir() / "description.schema.json"
 LINE = f"#:schema ../{FILE.name}"
@@ -38,9 +40,28 @@ def description(name: str) -> Any:
     return json.loads(json.dumps(tomllib.loads(text), default=str))
 
 
-def test_it_takes_every_preset() -> None:
+def keys_of(value: Any, path: str = "") -> set[str]:
+    """Every key of a description, by its path; and each value of a `type`."""
+    if isinstance(value, list):
+        return {key for element in value for key in keys_of(element, path)}
+    if not isinstance(value, dict):
+        return {f"{path}={value}"} if path.endswith(".type") else set()
+    below = {key for name, inner in value.items() for key in keys_of(inner, f"{path}.{name}")}
+    return {f"{path}.{name}" for name in value} | below
+
+
+def with_other_keys() -> list[str]:
+    return list(with_other_causes(model_names(), lambda name: keys_of(description(name))))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [with_other_keys, pytest.param(model_names, marks=pytest.mark.exhaustive)],
+    ids=["with a key of their own", "all"],
+)
+def test_it_takes_every_preset(names: Callable[[], Iterable[str]]) -> None:
     schema = validator()
-    assert {name: wrong for name in model_names() for wrong in schema.iter_errors(description(name))} == {}
+    assert {name: wrong for name in names() for wrong in schema.iter_errors(description(name))} == {}
 
 
 def test_every_property_has_a_description() -> None:

@@ -18,6 +18,7 @@ from llmcalc.costs.quantization.base import WeightSite, sites
 from llmcalc.flow.module_names import ModuleNames
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of
 from llmcalc.witnesses.transformers import build, find_modules
 from tests.builders import family_shapes, spec_of
 from tests.families import shapes_of
@@ -43,9 +44,10 @@ def of_first_expert(name: str) -> str:
 
 
 def named_nodes(config: dict[str, Any]) -> set[tuple[str, str]]:
-    """What a class names: its family's nodes with an op."""
+    """What a class names: the nodes with an op of its family's file, and what its family names otherwise."""
     nodes = (place.node for place in spec_of(config).tree().walk())
-    return {(config["model_type"], node.name) for node in nodes if node.op is not None}
+    family, file = family_of(config["model_type"]), FILE_OF[config["model_type"]]
+    return {(file, node.name) for node in nodes if node.op is not None} | {*map(repr, family.modules.items())}
 
 
 @pytest.mark.filterwarnings("ignore")

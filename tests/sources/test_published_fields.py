@@ -13,6 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import read_config
 from tests.families import shapes_of
+from tests.samples import in_one_test
 
 ANY = {
     "bos_token": "<s>",
@@ -136,6 +137,7 @@ CONTRADICTIONS = [
 ]
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_published_fields_change_nothing_and_warn_of_nothing(kind: str) -> None:
     shapes = shapes_of(kind)

@@ -213,3 +213,13 @@ def test_an_unknown_fine_tune_is_told_its_base(run: Run) -> None:
     code, _, error = run("params", "phi-2-chat")
     assert code == 2
     assert "phi-2-chat'. Most fine-tunes have the shape of their base: expected phi-2, or its own config.json" in error
+
+
+@pytest.mark.parametrize("word", ["none", "None", "null"])
+def test_a_value_is_taken_away(word: str) -> None:
+    def window(target: str) -> Any:
+        main: Any = load(target).model.main
+        return main.block.attention.sliding_window
+
+    assert window("mistral-7b") is not None
+    assert window(f"mistral-7b?sliding_window={word}") is None

@@ -16,6 +16,7 @@ from llmcalc.sources.huggingface.file import described
 from llmcalc.sources.huggingface.unknown import Unknown
 from tests.builders import CASES
 from tests.families import shapes_of
+from tests.samples import in_one_test
 
 Run = Callable[..., Any]
 LLAMA = shapes_of("llama")[0]
@@ -92,6 +93,7 @@ def test_sizes_from_the_class_are_listed() -> None:
     assert all(size in note for size in ("hidden_size = 4,096", "vocab_size = 32,000", "num_hidden_layers = 32"))
 
 
+@in_one_test
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.name))
 def test_no_real_config_is_refused(case: Path) -> None:
     config = json.loads((case / "config.json").read_text())

@@ -36,6 +36,7 @@ from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import Formula, Formulas, RecomputeChoice, Setting, TrainingSetting
 from llmcalc.symbolic.saved_bytes import PlacedEager
 from tests.builders import recorded, run_config
+from tests.samples import in_one_test
 
 H, LAYERS, VOCAB, T = 4096, 32, 32000, 2048
 BARE = Norm(type="layernorm", weight=False)
@@ -432,6 +433,7 @@ def shape(name: str) -> tuple[Fraction, Fraction]:
     return Fraction(width, spec.hidden_size), Fraction(spec.hidden_size, spec.main.num_hidden_layers)
 
 
+@in_one_test
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes_of_known_models(name: str) -> None:
     """Fractions from the sizes in each model's paper or config."""

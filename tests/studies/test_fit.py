@@ -15,6 +15,7 @@ from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.studies.fit import FEW_CHANGES, fit, largest, largest_run
 from tests.contracts.test_parts import decoder
+from tests.samples import in_one_test
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
 
@@ -32,6 +33,7 @@ def test_the_largest_run_up_to_a_number() -> None:
     assert largest_run(run, hardware, 0, 0) == (0, 0)
 
 
+@in_one_test
 @pytest.mark.parametrize("start", [1, 7, 5000])
 @pytest.mark.parametrize("capacity", [0, 99, 100, 101, 10**4, 10**7])
 def test_the_largest_number_is_found_in_few_steps(start: int, capacity: int) -> None:

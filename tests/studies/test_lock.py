@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 import llmcalc
 from llmcalc.sources import hub
@@ -109,6 +107,9 @@ def test_a_hub_model_has_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 @pytest.mark.parametrize("targets", [MODELS, ("config.json",)])
 def test_a_bill_of_materials_is_valid(targets: tuple[str, ...], run: Any) -> None:
+    from cyclonedx.schema import SchemaVersion  # imports grammars, for seconds
+    from cyclonedx.validation.json import JsonStrictValidator
+
     printed = run("lock", *targets, "--format", "cyclonedx")
     validator = JsonStrictValidator(SchemaVersion.V1_6)
     assert validator.validate_str(printed.out) is None

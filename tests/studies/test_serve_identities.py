@@ -9,6 +9,7 @@ import pytest
 
 import llmcalc
 from llmcalc.studies.serving import Servers
+from tests.samples import sampled
 
 
 class Case(NamedTuple):
@@ -28,16 +29,21 @@ CASES = [
     Case("gemma-3-27b", "a100-80gb", 2048, 512, {}),
     Case("qwen3-30b-a3b", "h200", 1024, 1024, {"engine": "tensorrt-llm"}),
     Case("deepseek-v2-lite", "h200", 4096, 1024, {"devices": 16}),
-    Case("gpt-oss-20b", "b200", 16384, 512, {"quantize": "auto", "tp": 1}),
     Case("qwen3-8b", "b200", 1024, 8192, {"kv_dtype": "auto,fp8"}),
     Case("mistral-7b", "rtx-4090", 512, 512, {"engine": "sglang"}),
     Case("gpt2", "t4", 256, 256, {}),
     Case("llama3.3-70b", "h100", 4096, 256, {"quantize": "fp8-dynamic"}),
     Case("qwen2.5-14b", "l40s", 128, 2048, {"prefix_hit": 0.5}),
+    Case("gpt-oss-20b", "b200", 16384, 512, {"quantize": "auto", "tp": 1}),
 ]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case.model} {case.hardware}", scope="module")
+def causes(case: Case) -> set[Any]:
+    """What `serve` has rules for: its options, and each engine."""
+    return {"", *(name for name in case.options if name != "tp"), case.options.get("engine")}
+
+
+@pytest.fixture(params=sampled({f"{case.model} {case.hardware}": case for case in CASES}, causes), scope="module")
 def case(request: pytest.FixtureRequest) -> Case:
     return request.param  # type: ignore[no-any-return]
 

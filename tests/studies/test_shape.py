@@ -50,6 +50,7 @@ from llmcalc.studies.shape import (
 from llmcalc.studies.sweep import sweep
 from tests.builders import run_config
 from tests.contracts.test_parts import decoder
+from tests.samples import in_one_test
 
 STANDARD = llmcalc.load("llama3-8b").model
 DECODERS = ["llama3-8b", "gpt2", "mixtral-8x7b", "gemma2-9b", "gpt-oss-20b", "falcon-7b", "qwen2.5-72b"]
@@ -224,7 +225,7 @@ def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
         pytest.param("gpt2", Budget("parameters", 300_000_000), marks=pytest.mark.exhaustive),
         pytest.param("gemma2-9b", Budget("parameters", 2_000_000_000), marks=pytest.mark.exhaustive),
         pytest.param("gpt2", Budget("train_flops", 10**17), marks=pytest.mark.exhaustive),
-        ("gpt2", Budget("train_flops", 10**17, tokens=10**9)),
+        pytest.param("gpt2", Budget("train_flops", 10**17, tokens=10**9), marks=pytest.mark.exhaustive),
     ],
 )
 def test_search_finds_what_counting_every_shape_finds(name: str, budget: Budget) -> None:
@@ -511,6 +512,7 @@ def test_published_exponents_start_at_the_model() -> None:
     assert "scaled_from_target" in document("llama3-8b", "--params", "80e9")["literature"][-1]
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("args", "message"),
     [

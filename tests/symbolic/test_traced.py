@@ -12,6 +12,7 @@ import sympy
 from llmcalc.algebra import ceil_div, exact_div, floor_div, minimum, triangle
 from llmcalc.simulator.strides import broadcast, clear_caches, count, view_strides
 from llmcalc.symbolic.symbolic_int import SymbolicInt, formula_of
+from tests.samples import in_one_test
 
 X, Y = sympy.symbols("x y", positive=True, integer=True)
 VALUES = {X: 12, Y: 5}
@@ -37,6 +38,7 @@ OPERATIONS: list[Callable[[Any, Any], Any]] = [
 ]
 
 
+@in_one_test
 @pytest.mark.parametrize("number", range(len(OPERATIONS)))
 @pytest.mark.parametrize(("left", "right"), [(12, 5), (5, 12), (12, 4), (1, 1)])
 def test_values_and_formulas_agree(number: int, left: int, right: int) -> None:

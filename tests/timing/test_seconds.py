@@ -22,6 +22,7 @@ from llmcalc.timing.records import generations, stacks
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.work import Adapters, LayerKind, RankPass, rank_work
+from tests.samples import in_one_test
 
 MEGATRON, VLLM = find_stack("megatron"), find_stack("vllm")
 
@@ -197,6 +198,7 @@ def test_every_accelerator_with_a_bandwidth_and_a_peak_answers() -> None:
     assert answered >= 53
 
 
+@in_one_test
 @pytest.mark.parametrize("name", stack_names())
 def test_every_stack_prices_a_pass(name: str) -> None:
     stack = find_stack(name)

@@ -21,6 +21,7 @@ from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.timing.work import Adapters, RankPass, rank_work
 from llmcalc.workload.workload import Workload
 from tests.builders import SOME_PRESETS
+from tests.samples import in_one_test
 
 PASSES = (
     RankPass(2, 256, phase="training"),
@@ -56,6 +57,7 @@ def check_counts(spec: ModelSpec, rank_pass: RankPass) -> None:
         assert work.backward_flops == tree.total(backward_of, run)
 
 
+@in_one_test
 @pytest.mark.parametrize("name", SOME_PRESETS)
 def test_work_equals_the_counts_in_every_phase(name: str) -> None:
     for rank_pass in PASSES:

@@ -13,6 +13,7 @@ from llmcalc.testing import assert_counts
 from llmcalc.witnesses.counter import flop_counter
 from llmcalc.witnesses.measure import count_flops
 from tests.builders import spec_of
+from tests.samples import in_one_test
 
 H, HEADS, HEAD, F, LAYERS, VOCAB = 64, 4, 16, 96, 2, 50
 
@@ -80,6 +81,7 @@ SCORES = LAYERS * 2 * (2 * 2 * HEADS * HEAD * 24 * 24)
 """FLOPs of the two products with scores: batch 2, 24 tokens, all pairs."""
 
 
+@in_one_test
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize(

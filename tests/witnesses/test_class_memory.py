@@ -14,6 +14,7 @@ from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.witnesses.storages import measure_passes
 from tests.builders import spec_of
 from tests.families import shapes_of
+from tests.samples import in_one_test
 from tests.witnesses.class_memory import (
     BATCH,
     FAMILIES,
@@ -103,6 +104,7 @@ def test_a_layer_of_gpt2_keeps_more_in_training(probability: float, of_gpu: bool
     assert round((saved(3) - saved(2)) / 1e6, 1) == megabytes
 
 
+@in_one_test
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_differences_are_named(name: str) -> None:
     family, found = FAMILIES[name], recorded()[name]

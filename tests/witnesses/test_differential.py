@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config
+from tests.builders import with_other_causes
 from tests.families import shapes_of
+from tests.samples import with_rest
 from tests.witnesses import differential
 from tests.witnesses.differential import COMPARED, judged, sampled
 
@@ -32,8 +34,14 @@ KINDS = [
     if family_of(kind).read is not None and not family_of(kind).code and kind != OF_OTHERS
 ]
 
-SHARES = 4
-"""Number of tests that share the model types, so that several processes can run them. Each keeps its own variations
+SAMPLE = list(with_other_causes(KINDS, lambda kind: [FILE_OF[kind]]))
+"""The first model type of each file of families. Fields of the others are compared by test_config_fields.py."""
+
+SHARES = {
+    **{f"first of each file, {share}": SAMPLE[share::2] for share in range(2)},
+    **{f"all, {share}": KINDS[share::4] for share in range(4)},
+}
+"""Model types that a test compares, several so that several processes can run them. Each keeps its own variations
 within `MOST_EMPTY`, so all of them together do.
 """
 
@@ -50,10 +58,9 @@ MISTRAL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-def test_a_config_with_a_changed_field_is_counted_as_its_class_or_refused(share: int) -> None:
+@pytest.mark.parametrize("kinds", with_rest(SHARES, [name for name in SHARES if name.startswith("first")]))
+def test_a_config_with_a_changed_field_is_counted_as_its_class_or_refused(kinds: list[str]) -> None:
     """At least one variation of every model type is compared; few variations before it compare nothing."""
-    kinds = KINDS[share::SHARES]
     told: dict[str, list[tuple[Any, ...]]] = {kind: [] for kind in kinds}
     for kind in kinds:
         for _, name, value, config in sampled(kind, DRAWN):

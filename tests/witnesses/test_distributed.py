@@ -21,7 +21,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.witnesses.distributed.compare import job_for, verdict_of, verify_all
 from llmcalc.witnesses.distributed.job import Job, job_of, simulate_rank
-from llmcalc.witnesses.distributed.launch import run_processes
+from llmcalc.witnesses.distributed.launch import _free_port, run_processes
 
 pytest.importorskip("torch")
 
@@ -48,19 +48,20 @@ def fsdp(shards: int, **more: int) -> Layout:
 
 @cache
 def pairs() -> list[Job]:
-    """Jobs of two processes: what no job of four has."""
-    return [job_for(POSITIONS, Layout(pp=2), 2, 7), job_for(UNTIED, Layout(dp=2), 1, 7)]
-
-
-@cache
-def halved() -> list[Job]:
-    """Jobs of four processes on two."""
-    return [job_for(UNTIED, fsdp(2), 2, 7), job_for(TIED, Layout(tp=2), 2, 7)]
+    """Jobs of two processes: each way of dividing a run by itself."""
+    return [
+        job_for(POSITIONS, Layout(pp=2), 2, 7),
+        job_for(UNTIED, Layout(dp=2), 1, 7),
+        job_for(UNTIED, fsdp(2), 2, 7),
+        job_for(TIED, Layout(tp=2), 2, 7),
+    ]
 
 
 @cache
 def fours() -> list[Job]:
-    """Jobs of four processes."""
+    """Jobs of four processes: ways of dividing a run together, which other tests compare on fake process groups
+    (parallel/test_rank.py, frameworks/fsdp2).
+    """
     return [
         job_for(TIED, fsdp(4), 2, 7),
         job_for(UNTIED, Layout(tp=4), 2, 7),
@@ -76,9 +77,8 @@ def fours() -> list[Job]:
 @pytest.mark.parametrize(
     "jobs",
     [
-        pytest.param(pairs, id="two processes", marks=pytest.mark.exhaustive),  # four have positions and replicas
-        pytest.param(fours, id="four processes"),
-        pytest.param(halved, id="halved", marks=pytest.mark.exhaustive),
+        pytest.param(pairs, id="two processes"),
+        pytest.param(fours, id="four processes", marks=pytest.mark.exhaustive),
     ],
 )
 def test_every_rank_holds_what_its_replay_does(jobs: Callable[[], list[Job]]) -> None:
@@ -86,6 +86,25 @@ def test_every_rank_holds_what_its_replay_does(jobs: Callable[[], list[Job]]) ->
         wrong = [(check.where, check.quantity, check.closed_form, check.measured) for check in verdict.failures]
         assert not wrong, (job.layout.options(), wrong)
         assert len(verdict.checks) == job.layout.world * (6 if job.layout.pp > 1 else 7) + 2
+
+
+def test_processes_that_torchrun_has_started_are_the_ranks(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    """Here the only one: it runs the job itself and starts no others."""
+    for name, value in one_process().items():
+        monkeypatch.setenv(name, value)
+    sets = [word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")]
+    result = run("verify", "smollm2-135m", "--distributed", "--seq", "7", "--format", "json", *sets)
+    assert result.code == 0, result.err
+    document = json.loads(result.out)
+    assert (document["ok"], document["layout"]["world"], len(document["checks"])) == (True, 1, 7 + 2)
+    several = run("verify", "smollm2-135m", "--distributed", "--tp", "2", "--seq", "7", *sets)
+    assert (several.code, "--devices 1: tp" in several.err) == (2, True), several.err
+
+
+def one_process() -> dict[str, str]:
+    """The environment of a process that torchrun has started alone."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", **address}
 
 
 def test_torchrun_runs_the_same_command() -> None:
@@ -132,7 +151,7 @@ def test_a_module_without_a_rule_is_named() -> None:
 
 
 def test_a_byte_too_many_and_another_loss_are_found() -> None:
-    job = halved()[0]
+    job = pairs()[2]
     ours = simulate_rank(job, 0)
     theirs = ours | {"backward_peak_bytes": ours["backward_peak_bytes"] + 4}
     found = {

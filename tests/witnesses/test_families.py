@@ -19,7 +19,7 @@ from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config, text_of
+from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types, read_config, text_of
 from llmcalc.sources.target import load
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
@@ -29,14 +29,14 @@ from tests.builders import (
     CASES,
     WITH_CLASSES,
     family_shapes,
-    fields_of,
     parts_of,
     run_config,
     spec_of,
+    verbs_of,
     with_other_causes,
 )
 from tests.families import shapes_of
-from tests.samples import sampled
+from tests.samples import in_one_test, sampled
 from tests.witnesses.verdicts import coverage, hold
 
 
@@ -50,16 +50,23 @@ def _known(case: Path) -> bool:
     return config["model_type"] in model_types()
 
 
+def _rules(config: dict[str, Any]) -> set[Any]:
+    """What reads a config: the file of its family, and what the family's record says of it alone."""
+    kind = config["model_type"]
+    family, file = family_of(kind), FILE_OF[kind]
+    own = (family.ties, family.like, family.quirks, *family.deviations, *family.modules.items())
+    return {file, family.read, *((file, name) for name in family.defaults), *map(repr, own)}
+
+
 def shapes_with_lengths() -> Iterator[Any]:
     """Yields every small config with the length of its pass, or None for two lengths.
 
-    Two have every model type and every value of a part's field, so every rule that depends on the length. The other
+    Two have every file of families, every field and rule that a family has of its own, and every part of a part, so
+    every rule that depends on the length. Other values of the fields are compared by test_config_fields.py. The other
     configs have nothing of their own, and are exhaustive.
     """
     shapes = dict(family_shapes())
-    two_lengths = set(
-        with_other_causes(shapes, lambda name: [shapes[name]["model_type"], *fields_of(spec_of(shapes[name]))])
-    )
+    two_lengths = set(with_other_causes(shapes, lambda name: [*_rules(shapes[name]), *parts_of(spec_of(shapes[name]))]))
     for name, config in shapes.items():
         if name in two_lengths:
             yield pytest.param(config, None, id=name)
@@ -112,13 +119,14 @@ def _with_products(spec: ModelSpec) -> list[Place]:
     return [place for place in costly if place.cost_per_repeat(forward_of)]
 
 
-@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in family_shapes()}, parts_of))
+@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in family_shapes()}, verbs_of))
 def test_small_shapes_agree_with_the_reference(spec: ModelSpec) -> None:
     """All of them are compared with their class above, and every part's examples with its reference."""
     verdict = verify_reference(spec, batch=2)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).read is not None])
 def test_every_family_has_two_shapes(kind: str) -> None:
     assert len(shapes_of(kind)) >= 2
@@ -135,6 +143,7 @@ def _wraps_a_text_model(kind: str) -> bool:
     return text is not None and family_of(text).text is None
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", [kind for kind in model_types() if _wraps_a_text_model(kind)])
 def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
     """The text config has the same meaning inside its wrapper, whose class may tie differently (test_ties.py) or add
@@ -207,6 +216,7 @@ default. Any other such field does not exist if a config omits it.
 """
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", [kind for kind in model_types() if not family_of(kind).code])
 def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
     """A field that a config omits has the default of its class; a changed default in another version of transformers
@@ -225,6 +235,7 @@ def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
         assert value in allowed, f"{kind}.{name}: {value!r} here, {has!r} in transformers"
 
 
+@in_one_test
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES if _known(c)])
 def test_real_configs_are_exact(case: Path) -> None:
     truth = _read(case / "truth.json")

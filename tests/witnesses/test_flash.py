@@ -13,6 +13,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.target import load
 from tests.builders import SOME_PRESETS, family_shapes, run_config, spec_of
+from tests.samples import in_one_test
 
 BATCH, SEQ = 2, 24
 
@@ -48,6 +49,7 @@ def agree(spec: ModelSpec) -> int:
     return checked
 
 
+@in_one_test
 @pytest.mark.parametrize("name", SOME_PRESETS)
 def test_presets_as_torch_counts_it(name: str) -> None:
     spec = load(name).model

@@ -24,9 +24,9 @@ from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read
 from llmcalc.witnesses.reference import verify_reference
-from tests.builders import WITH_CLASSES, fields_of, spec_of
+from tests.builders import WITH_CLASSES, parts_of, spec_of
 from tests.families.remote_code.kimi_k3 import TEXT as KIMI_K3
-from tests.samples import sampled
+from tests.samples import in_one_test, sampled
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "remote_code.json").read_text())
 KINDS = [kind for kind in model_types() if family_of(kind).code]
@@ -40,8 +40,8 @@ SHAPES = {
 
 
 def read_and_built(config: dict[str, Any]) -> set[Any]:
-    """The family's reader, and the fields of the parts whose formulas are compared."""
-    return {config["model_type"], *fields_of(spec_of(config))}
+    """The family's reader, and the parts whose formulas are compared."""
+    return {config["model_type"], *parts_of(spec_of(config))}
 
 
 @pytest.mark.parametrize("config", sampled(SHAPES, read_and_built))
@@ -222,6 +222,7 @@ def test_a_model_has_the_size_that_its_publisher_gives(name: str) -> None:
     assert round(llmcalc.params(config).total / unit) == total
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_source_of_the_class_is_given(kind: str) -> None:
     assert family_of(kind).code.startswith("https://")

@@ -30,6 +30,7 @@ from llmcalc.witnesses.checks import MEMORY, Check
 from llmcalc.witnesses.gpu import Reading, compare_on_gpu
 from llmcalc.witnesses.memory import MemoryComparison, compare_memory, default_runs, unsupported_reason
 from llmcalc.witnesses.storages import StorageTracker
+from tests.samples import in_one_test
 from tests.simulator.allocator_witness import WitnessAllocator
 from tests.witnesses import gpu_memory
 
@@ -145,6 +146,7 @@ def test_recurrent_layers_are_left_out_by_name(target: str) -> None:
     assert all(why.startswith("layers.") and "runs kernels of a library" in why for why in found.left_out.values())
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("settings", "device", "why"),
     [

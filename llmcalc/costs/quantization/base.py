@@ -53,8 +53,13 @@ class Parts:
         )
 
     def __mul__(self, count: Number) -> Parts:
-        if isinstance(count, int) and count == 1:  # of nearly every tensor
-            return self
+        if type(count) is int:
+            if count == 1:  # of nearly every tensor
+                return self
+            return Parts(
+                self.weights * count, self.scales * count, self.zeros * count, self.other * count,
+                self.unconverted * count,
+            )  # fmt: skip
         return Parts(*(n if is_zero(n) else times(n, count) for n in (getattr(self, name) for name in PARTS)))
 
     @property

@@ -22,6 +22,7 @@ from llmcalc.ops.sparse import MaskedCore
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.with_past import WithPast
 from tests.builders import run_config
+from tests.samples import in_one_test
 
 SHARED = FeedForward(intermediate_size=6, hidden_act="silu", gated=True)
 CONFIG: dict[str, Any] = {
@@ -41,6 +42,7 @@ def test_decoding_maps_every_value_again() -> None:
     assert Linear(6, 2, rows=WithPast(window=4)).forward_flops(run_config(batch=2, seq=10)) == 2 * 2 * 10 * 6 * 2
 
 
+@in_one_test
 @pytest.mark.parametrize("window", [None, 3, 9])
 @pytest.mark.parametrize("keep", [1, 4, 6, 50])
 def test_all_keys_are_computed_with_and_some_are_kept(keep: int, window: int | None) -> None:

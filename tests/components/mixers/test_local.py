@@ -25,6 +25,7 @@ from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.counting import Pairs
 from llmcalc.workload.derived_rows import WithSums
 from tests.builders import run_config
+from tests.samples import in_one_test
 
 NEAR = LocalAttention(num_attention_heads=4, head_dim=6, local_radius=3)
 SUMMING = LocalAttention(
@@ -58,6 +59,7 @@ def test_one_token_over_a_block_is_one_block_more() -> None:
     assert (one, two) == (128 * 384, 256 * 384)
 
 
+@in_one_test
 @pytest.mark.parametrize("radius", [1, 2, 5, 30])
 @pytest.mark.parametrize("seq", [1, 2, 3, 7, 12, 25])
 def test_the_mask_lets_through_what_is_near_and_all_sums(radius: int, seq: int) -> None:

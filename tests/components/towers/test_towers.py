@@ -25,7 +25,7 @@ from llmcalc.witnesses.transformers import build, verify_config
 from tests.builders import fields_of
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
-from tests.samples import sampled
+from tests.samples import in_one_test, sampled, spread
 from tests.witnesses.verdicts import hold
 
 TEXT: dict[str, Any] = {
@@ -124,7 +124,15 @@ def towers_of(spec: ModelSpec) -> dict[str, Node]:
     return {child.name: child for node in spec.tree().children if node.name == "towers" for child in node.children}
 
 
-@pytest.mark.parametrize(("kind", "shape"), WRAPPED)
+def kind_and_towers(case: tuple[str, dict[str, Any]]) -> set[Any]:
+    """Each kind of wrapper, and what its encoders have."""
+    kind, shape = case
+    return {kind, *fields_of(ModelSpec.model_validate(read_config(wrapped(kind, shape))[0]).towers)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), spread(sampled({str(case.id): case.values for case in WRAPPED}, kind_and_towers))
+)
 def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) -> None:
     """Compares node by node with the class's modules, and the total with encoders with the whole class."""
     config = wrapped(kind, shape)
@@ -175,6 +183,7 @@ UNMEASURED = {"gemma3n": "its class needs timm"}
 MEASURED_WHOLE = {"t5gemma2": "its shapes in tests/families have towers"}
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", READ)
 def test_tower_defaults_are_those_of_the_configuration_class(kind: str) -> None:
     """Compares defaults of the section's class, of the wrapper's class, and of an encoder without a section."""
@@ -241,6 +250,7 @@ def test_towers_of_published_configs(name: str) -> None:
     assert not any("tower" in note or "vision" in note for note in preset.notes)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("kind", "change", "says"),
     [

@@ -18,6 +18,7 @@ from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from tests.costs.quantization.test_quantize import DENSE, MIXTURE, WEIGHTS, deep, size
+from tests.samples import in_one_test
 
 GROUPS = {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}}
 
@@ -172,6 +173,7 @@ def test_entries_that_name_nothing_are_said() -> None:
     assert [text for text in scheme.notes() if "not in this model: visual.blocks" in text]
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("config", "message"),
     [

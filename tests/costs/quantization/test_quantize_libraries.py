@@ -19,6 +19,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from tests.costs.quantization.test_quantize import DENSE
+from tests.samples import in_one_test
 
 SHAPES = [(128, 96), (64, 96), (64, 96), (96, 128), (192, 96), (192, 96), (96, 192)]
 """(rows, columns) of the linear layers of one layer."""
@@ -160,6 +161,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
 }  # fmt: skip
 
 
+@in_one_test
 @pytest.mark.parametrize("name", BY_HAND)
 def test_the_bytes_are_those_of_the_layout(name: str) -> None:
     config, expected = BY_HAND[name]

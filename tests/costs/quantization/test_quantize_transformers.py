@@ -16,7 +16,7 @@ from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_c
 from llmcalc.costs.quantization.base import sites
 from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, read_config
+from llmcalc.sources.huggingface.registry import family_of, read_config
 from llmcalc.witnesses.transformers import build, uncounted_parameters
 from tests.builders import WITH_CLASSES, parts_of, spec_of
 from tests.samples import sampled
@@ -91,8 +91,9 @@ def shapes() -> dict[str, dict[str, Any]]:
 
 
 def converted_of(config: dict[str, Any]) -> set[Any]:
-    """What may be converted otherwise: the parts of the model, and its lineage's classes."""
-    return {FILE_OF[config["model_type"]], *parts_of(spec_of(config))}
+    """What may be converted otherwise: the parts of the model, and its family's names of them."""
+    modules = family_of(config["model_type"]).modules
+    return {*parts_of(spec_of(config)), *map(repr, modules.items())}
 
 
 def fp8(model: Any, block: tuple[int, int] | None = None) -> Any:

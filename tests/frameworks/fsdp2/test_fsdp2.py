@@ -57,7 +57,7 @@ from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
 from tests.contracts.test_parts import around_a_model
 from tests.frameworks.fsdp2.fully_sharded import Followed, Seen, Tracker, by_torch, differences, replayed
-from tests.samples import with_rest
+from tests.samples import sampled, with_rest
 from tests.simulator.compare import examples
 
 FLASH = Choices(attention="flash")
@@ -166,8 +166,14 @@ def _drawn(seed: int = 0) -> list[Case]:
     return [Case(row, pick.randrange(dict(row)["ranks"] * dict(row)["replicas"])) for row in rows]
 
 
+def causes(case: Case) -> set[Any]:
+    """Every value of an option; of numbers of ranks, whether they are powers of two, and how many replicas."""
+    ranks = dict(case.values)["ranks"]
+    return {value for value in case.values if value[0] != "ranks"} | {("uneven", ranks & (ranks - 1) != 0)}
+
+
 @compares(lambda case: under("fsdp2", case.setting[0], case.setting[1].optimizer))
-@pytest.mark.parametrize("case", _drawn(), ids=str)
+@pytest.mark.parametrize("case", sampled({str(case): case for case in _drawn()}, causes))
 def test_a_rank_holds_what_the_tracker_sees(case: Case) -> None:
     spec, training, layout, fsdp = case.setting
     assert (
@@ -230,7 +236,7 @@ LOW = frozenset({"q_proj", "v_proj", "down_proj"})
     [
         ("llama3-8b", {}, Layout(dp=3, zero=3), TITAN),
         ("llama3-8b", {"microbatches": 3}, Layout(dp=2, zero=3), Fsdp("bfloat16", reduces_each=False)),
-        ("llama3-8b", {}, Layout(dp=3, zero=3), Fsdp(frozen="bfloat16")),
+        pytest.param("llama3-8b", {}, Layout(dp=3, zero=3), Fsdp(frozen="bfloat16"), marks=pytest.mark.exhaustive),
         ("llama3-8b", {}, Layout(zero=3), Fsdp(frozen="bfloat16")),
         (
             "qwen3-8b",
@@ -336,7 +342,12 @@ def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last
 
 
 @pytest.mark.parametrize(
-    ("prefetch", "reshard", "recompute"), [(1, True, "none"), (2, True, "full"), (3, False, "none")]
+    ("prefetch", "reshard", "recompute"),
+    [
+        pytest.param(1, True, "none", marks=pytest.mark.exhaustive),
+        (2, True, "full"),
+        pytest.param(3, False, "none", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute: str) -> None:
     """A layer that gathers others ahead of them holds them too, in both passes."""
@@ -628,7 +639,14 @@ def test_a_rank_of_divided_products(fsdp: Fsdp) -> None:
 # --- without a dispatch mode ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "recompute"), [("gpt2", "none"), ("gemma2-9b", "full"), ("qwen3-8b", "none")])
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    [
+        pytest.param("gpt2", "none", marks=pytest.mark.exhaustive),
+        ("gemma2-9b", "full"),
+        pytest.param("qwen3-8b", "none", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: str, recompute: str) -> None:
     """The profiler's events: a parameter that is gathered is a plain tensor. The first two have tied embeddings."""
     spec, training, layout = (

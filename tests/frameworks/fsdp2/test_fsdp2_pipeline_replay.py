@@ -35,14 +35,14 @@ JOBS: dict[str, tuple[str, TitanSettings | None, int, dict[str, Any]]] = {
 """Version, settings of its own, micro-batches where ranks have several chunks, and options of a run."""
 
 SAMPLE = {
-    "newest": ("one stage a rank", "four chunks"),
+    "newest": ("one stage a rank", "two chunks"),
     "recomputed": ("uneven stages",),
     "gradients of bf16": ("tensors too",),
-    "outputs are kept": ("uneven stages", "two chunks"),
+    "outputs are kept": ("one stage a rank",),
     "several schedules a step": ("one stage a rank",),
 }
-"""Job → the layouts that run in every test run: one without several chunks on a rank, and of the newest version and the
-earlier one also one with them.
+"""Job → the layouts that run in every test run: one without several chunks on a rank, and of the newest version also
+one with them. Four chunks run as two do.
 """
 
 
@@ -54,7 +54,7 @@ def _pairs() -> Iterator[Any]:
 
 
 def test_the_sample_has_every_layout() -> None:
-    assert {name for names in SAMPLE.values() for name in names} == LAYOUTS.keys()
+    assert {name for names in SAMPLE.values() for name in names} == LAYOUTS.keys() - {"four chunks"}
     for names in SAMPLE.values():
         assert sorted(LAYOUTS[name].vpp > 1 for name in names) == [False, True][: len(names)]
 

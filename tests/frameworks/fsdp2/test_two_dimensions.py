@@ -89,7 +89,10 @@ CASES = [
 ]
 
 
-SLOW = ("biases, shards in replicas", "norms of heads, every layer again", "embedding and head apart")
+SLOW = (
+    *("biases, shards in replicas", "norms of heads, every layer again", "embedding and head apart"),
+    *("one sequence, every layer again", "whole logits of parts that differ", "norms of heads"),
+)
 """Cases with much that others have; biases, and shards in replicas, are in test_fsdp2.py too."""
 
 

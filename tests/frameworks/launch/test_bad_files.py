@@ -20,6 +20,7 @@ from llmcalc.frameworks.launch import text as text_module
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Launch
 from llmcalc.frameworks.launch.text import MOST_VALUES, parse_yaml
+from tests.samples import in_one_test
 
 LAUNCHES = Path(__file__).parents[2] / "data" / "launches"
 FILES = {path.name: path.read_text() for path in sorted(LAUNCHES.iterdir())}
@@ -78,6 +79,7 @@ BAD: dict[str, tuple[str, str]] = {
 }
 
 
+@in_one_test
 @pytest.mark.parametrize("name", BAD)
 def test_bad_files(name: str) -> None:
     text, said = BAD[name]

@@ -23,6 +23,7 @@ from llmcalc.frameworks.launch.record import Source
 from llmcalc.frameworks.launch.trainer import read_trainer
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.target import load
+from tests.samples import in_one_test
 
 LAUNCHES = Path(__file__).parents[2] / "data" / "launches"
 
@@ -46,6 +47,7 @@ PRESETS = {
 }
 
 
+@in_one_test
 @pytest.mark.parametrize("named", PRESETS)
 def test_a_flavor_has_the_parameters_of_the_published_model(named: tuple[str, str]) -> None:
     assert params(flavor(*named, "x")).total == params(load(PRESETS[named]).model).total
@@ -346,6 +348,7 @@ def test_a_recipe() -> None:
 TRAINER: dict[str, Any] = {"per_device_train_batch_size": 2}
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("more", "words"),
     [

@@ -14,6 +14,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.kinds import PROGRAMS, kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, Unknown, parse_python
 from llmcalc.frameworks.launch.read import launch_of, read_launch
+from tests.samples import in_one_test
 
 FOLDER = Path(__file__).parents[2] / "data" / "launch"
 ENDINGS = (".sh", ".slurm", ".py")
@@ -76,6 +77,7 @@ def test_the_allocator_is_that_of_the_commands_environment() -> None:
     assert (plain.settings.get("allocator"), expandable.settings.get("allocator")) == (None, "expandable")
 
 
+@in_one_test
 @pytest.mark.parametrize(("text", "kind", "framework", "values"), READ, ids=[case[0] for case in READ])
 def test_a_run_is_read(text: str, kind: str, framework: str, values: dict[str, Any]) -> None:
     launch = read_launch(typed(text))
@@ -240,6 +242,7 @@ COMMANDS = [
 ]
 
 
+@in_one_test
 @pytest.mark.parametrize(("command", "message"), COMMANDS, ids=[case[0][:30] for case in COMMANDS])
 def test_a_command_is_refused_by_its_program(command: str, message: str) -> None:
     with pytest.raises(InputError) as error:

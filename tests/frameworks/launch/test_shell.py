@@ -9,6 +9,7 @@ from llmcalc.frameworks.launch.read import launch_of
 from llmcalc.frameworks.launch.shell import MOST_WORDS, Command, read_script
 from llmcalc.frameworks.launch.shell_arithmetic import evaluated, value_of
 from llmcalc.frameworks.launch.unresolved import UNRESOLVED, is_unresolved, printable
+from tests.samples import in_one_test
 
 
 def commands(text: str) -> list[Command]:
@@ -21,6 +22,7 @@ def words(text: str) -> list[str]:
     return list(command.words)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -101,6 +103,7 @@ def test_a_loop_without_an_end_is_refused() -> None:
         read_script("while [ 1 = 1 ]; do A=1; done", "x.sh")
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "name"),
     [

@@ -22,6 +22,7 @@ from llmcalc.frameworks.llama_cpp.server import server
 from llmcalc.sources.hardware import find_hardware
 from tests.gguf_files import write_gguf
 from tests.in_process import command
+from tests.samples import in_one_test
 
 MIB = 2**20
 
@@ -153,6 +154,7 @@ NAMES = [
 ] + ["output.weight", "token_embd.weight"]  # fmt: skip
 
 
+@in_one_test
 @pytest.mark.parametrize(
     "text",
     [
@@ -384,6 +386,7 @@ def test_slots_that_share_a_cache_may_state_their_context() -> None:
     assert memory(kv_unified_per_slot=4096, parallel=3, kv_unified=True).kv_tokens == 3 * 4096
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -13,6 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.logs.reading import argument_pairs, bytes_of
 from llmcalc.frameworks.logs.text import LARGEST_LOG, LONGEST_LINE, MOST_LINES, LogText
 from llmcalc.sources.presets import known_model
+from tests.samples import in_one_test
 
 functions: Any = llmcalc
 """The functions of the commands, whose answers are of several types."""
@@ -140,6 +141,7 @@ def test_every_log_is_here() -> None:
     assert set(READ) == {path.stem for path in LOGS.iterdir()}
 
 
+@in_one_test
 @pytest.mark.parametrize("name", READ)
 def test_what_is_read(name: str) -> None:
     program, version, kind, terms = READ[name]

@@ -16,6 +16,7 @@ from llmcalc.frameworks.launch.record import Launch, Source
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.settings import MegatronSettings, expand_pipeline_layout
 from llmcalc.parallel.layout import Layout
+from tests.samples import in_one_test
 
 LAUNCHES = Path(__file__).parents[2] / "data" / "launches"
 
@@ -296,6 +297,7 @@ def test_what_may_change_memory_is_refused(more: dict[str, Any], said: str) -> N
     assert len(read_megatron({**SMALL, **flags}, Source("small.json", allow_unknown=True)).unknown) == 1
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -11,6 +11,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.settings_from_options import KNOWN
 from llmcalc.workload.setting import Declared, declared
+from tests.samples import in_one_test
 
 SETTINGS = declared(Settings)
 TRAINING = {name: found for name, found in SETTINGS.items() if "training" in found.setting.phases and name != "phase"}
@@ -54,6 +55,7 @@ def test_a_setting_of_every_framework_is_taken(name: str) -> None:
     ask(name)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     "name", [name for name, found in TRAINING.items() if not found.setting.every_framework and name not in KNOWN]
 )

@@ -16,6 +16,7 @@ from llmcalc.frameworks.server_files.accelerators import accelerator_of
 from llmcalc.frameworks.server_files.programs import start_of, version_of_image
 from llmcalc.frameworks.server_files.read import servers_of, servers_of_text
 from tests.in_process import command
+from tests.samples import in_one_test
 
 SERVING = Path(__file__).parents[2] / "data" / "launch" / "serving"
 
@@ -198,6 +199,7 @@ OTHER_ENGINES = {
 """File → its engine, which may be modelled or not."""
 
 
+@in_one_test
 @pytest.mark.parametrize("name", FORMS)
 def test_what_a_file_says(name: str) -> None:
     servers = servers_of(SERVING / name)
@@ -477,6 +479,7 @@ def test_files_of_other_programs_start_no_server() -> None:
     assert read("FROM python:3.12\nRUN pip install vllm\n", "Dockerfile") == []
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("label", "name"),
     [

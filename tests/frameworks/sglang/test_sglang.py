@@ -9,6 +9,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.sources.hardware import find_hardware
+from tests.samples import in_one_test
 
 GIB = 2**30
 
@@ -64,6 +65,7 @@ def test_tokens_of_a_log() -> None:
     assert answer.kv_tokens == pytest.approx(367_404, rel=0.05)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

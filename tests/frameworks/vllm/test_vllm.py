@@ -18,6 +18,7 @@ from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
 from tests.in_process import command
+from tests.samples import in_one_test
 
 GIB = 2**30
 
@@ -131,6 +132,7 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
     assert tokens == sorted(tokens, reverse=True)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

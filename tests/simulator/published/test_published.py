@@ -29,6 +29,7 @@ from llmcalc.workload.rows import TOKENS
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.comparisons import Thing, compares
+from tests.samples import in_one_test
 from tests.simulator.published import launchless
 from tests.simulator.published.kernels import KERNELS, KernelCase, Of
 from tests.simulator.published.modules import MODULES, NORM, ModuleCase
@@ -110,6 +111,7 @@ def by_module(case: ModuleCase, sizes: Of) -> Held:
     return held(meter, graph, once(), base, counts_saved=not case.recompute.layers)
 
 
+@in_one_test
 @pytest.mark.parametrize(("name", "sizes", "recorded"), each("kernels"))
 def test_a_kernel_holds_what_its_own_code_held(name: str, sizes: Of, recorded: Held) -> None:
     assert by_kernel(KERNELS[name], sizes) == recorded

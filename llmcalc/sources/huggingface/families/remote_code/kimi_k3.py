@@ -61,12 +61,17 @@ class _Mixers(NamedTuple):
 def _mixers(config: Config, depth: int) -> _Mixers:
     """Returns Kimi delta attention, latent attention, and which of them each layer has."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
-    bound = linear_config.get("gate_lower_bound")
+    stated_bound = linear_config.get("gate_lower_bound")
+    bound: Table = {}
+    if stated_bound is not None:
+        bound = {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}
+        if bound["kda_lower_bound"] >= 0:
+            raise linear_config.wrong("gate_lower_bound", stated_bound, "a number below 0")
     linear = kda(
         config,
         linear_config,
         full_rank_output_gate=linear_config.flag("use_full_rank_gate"),
-        **({} if bound is None else {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}),
+        **bound,
     )
     gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
     full = mla(config, mla_use_nope=config.flag("mla_use_nope"), **gate)
