@@ -81,6 +81,7 @@ LAYERS = PartChoice(
         "dense_residual": "layers.dense_residual:DenseResidualLayer",
         "residual_gate": "layers.residual_gate:ResidualGateLayer",
         "block_residual": "layers.block_residual:BlockResidualLayer",
+        "adapter": "layers.adapter:AdapterLayer",
     },
 )
 """Every kind of layer in a stack."""

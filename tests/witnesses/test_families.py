@@ -94,7 +94,7 @@ def test_nearly_all_leaves_are_compared_by_themselves() -> None:
     assert sum(alone for alone, _ in found) >= 0.99 * sum(leaves for _, leaves in found)
 
 
-IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_connection"})
+IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_connection", "adapters"})
 """Parts with matrix products that classes compute in the layer itself, so they have no module."""
 
 

@@ -55,7 +55,7 @@ def bert(config: Config) -> Table:
 
 
 def _roberta(config: Config) -> Table:
-    score, has_pooler = _score_and_pooler(config)
+    score, has_pooler = score_and_pooler(config)
     return encoder(
         config,
         bert_block(config),
@@ -191,7 +191,7 @@ def _mpnet(config: Config) -> Table:
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
         "relative_bias": bias,
     }
-    score, has_pooler = _score_and_pooler(config)
+    score, has_pooler = score_and_pooler(config)
     return encoder(config, bert_block(config), stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
@@ -200,7 +200,7 @@ def has_pretraining_head(config: Config) -> bool:
     return config.head == "lm" and architecture(config).endswith("ForPreTraining")
 
 
-def _score_and_pooler(config: Config) -> tuple[Table, bool]:
+def score_and_pooler(config: Config) -> tuple[Table, bool]:
     """Returns the sequence classifier, and whether there is a pooler.
 
     The classifier has a linear layer of its own over the first token; a multiple-choice score uses the pooler's output.
