@@ -35,6 +35,7 @@ MIXERS = PartChoice(
         "context": "mixers.context:ContextAttention",
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
+        "sampled_blocks": "mixers.sampled_blocks:SampledBlockAttention",
         "span_convolution": "mixers.span_convolution:SpanConvolution",
         "none": "base:Nothing",
     },

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         SelectiveScan,
         State,
     )
-    from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore
+    from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore, SampledBlocks
 
 __all__ = [
     "AttentionCore",
@@ -74,6 +74,7 @@ __all__ = [
     "Op",
     "ParamTensor",
     "Product",
+    "SampledBlocks",
     "SelectiveScan",
     "State",
     "StreamMix",

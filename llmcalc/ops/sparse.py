@@ -82,6 +82,36 @@ class LocalCore(AttentionCore):
 
 
 @frozen(slots=True)
+class SampledBlocks(AttentionCore):
+    """Attention in both directions within sampled blocks of scores, `block` queries by `block` keys each (MRA).
+
+    The blocks are those with the highest scores of block means, at most `blocks` of them per head.
+    approximated: whether the other scores are those of block means, whose values are summed too.
+    """
+
+    block: Number = 1
+    blocks: Number = 1
+    approximated: bool = True
+
+    def _mean_pairs(self, run: RunConfig) -> Number:
+        """Returns the (query, key) pairs of block means."""
+        block_count = ceil_div(run.new(self.rows), self.block)
+        return block_count * block_count
+
+    def pairs(self, run: RunConfig) -> Number:
+        return minimum(self.blocks, self._mean_pairs(run)) * self.block * self.block
+
+    def forward_flops(self, run: RunConfig) -> Number:
+        mean_width = add(self.qk_dim, self.v_dim if self.approximated else 0)
+        pairs_width = self.pairs(run) * (self.qk_dim + self.v_dim)
+        return 2 * run.batch * self.heads * (pairs_width + self._mean_pairs(run) * mean_width)
+
+    def backward_flops(self, run: RunConfig) -> Number:
+        pairs = add(self.pairs(run), self._mean_pairs(run) if self.approximated else 0)
+        return 4 * run.batch * self.heads * pairs * (self.qk_dim + self.v_dim)
+
+
+@frozen(slots=True)
 class EntryScores(AttentionCore):
     """Attention of each token to entries of `rate` earlier tokens each, at most `chosen` entries (DeepSeek-V4)."""
 

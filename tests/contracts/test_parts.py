@@ -26,6 +26,7 @@ from llmcalc.components.mixers.grouped_projections import GroupedProjectionAtten
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.relative import RelativeAttention
+from llmcalc.components.mixers.sampled_blocks import SampledBlockAttention
 from llmcalc.components.mixers.span_convolution import SpanConvolution
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
@@ -81,7 +82,13 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(feed_forward=part)
         case Attention():
             return decoder(attention=part)
-        case RelativeAttention() | FourierMixer() | GroupedProjectionAttention() | SpanConvolution():
+        case (
+            RelativeAttention()
+            | FourierMixer()
+            | GroupedProjectionAttention()
+            | SampledBlockAttention()
+            | SpanConvolution()
+        ):
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             return ModelSpec(
                 vocab_size=50,
