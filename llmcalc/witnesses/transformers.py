@@ -275,7 +275,19 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
         inputs = {stem.input_name: torch.empty(stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = ids
-    return inputs
+    return inputs | more_inputs(model, batch, seq)
+
+
+def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
+    """Returns zeros for the arguments that a class requires beside token ids, such as features of no image."""
+    import torch
+
+    config: Any = model.config
+    lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
+    return {
+        name: torch.zeros([lengths.get(n, n) for n in shape], dtype=parameter.dtype, device=parameter.device)
+        for name, shape in quirks_of({"model_type": config.model_type}).more_inputs(config).items()
+    }
 
 
 @dataclass(frozen=True)
