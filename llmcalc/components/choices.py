@@ -35,6 +35,7 @@ MIXERS = PartChoice(
         "context": "mixers.context:ContextAttention",
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
+        "global_local": "layers.global_local:GlobalLocalAttention",
         "sampled_blocks": "mixers.sampled_blocks:SampledBlockAttention",
         "span_convolution": "mixers.span_convolution:SpanConvolution",
         "none": "base:Nothing",
@@ -83,6 +84,7 @@ LAYERS = PartChoice(
         "dense_residual": "layers.dense_residual:DenseResidualLayer",
         "residual_gate": "layers.residual_gate:ResidualGateLayer",
         "block_residual": "layers.block_residual:BlockResidualLayer",
+        "global_local": "layers.global_local:GlobalLocalLayer",
         "adapter": "layers.adapter:AdapterLayer",
     },
 )
@@ -95,6 +97,7 @@ STREAMS = PartChoice(
         "hyper": "layers.hyper:HyperStreams",
         "target_states": "target_states:TargetStates",
         "block_residual": "layers.block_residual:BlockResiduals",
+        "global_tokens": "layers.global_local:GlobalTokens",
     },
 )
 """Parts that start the residual stream from something else than the embedding alone, or split it into several before

@@ -40,7 +40,17 @@ if TYPE_CHECKING:
         SelectiveScan,
         State,
     )
-    from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore, SampledBlocks
+    from .sparse import (
+        BlockCore,
+        DistanceScores,
+        EntryCache,
+        EntryScores,
+        GlobalLocalCore,
+        LastWindow,
+        LocalCore,
+        MaskedCore,
+        SampledBlocks,
+    )
 
 __all__ = [
     "AttentionCore",
@@ -61,6 +71,7 @@ __all__ = [
     "EntryScores",
     "ExpertLinear",
     "ExpertRows",
+    "GlobalLocalCore",
     "HeadScan",
     "IdentityExperts",
     "KVCache",

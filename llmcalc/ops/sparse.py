@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum, triangle
+from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, minimum, triangle
 from ..frozen import frozen
+from ..workload.derived_rows import Joined, Padded
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .attention import AttentionCore
@@ -109,6 +110,35 @@ class SampledBlocks(AttentionCore):
     def backward_flops(self, run: RunConfig) -> Number:
         pairs = add(self.pairs(run), self._mean_pairs(run) if self.approximated else 0)
         return 4 * run.batch * self.heads * pairs * (self.qk_dim + self.v_dim)
+
+
+@frozen(slots=True)
+class GlobalLocalCore(AttentionCore):
+    """Attention of global tokens to all tokens, and of each block of text to itself and global tokens (PEGASUS-X).
+
+    rows: the global tokens, joined with the text padded to blocks.
+    global_tokens: the number of global tokens.
+    staggered: whether the blocks begin half a block before the text.
+    """
+
+    block: Number = 1
+    global_tokens: Number = 1
+    staggered: bool = False
+
+    def pairs(self, run: RunConfig) -> Number:
+        rows = self.rows
+        assert isinstance(rows, Joined) and isinstance(rows.second, Padded)
+        text = run.new(rows.second)
+        if is_zero(text):
+            return 0
+        if run.pairs == "full":
+            return self.global_tokens * (self.global_tokens + text) + text * (self.global_tokens + self.block)
+        text = run.new(rows.second.of)
+        first_block = minimum(text, exact_div(self.block, 2)) if self.staggered else 0
+        whole_blocks = floor_div(text - first_block, self.block)
+        last_block = text - first_block - whole_blocks * self.block
+        block_pairs = first_block * first_block + whole_blocks * self.block * self.block + last_block * last_block
+        return self.global_tokens * (self.global_tokens + 2 * text) + block_pairs
 
 
 @frozen(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..algebra import Number, add, exact_div, floor_div, is_zero, minimum, times
+from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, minimum, times
 from ..frozen import frozen
 from .inputs import EncoderPass
 from .rows import SOURCE, TOKENS, Rows
@@ -105,6 +105,20 @@ class Joined(Rows):
 
     def available(self, w: Workload) -> Number:
         return self.first.available(w) + self.second.available(w)
+
+
+@frozen(slots=True)
+class Padded(Rows):
+    """The rows of `of`, padded to whole blocks of `block` rows, and `more` rows of padding; none if `of` has none."""
+
+    name: str = "padded"
+    of: Rows = SOURCE
+    block: Number = 1
+    more: Number = 0
+
+    def new(self, w: Workload) -> Number:
+        rows = self.of.new(w)
+        return 0 if is_zero(rows) else ceil_div(rows, self.block) * self.block + self.more
 
 
 @frozen(slots=True)

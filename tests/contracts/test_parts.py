@@ -19,6 +19,7 @@ from llmcalc.components.head import LMHead
 from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
+from llmcalc.components.layers.global_local import GlobalLocalAttention, GlobalLocalLayer, GlobalTokens
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.fourier import FourierMixer
@@ -95,6 +96,17 @@ def around_a_model(part: Component) -> ModelSpec:
                 hidden_size=HIDDEN,
                 tie_word_embeddings=False,
                 encoder=Stack(num_hidden_layers=2, block=block),
+            )
+        case GlobalLocalAttention() | GlobalLocalLayer():
+            layer = part if isinstance(part, GlobalLocalLayer) else GlobalLocalLayer.examples()[0]
+            attention = layer.attention if isinstance(part, GlobalLocalLayer) else part
+            streams = GlobalTokens(num_global_tokens=attention.num_global_tokens, block_size=attention.block_size)
+            block = layer.model_copy(update={"attention": attention})
+            return ModelSpec(
+                vocab_size=50,
+                hidden_size=HIDDEN,
+                tie_word_embeddings=False,
+                encoder=Stack(num_hidden_layers=2, block=block, streams=streams),
             )
         case MergedAttention():
             both = encoder_decoder(Block.examples()[-1])

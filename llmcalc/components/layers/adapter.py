@@ -7,15 +7,17 @@ each has an adapter, a bottleneck with a residual connection. transformers: mode
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from ...flow.axis import Axis
 from ...flow.record import Flow
+from ...flow.tree import Role
 from ...flow.value import Value
-from ..base import UNTESTED, Component, Context, Flag, PartWitness
+from ..base import UNTESTED, Context, Flag, PartWitness, Width
 from ..mixers.attention import Attention
-from ..networks.feed_forward import FeedForward
+from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
 from ..runtime import Run, apply_dropout
 from .block import Block, Sharing
@@ -24,15 +26,20 @@ from .block import _reference_class as _block_reference_class
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_LANGUAGES = 10_000
+MOST_LANGUAGES = 1000
 """The largest number of adapters in a layer."""
+
+LanguageCode: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,30}$")]
+"""The code of a language, such as `en_XX`."""
 
 
 class AdapterLayer(Block):
     """Attention and a feed-forward network, with a norm before or after each, and an adapter after the network.
 
-    adapter: the adapter of one language.
-    languages: the number of adapters; the tokens of a sequence pass one of them.
+    adapter_size: the width of an adapter between its two projections, which have biases.
+    adapter_act: the activation between them.
+    languages: the languages, each with an adapter.
+    default_language: the language whose adapter runs, by default the first.
     adapter_norm: the norm of the adapter's input: `separate` has weights of its own, `shared` those of the norm around
         the feed-forward network; none by default.
     normed_residual: whether the adapter's output is added to its normed input, and not to the input itself; true by
@@ -43,8 +50,10 @@ class AdapterLayer(Block):
     plain: ClassVar[bool] = False
 
     type: Literal["adapter"] = "adapter"  # type: ignore[assignment]
-    adapter: FeedForward
-    languages: int = Field(ge=1, le=MOST_LANGUAGES, strict=True)
+    adapter_size: Width
+    adapter_act: Activation
+    languages: tuple[LanguageCode, ...] = Field(min_length=1, max_length=MOST_LANGUAGES)
+    default_language: LanguageCode | None = None
     adapter_norm: Literal["separate", "shared"] | None = None
     normed_residual: Flag = True
 
@@ -58,6 +67,10 @@ class AdapterLayer(Block):
             )
         if not isinstance(self.attention, Attention) or not isinstance(self.feed_forward, FeedForward):
             raise ValueError("attention, feed_forward: an 'adapter' layer has both; expected 'attention' and 'mlp'")
+        if len({*self.languages}) < len(self.languages):
+            raise ValueError("languages: one is listed twice; expected different codes")
+        if self.default_language not in (None, *self.languages):
+            raise ValueError(f"default_language: '{self.default_language}' is not among languages; expected one of them")
         return self
 
     def source(self) -> str:
@@ -82,7 +95,7 @@ class AdapterLayer(Block):
 
     def _adapted(self, f: Flow, x: Value, normed: Value) -> Value:
         """Returns the layer's output. x: the residual stream after the network. normed: the network's normed input."""
-        is_post, adapter_input = self.norm_placement == "post", x
+        is_post, adapter_input, y = self.norm_placement == "post", x, x
         shares_norm = self.adapter_norm == "shared"
         if self.adapter_norm == "separate":
             adapter_input = f.part("adapter_norm", self.norm, x)
@@ -91,11 +104,14 @@ class AdapterLayer(Block):
         elif shares_norm:
             adapter_input = f.normalized(x, self.norm, like=normed)
         f.hold(x=x, read=adapter_input)
+        running, bottleneck = self.default_language or self.languages[0], Axis("adapter", self.adapter_size)
         with f.scope("adapters", kind="feed_forward"):
-            y = f.part("adapter", self.adapter, adapter_input)
-            if self.languages > 1:
-                others = self.languages - 1
-                f.layers(x, lambda v: self.adapter.flow(f, v), others, range(others), "others", role="idle")
+            for language in self.languages:
+                role: Role = "own" if language == running else "idle"
+                with f.scope(language, role=role):
+                    up = f.act(f.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act)
+                    output = f.linear("adapter_down_proj", up, *x.axes, bias=True)
+                y = output if language == running else y
         y = f.dropout(y, "feed_forward", ends_sublayer=True)
         x = f.add(y, adapter_input if self.normed_residual else x)
         f.hold(x=x)
@@ -114,15 +130,16 @@ class AdapterLayer(Block):
             feed_forward=network,
             norm=Norm(type="layernorm"),
             norm_placement="post",
-            adapter=FeedForward(intermediate_size=8, hidden_act="gelu", up_bias=True, down_bias=True),
-            languages=3,
+            adapter_size=8,
+            adapter_act="gelu",
+            languages=("en_XX", "de_DE", "fr_XX"),
             adapter_norm="shared",
         )
         return [
             layer,
-            layer.model_copy(update={"norm_placement": "pre"}),
+            layer.model_copy(update={"norm_placement": "pre", "default_language": "de_DE"}),
             layer.model_copy(update={"adapter_norm": "separate", "normed_residual": False}),
-            layer.model_copy(update={"adapter_norm": None, "languages": 1}),
+            layer.model_copy(update={"adapter_norm": None, "languages": ("en_XX",)}),
         ]
 
 
@@ -130,16 +147,24 @@ class AdapterLayer(Block):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class Adapters(nn.Module):
-        """The adapters of all languages, of which the first runs. x: [batch, tokens, hidden] → same shape."""
+    class Adapter(nn.Module):
+        """The bottleneck of one language. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, adapter: Component, context: Context, languages: int) -> None:
+        def __init__(self, spec: AdapterLayer, context: Context) -> None:
             super().__init__()
-            self.adapter = adapter.reference(context)
-            self.others = nn.ModuleList(adapter.reference(context) for _ in range(languages - 1))
+            self.act = spec.adapter_act
+            self.adapter_up_proj = nn.Linear(context.hidden_size, spec.adapter_size)
+            self.adapter_down_proj = nn.Linear(spec.adapter_size, context.hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.adapter(x)
+            out: Tensor = self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
+            return out
+
+    class Adapters(nn.ModuleDict):
+        """The adapters of all languages, of which one runs. x: [batch, tokens, hidden] → same shape."""
+
+        def forward(self, x: Tensor, language: str) -> Tensor:
+            out: Tensor = self[language](x)
             return out
 
     class AdapterReference(_block_reference_class()):  # type: ignore[misc]
@@ -150,7 +175,8 @@ def _reference_class() -> type[nn.Module]:
             self.adapter_norm_kind, self.adds_normed = spec.adapter_norm, spec.normed_residual
             if spec.adapter_norm == "separate":
                 self.adapter_norm = spec.norm.reference(context)
-            self.adapters = Adapters(spec.adapter, context, spec.languages)
+            self.language = spec.default_language or spec.languages[0]
+            self.adapters = Adapters({language: Adapter(spec, context) for language in spec.languages})
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             for name in self.order:
@@ -166,7 +192,7 @@ def _reference_class() -> type[nn.Module]:
             adapter_input = self._normalize("adapter_norm", x)
             if self.adapter_norm_kind == "shared":
                 adapter_input = self._normalize("mlp_pre_norm", self._normalize("mlp_post_norm", x))
-            y = apply_dropout(self, "feed_forward", self.adapters(adapter_input))
+            y = apply_dropout(self, "feed_forward", self.adapters(adapter_input, self.language))
             return y + (adapter_input if self.adds_normed else x)
 
     return AdapterReference

@@ -122,6 +122,10 @@ class ElementwiseVerbs(Recorder):
         cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
         return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
 
+    def resized(self, x: Value, rows: Rows) -> Value:
+        """Records x with rows of zeros added at its ends, or with rows at its ends left out."""
+        return self.step("resized", "", (x,), Value(rows, x.axes))
+
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
         """Records a merge of neighbouring rows: their concatenation under further axes, or their average."""
         axes = x.axes if mean else (*neighbours, *x.axes)

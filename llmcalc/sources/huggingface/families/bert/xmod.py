@@ -11,7 +11,7 @@ from typing import Any
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
-from ...parts import Table, encoder, layernorm, mlp, pooler
+from ...parts import Table, encoder, layernorm, pooler
 from ...writes import Writes
 from .bert import (
     COMMON,
@@ -32,10 +32,11 @@ from .bert import (
 def _xmod(config: Config) -> Table:
     hidden, is_pre_norm = config.size("hidden_size"), config.flag("pre_norm")
     languages = config.texts("languages")
+    language = config.text("default_language") if config.has("default_language") else None
     if not languages or len({*languages}) < len(languages):
         raise config.wrong("languages", languages, "a list of different language codes, at least one")
-    if config.has("default_language") and config.text("default_language") not in languages:
-        raise config.wrong("default_language", config.text("default_language"), "one of languages")
+    if language not in (None, *languages):
+        raise config.wrong("default_language", language, "one of languages")
     width = hidden // config.size("adapter_reduction_factor")
     if not width:
         raise config.wrong("adapter_reduction_factor", config.size("adapter_reduction_factor"), f"at most {hidden}")
@@ -44,8 +45,10 @@ def _xmod(config: Config) -> Table:
         **bert_block(config),
         "type": "adapter",
         "norm_placement": "pre" if is_pre_norm else "post",
-        "adapter": mlp(width, bert_act(config)),
-        "languages": len(languages),
+        "adapter_size": width,
+        "adapter_act": bert_act(config),
+        "languages": languages,
+        **({} if language is None else {"default_language": language}),
         "adapter_norm": "separate" if config.flag("adapter_layer_norm") else "shared" if shares_norm else None,
         "normed_residual": config.flag("ln_before_adapter"),
     }
@@ -56,17 +59,12 @@ def _xmod(config: Config) -> Table:
     return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
-def _languages(number: int) -> list[str]:
-    """Returns codes for that number of languages, of which a spec knows no names."""
-    return [f"language_{i}" for i in range(number)]
-
-
 WRITES: Writes = {
     **ROBERTA_WRITES,
     "pre_norm": lambda s: s.first.block.norm_placement == "pre",
-    "languages": lambda s: _languages(s.first.block.languages),
-    "default_language": lambda _: _languages(1)[0],
-    "adapter_reduction_factor": lambda s: s.spec.hidden_size // s.first.block.adapter.intermediate_size,
+    "languages": lambda s: list(s.first.block.languages),
+    "default_language": lambda s: s.first.block.default_language or s.first.block.languages[0],
+    "adapter_reduction_factor": lambda s: s.spec.hidden_size // s.first.block.adapter_size,
     "adapter_layer_norm": lambda s: s.first.block.adapter_norm == "separate",
     "adapter_reuse_layer_norm": lambda s: s.first.block.adapter_norm == "shared",
     "ln_before_adapter": lambda s: s.first.block.normed_residual,
@@ -101,9 +99,8 @@ FAMILIES = {
             "norm": "encoder.LayerNorm",
             "adapter_norm": "output.adapter_layer_norm",
             "adapters": "output.adapter_modules",
-            **dict.fromkeys(  # their modules are named after the languages
-                (f"{part}.{name}" for part in ("adapter", "others") for name in ("up_proj", "down_proj")), ""
-            ),
+            "adapter_up_proj": "dense1",
+            "adapter_down_proj": "dense2",
         },
         dropout=BERT_DROPOUT,
     ),
