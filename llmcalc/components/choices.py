@@ -36,6 +36,7 @@ MIXERS = PartChoice(
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
         "global_local": "layers.global_local:GlobalLocalAttention",
+        "whole_pass": "mixers.whole_pass:WholePassAttention",
         "sampled_blocks": "mixers.sampled_blocks:SampledBlockAttention",
         "span_convolution": "mixers.span_convolution:SpanConvolution",
         "none": "base:Nothing",
@@ -97,6 +98,7 @@ STREAMS = PartChoice(
         "hyper": "layers.hyper:HyperStreams",
         "target_states": "target_states:TargetStates",
         "block_residual": "layers.block_residual:BlockResiduals",
+        "prompt_tokens": "prompt_tokens:PromptTokens",
         "global_tokens": "layers.global_local:GlobalTokens",
     },
 )

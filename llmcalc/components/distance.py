@@ -149,8 +149,8 @@ class RelativeBias(Buckets, StackPart):
 
     num_attention_heads: the number of heads.
     of_blocks: whether there is a second table, for the distance in blocks to block sums (LongT5); false by default.
-    page_buckets: the numbers of buckets of further tables, for distances on a page, which text without a page does not
-        use (UDOP); none by default.
+    other_buckets: the numbers of buckets of further tables, which plain text does not use: of distances on a page
+        (UDOP), of pairs of segments (CPM-Ant); none by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -158,7 +158,7 @@ class RelativeBias(Buckets, StackPart):
 
     num_attention_heads: Heads
     of_blocks: Flag = False
-    page_buckets: tuple[Positions, ...] = Field(default=(), max_length=16)
+    other_buckets: tuple[Positions, ...] = Field(default=(), max_length=16)
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
@@ -186,9 +186,9 @@ class RelativeBias(Buckets, StackPart):
         table, _ = f.table("", buckets, heads, of=rows, by="all")
         if self.of_blocks:
             f.memo["relative_bias_of_blocks"], _ = f.table("blocks", buckets, heads, of=rows, by="all")
-        for i, page_buckets in enumerate(self.page_buckets):
-            page_rows = Table(length=page_buckets)
-            f.table(f"page_{i}", Axis("buckets", page_buckets), heads, of=page_rows, by="all", role="idle")
+        for i, table_buckets in enumerate(self.other_buckets):
+            table_rows = Table(length=table_buckets)
+            f.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
         return table
 
     def reference(self, context: Context) -> nn.Module:
@@ -199,10 +199,10 @@ class RelativeBias(Buckets, StackPart):
                 "blocks",
                 _reference_classes()["relative"](buckets, max_distance, self.num_attention_heads, context.causal),
             )
-        for i, page_buckets in enumerate(self.page_buckets):
+        for i, table_buckets in enumerate(self.other_buckets):
             bias.add_module(
-                f"page_{i}",
-                _reference_classes()["relative"](page_buckets, max_distance, self.num_attention_heads, context.causal),
+                f"other_{i}",
+                _reference_classes()["relative"](table_buckets, max_distance, self.num_attention_heads, context.causal),
             )
         return bias
 
@@ -212,7 +212,7 @@ class RelativeBias(Buckets, StackPart):
         return [
             small_bias,
             small_bias.model_copy(update={"of_blocks": True}),
-            small_bias.model_copy(update={"page_buckets": (8, 6)}),
+            small_bias.model_copy(update={"other_buckets": (8, 6)}),
         ]
 
 

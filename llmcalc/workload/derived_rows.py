@@ -188,6 +188,24 @@ class WithStart(Rows):
 
 
 @frozen(slots=True)
+class WithPrompt(Rows):
+    """The rows of `of` after `more` rows, which the pass that starts at the first token computes and later ones read."""
+
+    name: str = "with_prompt"
+    of: Rows = TOKENS
+    more: Number = 1
+
+    def _is_first_pass(self, w: Workload) -> bool:
+        return w.phase != "decode" and bool(is_zero(self.of.past(w)))
+
+    def new(self, w: Workload) -> Number:
+        return self.of.new(w) + self.more if self._is_first_pass(w) else self.of.new(w)
+
+    def past(self, w: Workload) -> Number:
+        return 0 if self._is_first_pass(w) else self.of.past(w) + self.more
+
+
+@frozen(slots=True)
 class Strided(Rows):
     """The output rows of a strided convolution over `of`, padded with kernel // 2 zeros on each side."""
 

@@ -29,11 +29,13 @@ from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.relative import RelativeAttention
 from llmcalc.components.mixers.sampled_blocks import SampledBlockAttention
 from llmcalc.components.mixers.span_convolution import SpanConvolution
+from llmcalc.components.mixers.whole_pass import WholePassAttention
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.projection_head import ProjectionHead
+from llmcalc.components.prompt_tokens import PromptTokens
 from llmcalc.components.proposal import Proposal
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import Stem
@@ -81,7 +83,7 @@ def around_a_model(part: Component) -> ModelSpec:
     match part:
         case FeedForward():
             return decoder(feed_forward=part)
-        case Attention():
+        case Attention() if not part.sees_whole_pass:
             return decoder(attention=part)
         case (
             RelativeAttention()
@@ -97,6 +99,10 @@ def around_a_model(part: Component) -> ModelSpec:
                 tie_word_embeddings=False,
                 encoder=Stack(num_hidden_layers=2, block=block),
             )
+        case WholePassAttention():
+            streams = PromptTokens(prompt_types=2, prompt_length=3)
+            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
+            return decoder().model_copy(update={"decoder": Stack(num_hidden_layers=2, block=block, streams=streams)})
         case GlobalLocalAttention() | GlobalLocalLayer():
             layer = part if isinstance(part, GlobalLocalLayer) else GlobalLocalLayer.examples()[0]
             attention = layer.attention if isinstance(part, GlobalLocalLayer) else part
@@ -216,7 +222,7 @@ def test_reference_agrees_on_meta(example: Component) -> None:
 def is_causal(example: Any) -> bool:
     """Whether a token of the model around an example depends on earlier tokens alone, also within one pass."""
     recurs_in_a_block = isinstance(example, Proposal) and (example.markov == "rnn" or example.gru_size is not None)
-    sees_whole_pass = isinstance(example, ContextAttention) or recurs_in_a_block
+    sees_whole_pass = getattr(example, "sees_whole_pass", False) or recurs_in_a_block
     return around_a_model(example).kind != "encoder" and not sees_whole_pass
 
 

@@ -299,8 +299,9 @@ class Attention(TokenMixer):
                 f.linear("", x, heads, dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter, value_input)
+        causal = f.causal and not self.sees_whole_pass
         if memory is None:
-            f.mask(q, keys, causal=f.causal, window=self.sliding_window, chunk=self.attention_chunk_size)
+            f.mask(q, keys, causal=causal, window=self.sliding_window, chunk=self.attention_chunk_size)
         bias: Value | None = None
         if self.position is not None:
             q, bias = self.position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
@@ -327,7 +328,7 @@ class Attention(TokenMixer):
             q,
             keys,
             values,
-            causal=f.causal,
+            causal=causal,
             cap=cap,
             bias=bias,
             sinks=self.sinks,
@@ -692,7 +693,7 @@ def _reference_class() -> type[nn.Module]:
                 queries,
                 keys,
                 x.device,
-                causal=self.causal,
+                causal=self.causal and not spec.sees_whole_pass,
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )

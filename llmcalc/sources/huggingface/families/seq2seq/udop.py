@@ -39,7 +39,7 @@ def _udop(config: Config) -> Table:
         )
     pages = [first, *others] if bare_class else others  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
-    table = t5_like(config, t5_block(config), {"relative_bias": {**bias, "page_buckets": pages}})
+    table = t5_like(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": pages}})
     table["encoder"]["token_types"] = {"other_vocab_sizes": [config.size("max_2d_position_embeddings")] * 2}
     return {**table, "tie_word_embeddings": True}  # whatever the config says
 
@@ -74,7 +74,7 @@ def _boxes(config: Any) -> dict[str, tuple[int | str, ...]]:
 
 def _written_biases(facts: Facts) -> list[dict[str, Any]]:
     bias = present(facts.first.relative_bias)
-    buckets = (bias.relative_attention_num_buckets, *bias.page_buckets)
+    buckets = (bias.relative_attention_num_buckets, *bias.other_buckets)
     kinds = (*BIASES, *["vertical"] * len(buckets))
     return [
         {"type": kind, "relative_attention_num_buckets": size} for kind, size in zip(kinds, buckets, strict=False)
