@@ -74,7 +74,7 @@ class SpanConvolution(TokenMixer):
         k = f.linear("k_proj", x, heads, dim, bias=True)
         v = f.linear("v_proj", x, heads, dim, bias=True)
         spans = f.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
-        span_keys = f.linear("span_proj", spans, heads, dim, bias=True)
+        span_keys = f.conv("span_proj", spans, heads, dim, kernel=1, bias=True)
         q = f.linear("q_proj", x, heads, dim, bias=True)
         f.hold(k=k, v=v, spans=span_keys, q=q)
         filters = f.linear("filter_proj", f.mul(span_keys, q), heads, Axis("kernel", kernel), bias=True)
@@ -136,14 +136,14 @@ def _reference_class() -> type[nn.Module]:
             self.q_proj, self.k_proj = nn.Linear(hidden, half), nn.Linear(hidden, half)
             self.v_proj, self.conv_v_proj = nn.Linear(hidden, half), nn.Linear(hidden, half)
             self.span_conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=False)
-            self.span_proj = nn.Linear(hidden, half)
+            self.span_proj = nn.Conv1d(hidden, half, 1)
             self.filter_proj = nn.Linear(half, self.heads * kernel)
             self.core, self.convolution = Core(), Convolution()
             self.o_proj = nn.Linear(hidden, hidden)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q = self.q_proj(x)
-            spans = self.span_proj(self.span_conv(x.transpose(1, 2)).transpose(1, 2))
+            spans = self.span_proj(self.span_conv(x.transpose(1, 2))).transpose(1, 2)
             filters = torch.softmax(self.filter_proj(spans * q).unflatten(-1, (self.heads, -1)), -1)
             convolved = self.convolution(self.conv_v_proj(x).unflatten(-1, (self.heads, -1)), filters)
             heads = (

@@ -57,9 +57,15 @@ def _image_layer(facts: Facts) -> Any:
     return facts.first.variants["image"]
 
 
+def _interval(facts: Facts) -> int:
+    """Returns the number of Llama's layers above each layer that attends to images."""
+    names = facts.first.layer_names()
+    return names.count("block") // max(1, names.count("image"))
+
+
 WRITES: Writes = {
     "num_hidden_layers": lambda s: s.first.layer_names().count("block"),
-    "cross_layer_interval": lambda s: s.first.layer_names().count("block") // s.first.layer_names().count("image"),
+    "cross_layer_interval": _interval,
     "alpha_type": lambda s: "vector" if _image_layer(s).gate_per_feature else "float",
     "qk_layer_norms": lambda s: _image_layer(s).attention.qk_norm is not None,
     "vision_config": lambda s: {"embed_dim": _image_layer(s).source_size or s.spec.hidden_size},
