@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         LastWindow,
         LocalCore,
         MaskedCore,
+        PredictCore,
         SampledBlocks,
     )
 
@@ -84,6 +85,7 @@ __all__ = [
     "Norm",
     "Op",
     "ParamTensor",
+    "PredictCore",
     "Product",
     "SampledBlocks",
     "SelectiveScan",

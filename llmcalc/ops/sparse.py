@@ -142,6 +142,32 @@ class GlobalLocalCore(AttentionCore):
 
 
 @frozen(slots=True)
+class PredictCore(AttentionCore):
+    """Attention of predict streams to the main stream and to themselves (ProphetNet).
+
+    Stream i attends to tokens at least i before its own, to the first token and to itself.
+
+    streams: the number of predict streams.
+    """
+
+    streams: int = 1
+
+    def pairs(self, run: RunConfig) -> Number:
+        new, past = run.new(self.rows), run.past(self.rows)
+        if run.pairs == "full":
+            return self.streams * new * (past + new + new)
+        main_pairs: Number = 0
+        for i in range(self.streams):
+            main_pairs = add(main_pairs, self._main_pairs(past + new, i) - self._main_pairs(past, i))
+        return add(main_pairs, self.streams * new)
+
+    def _main_pairs(self, n: Number, stream: int) -> Number:
+        """Returns the pairs of the first n tokens of a stream with tokens of the main stream."""
+        first_tokens = minimum(n, stream)
+        return first_tokens + triangle(n - first_tokens)
+
+
+@frozen(slots=True)
 class EntryScores(AttentionCore):
     """Attention of each token to entries of `rate` earlier tokens each, at most `chosen` entries (DeepSeek-V4)."""
 

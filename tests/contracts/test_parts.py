@@ -26,6 +26,7 @@ from llmcalc.components.mixers.fourier import FourierMixer
 from llmcalc.components.mixers.grouped_projections import GroupedProjectionAttention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
+from llmcalc.components.mixers.ngram import NgramAttention, PredictStreams
 from llmcalc.components.mixers.relative import RelativeAttention
 from llmcalc.components.mixers.sampled_blocks import SampledBlockAttention
 from llmcalc.components.mixers.span_convolution import SpanConvolution
@@ -99,6 +100,10 @@ def around_a_model(part: Component) -> ModelSpec:
                 tie_word_embeddings=False,
                 encoder=Stack(num_hidden_layers=2, block=block),
             )
+        case NgramAttention():
+            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
+            stack = Stack(num_hidden_layers=2, block=block, streams=PredictStreams(ngram=part.ngram))
+            return decoder().model_copy(update={"decoder": stack})
         case WholePassAttention():
             streams = PromptTokens(prompt_types=2, prompt_length=3)
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
@@ -223,7 +228,8 @@ def is_causal(example: Any) -> bool:
     """Whether a token of the model around an example depends on earlier tokens alone, also within one pass."""
     recurs_in_a_block = isinstance(example, Proposal) and (example.markov == "rnn" or example.gru_size is not None)
     sees_whole_pass = getattr(example, "sees_whole_pass", False) or recurs_in_a_block
-    return around_a_model(example).kind != "encoder" and not sees_whole_pass
+    gives_further_rows = getattr(example, "ngram", 1) > 1  # the logits of each predict stream
+    return around_a_model(example).kind != "encoder" and not sees_whole_pass and not gives_further_rows
 
 
 CAUSAL = [p for p in EXAMPLES if is_causal(p.values[0])]

@@ -21,8 +21,8 @@ TASKS = (
 
 MISSING = {
     "a text model without a reader": """
-    cpmant funnel inkling2_text inkling_text neomme
-    perceiver prophetnet qwen4_exp_text reformer seamless_m4t seamless_m4t_v2
+    funnel inkling2_text inkling_text neomme
+    perceiver qwen4_exp_text reformer seamless_m4t seamless_m4t_v2
     speecht5
     """,
     "a wrapper of a text model without a reader": """

@@ -41,6 +41,8 @@ IDLE = {
 OTHERWISE = {
     "diffllama": "gives the difference of two maps as one",
     "minimax": "gives those of its linear attention too",
+    "mra": "without its kernels computes no attention",
+    "prophetnet": "gives those of its predict streams under another name",
     "yoso": "gives the output of its heads in place of the weights",
 }
 

@@ -17,8 +17,8 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ...workload.rows import SOURCE, Fixed
-from ..base import BY_TORCH, Component, Context, Flag, PartWitness, Width
+from ...workload.rows import SOURCE
+from ..base import BY_TORCH, UNTESTED, Component, Context, Flag, PartWitness, Width
 from ..mixers.attention import Attention
 from ..mixers.qk_norm import QKNorm
 from ..networks.feed_forward import FeedForward
@@ -45,15 +45,14 @@ class Gate(Component):
 
 
 class GatedCrossLayer(WholeLayer):
-    """Cross-attention to image features and a feed-forward network, on a pass over text alone.
+    """Cross-attention to image features and a feed-forward network, which have parameters and do not run on text.
 
     attention: attention whose keys and values are made of image features.
     source_size: the width of the image features, by default the layer's.
     gate_per_feature: whether each feature has a gate of its own; by default a sublayer has one number.
-    runs_on_text: whether text without images passes the layer, with no keys and values; by default the layer has
-        parameters and does not run.
     """
 
+    runs_on_text: ClassVar[bool] = False
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
@@ -61,7 +60,6 @@ class GatedCrossLayer(WholeLayer):
     attention: Attention
     source_size: Width | None = None
     gate_per_feature: Flag = False
-    runs_on_text: Flag = False
     norm_placement: Literal["pre"] = "pre"
     parallel: None = None
 
@@ -74,8 +72,8 @@ class GatedCrossLayer(WholeLayer):
         return "Alayrac et al. 2022, §2.2"
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        rows = Fixed("image features", length=0) if self.runs_on_text else SOURCE
-        memory = Value(rows, x.axes if self.source_size is None else (Axis("source", self.source_size),))
+        source_axes = x.axes if self.source_size is None else (Axis("source", self.source_size),)
+        memory = f.absent("image features", *source_axes) if self.runs_on_text else Value(SOURCE, source_axes)
         assert isinstance(self.feed_forward, Component)
         gate, role = Gate(per_feature=self.gate_per_feature), self._role
         for name, part, kind, arguments in (
@@ -106,7 +104,19 @@ class GatedCrossLayer(WholeLayer):
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         layer = cls(attention=attention, feed_forward=network, norm=rms)
         wide = layer.model_copy(update={"source_size": 24})
-        return [layer, wide, wide.model_copy(update={"runs_on_text": True, "gate_per_feature": True})]
+        return [layer, wide, wide.model_copy(update={"gate_per_feature": True})]
+
+
+class GatedCrossTextLayer(GatedCrossLayer):
+    """Cross-attention to image features and a feed-forward network, which text without images passes too.
+
+    Attention then has no keys and values, and gives zeros.
+    """
+
+    runs_on_text: ClassVar[bool] = True
+    witness: ClassVar[PartWitness] = UNTESTED
+
+    type: Literal["gated_cross_text"] = "gated_cross_text"  # type: ignore[assignment]
 
 
 @cache

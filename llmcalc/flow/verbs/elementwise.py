@@ -6,7 +6,7 @@ from typing import Any
 
 from ... import ops
 from ...algebra import Number, same
-from ...workload.rows import Rows
+from ...workload.rows import Fixed, Rows
 from ..axis import Axis, Beside, Shape
 from ..recorder import Recorder
 from ..value import Value
@@ -125,6 +125,10 @@ class ElementwiseVerbs(Recorder):
     def resized(self, x: Value, rows: Rows) -> Value:
         """Records x with rows of zeros added at its ends, or with rows at its ends left out."""
         return self.step("resized", "", (x,), Value(rows, x.axes))
+
+    def absent(self, name: str, *axes: Axis | Beside) -> Value:
+        """Records a value without rows, such as the features of an image that is not there. name: what they are."""
+        return self.step("absent", "", (), Value(Fixed(name, length=0), axes))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
         """Records a merge of neighbouring rows: their concatenation under further axes, or their average."""

@@ -15,6 +15,9 @@ from ...writes import Writes
 FEWEST_PROMPTS = 3
 """The class shows the third prompt."""
 
+MOST_SEGMENTS = 2**20
+"""The largest number of segments."""
+
 
 def _cpmant(config: Config) -> Table:
     norm, heads, segments = (
@@ -22,6 +25,8 @@ def _cpmant(config: Config) -> Table:
         config.size("num_attention_heads"),
         config.size("segment_types"),
     )
+    if segments > MOST_SEGMENTS:
+        raise config.wrong("segment_types", segments, f"at most {MOST_SEGMENTS}, as its table has a row for each pair")
     prompts = config.size("prompt_types")
     if prompts < FEWEST_PROMPTS:
         raise config.wrong("prompt_types", prompts, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")

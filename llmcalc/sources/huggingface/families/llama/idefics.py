@@ -33,10 +33,9 @@ def _idefics(config: Config) -> Table:
         "norm_placement": "pre",
     }
     image: Table = {
-        "type": "gated_cross",
+        "type": "gated_cross_text",
         "attention": {"position": "none", **(qk_norm(norm) if config.flag("qk_layer_norms") else {})},
         "gate_per_feature": config.choice({"vector": True, "float": False}, "alpha_type"),
-        "runs_on_text": True,
         **({} if width == config.size("hidden_size") else {"source_size": width}),
     }
     config.notes.append("cross_layer_interval: text alone is counted; its products with images are not counted")
