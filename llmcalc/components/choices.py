@@ -37,7 +37,6 @@ MIXERS = PartChoice(
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
         "global_local": "layers.global_local:GlobalLocalAttention",
         "ngram": "mixers.ngram:NgramAttention",
-        "whole_pass": "mixers.whole_pass:WholePassAttention",
         "sampled_blocks": "mixers.sampled_blocks:SampledBlockAttention",
         "span_convolution": "mixers.span_convolution:SpanConvolution",
         "none": "base:Nothing",

@@ -127,7 +127,8 @@ class GlobalLocalCore(AttentionCore):
 
     def pairs(self, run: RunConfig) -> Number:
         rows = self.rows
-        assert isinstance(rows, Joined) and isinstance(rows.second, Padded)
+        assert isinstance(rows, Joined)
+        assert isinstance(rows.second, Padded)
         text = run.new(rows.second)
         if is_zero(text):
             return 0

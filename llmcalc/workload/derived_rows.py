@@ -189,7 +189,7 @@ class WithStart(Rows):
 
 @frozen(slots=True)
 class WithPrompt(Rows):
-    """The rows of `of` after `more` rows, which the pass that starts at the first token computes and later ones read."""
+    """The rows of `of` after `more` rows, which the pass from the first token computes and later passes read."""
 
     name: str = "with_prompt"
     of: Rows = TOKENS

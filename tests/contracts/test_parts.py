@@ -30,13 +30,11 @@ from llmcalc.components.mixers.ngram import NgramAttention, PredictStreams
 from llmcalc.components.mixers.relative import RelativeAttention
 from llmcalc.components.mixers.sampled_blocks import SampledBlockAttention
 from llmcalc.components.mixers.span_convolution import SpanConvolution
-from llmcalc.components.mixers.whole_pass import WholePassAttention
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.projection_head import ProjectionHead
-from llmcalc.components.prompt_tokens import PromptTokens
 from llmcalc.components.proposal import Proposal
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import Stem
@@ -79,12 +77,26 @@ def local_encoder(attention: LocalAttention, bias: RelativeBias | None) -> Model
     return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
 
 
+def with_streams(part: NgramAttention | GlobalLocalAttention | GlobalLocalLayer) -> ModelSpec:
+    """A small model with the part and the streams that it needs."""
+    if isinstance(part, NgramAttention):
+        block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
+        return decoder().model_copy(
+            update={"decoder": Stack(num_hidden_layers=2, block=block, streams=PredictStreams(ngram=part.ngram))}
+        )
+    layer = part if isinstance(part, GlobalLocalLayer) else GlobalLocalLayer.examples()[0]
+    attention = layer.attention if isinstance(part, GlobalLocalLayer) else part
+    streams = GlobalTokens(num_global_tokens=attention.num_global_tokens, block_size=attention.block_size)
+    stack = Stack(num_hidden_layers=2, block=layer.model_copy(update={"attention": attention}), streams=streams)
+    return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+
+
 def around_a_model(part: Component) -> ModelSpec:
     """A small model that contains the part."""
     match part:
         case FeedForward():
             return decoder(feed_forward=part)
-        case Attention() if not part.sees_whole_pass:
+        case Attention():
             return decoder(attention=part)
         case (
             RelativeAttention()
@@ -100,25 +112,8 @@ def around_a_model(part: Component) -> ModelSpec:
                 tie_word_embeddings=False,
                 encoder=Stack(num_hidden_layers=2, block=block),
             )
-        case NgramAttention():
-            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
-            stack = Stack(num_hidden_layers=2, block=block, streams=PredictStreams(ngram=part.ngram))
-            return decoder().model_copy(update={"decoder": stack})
-        case WholePassAttention():
-            streams = PromptTokens(prompt_types=2, prompt_length=3)
-            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
-            return decoder().model_copy(update={"decoder": Stack(num_hidden_layers=2, block=block, streams=streams)})
-        case GlobalLocalAttention() | GlobalLocalLayer():
-            layer = part if isinstance(part, GlobalLocalLayer) else GlobalLocalLayer.examples()[0]
-            attention = layer.attention if isinstance(part, GlobalLocalLayer) else part
-            streams = GlobalTokens(num_global_tokens=attention.num_global_tokens, block_size=attention.block_size)
-            block = layer.model_copy(update={"attention": attention})
-            return ModelSpec(
-                vocab_size=50,
-                hidden_size=HIDDEN,
-                tie_word_embeddings=False,
-                encoder=Stack(num_hidden_layers=2, block=block, streams=streams),
-            )
+        case NgramAttention() | GlobalLocalAttention() | GlobalLocalLayer():
+            return with_streams(part)
         case MergedAttention():
             both = encoder_decoder(Block.examples()[-1])
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
@@ -227,7 +222,9 @@ def test_reference_agrees_on_meta(example: Component) -> None:
 def is_causal(example: Any) -> bool:
     """Whether a token of the model around an example depends on earlier tokens alone, also within one pass."""
     recurs_in_a_block = isinstance(example, Proposal) and (example.markov == "rnn" or example.gru_size is not None)
-    sees_whole_pass = getattr(example, "sees_whole_pass", False) or recurs_in_a_block
+    sees_whole_pass = (
+        isinstance(example, ContextAttention) or recurs_in_a_block or getattr(example, "whole_pass", False)
+    )
     gives_further_rows = getattr(example, "ngram", 1) > 1  # the logits of each predict stream
     return around_a_model(example).kind != "encoder" and not sees_whole_pass and not gives_further_rows
 

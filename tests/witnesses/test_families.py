@@ -85,8 +85,8 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any], seq: int | 
 
 
 UNCALLED = {"pegasus_x", "squeezebert"}
-"""Families whose class calls the `forward` of its layers, which no hook of the layer sees, or parts of a layer twice, for
-text and for global tokens; their other parts and the whole model are compared.
+"""Families whose class calls the `forward` of its layers, which no hook of the layer sees, or parts of a layer twice,
+for text and for global tokens; their other parts and the whole model are compared.
 """
 
 

@@ -16,6 +16,7 @@ import torch
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
+from llmcalc.witnesses.transformers import more_inputs
 from llmcalc.witnesses.witness import class_of, fields_of, witness_of
 from llmcalc.workload.rows import Fixed, Source
 from llmcalc.workload.run_config import RunConfig
@@ -23,12 +24,14 @@ from tests.builders import WITH_CLASSES, run_config, spec_of
 
 SEQ = 40
 WITHOUT_WEIGHTS = {
-    *("falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "moonshine", "rwkv", "speech_to_text", "whisper", "xlstm")
+    *("falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "moonshine", "pegasus_x", "rwkv", "speech_to_text"),
+    *("whisper", "xlstm"),
 }
 """Families whose classes have no attention, return its weights by block, or read audio."""
 
 IDLE = {
     "blip_text_model",
+    "idefics",
     "kosmos_2_text_model",
     "kosmos_2_5_text_model",
     "mllama_text_model",
@@ -111,6 +114,7 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
     inputs = {"input_ids": torch.randint(3, spec.vocab_size - 1, (1, SEQ))}
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = inputs["input_ids"]
+    inputs |= more_inputs(model, 1, SEQ)
     with torch.no_grad():
         out = model(
             **inputs, output_attentions=True, **({"use_cache": False} if config["model_type"] == "fsmt" else {})

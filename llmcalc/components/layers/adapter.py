@@ -70,7 +70,9 @@ class AdapterLayer(Block):
         if len({*self.languages}) < len(self.languages):
             raise ValueError("languages: one is listed twice; expected different codes")
         if self.default_language not in (None, *self.languages):
-            raise ValueError(f"default_language: '{self.default_language}' is not among languages; expected one of them")
+            raise ValueError(
+                f"default_language: '{self.default_language}' is not among languages; expected one of them"
+            )
         return self
 
     def source(self) -> str:

@@ -70,7 +70,8 @@ class GlobalTokens(ResidualStreams):
         return f.part("global_tokens", self, x)
 
     def record_merge(self, f: Flow, x: Value) -> Value:
-        assert isinstance(x.rows, Joined) and isinstance(x.rows.second, Padded)
+        assert isinstance(x.rows, Joined)
+        assert isinstance(x.rows.second, Padded)
         return f.resized(x, x.rows.second.of)
 
     def flow(self, f: Flow, x: Value) -> Value:
@@ -114,7 +115,9 @@ class GlobalLocalAttention(TokenMixer):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.staggered and self.block_size % 2:
-            raise ValueError(f"block_size: {self.block_size} has no half; expected an even number, or staggered = false")
+            raise ValueError(
+                f"block_size: {self.block_size} has no half; expected an even number, or staggered = false"
+            )
         return self
 
     def heads(self, width: Any) -> HeadSizes:
@@ -144,7 +147,8 @@ class GlobalLocalAttention(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         sizes = self.heads(x.width)
         heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
-        assert isinstance(x.rows, Joined) and isinstance(x.rows.second, Padded)
+        assert isinstance(x.rows, Joined)
+        assert isinstance(x.rows.second, Padded)
         rows, text_rows = x.rows, x.rows.second
         if self.staggered:
             wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
@@ -171,7 +175,7 @@ class GlobalLocalAttention(TokenMixer):
 
 
 class GlobalLocalLayer(WholeLayer):
-    """Pre-norm attention with global tokens and a feed-forward network; global tokens have a first norm of their own."""
+    """Pre-norm attention with global tokens and a feed-forward network; global tokens have a separate first norm."""
 
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False

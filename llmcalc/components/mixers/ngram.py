@@ -49,7 +49,9 @@ class PredictStreams(ResidualStreams):
     ngram: int = _ngram_field()
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        if any(layer.requires().get("streams") != {"type": self.type, "ngram": self.ngram} for layer in layers.values()):
+        if any(
+            layer.requires().get("streams") != {"type": self.type, "ngram": self.ngram} for layer in layers.values()
+        ):
             raise ValueError(
                 "streams: those of type 'predict_streams' stand where every layer has attention of type 'ngram' with "
                 "their ngram, and nowhere else"
@@ -196,7 +198,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream, [batch, heads, tokens, size]."""
-            projected = self.get_submodule(name)(x).unflatten(-1, (-1, self.heads) if name[0] == "r" else (self.heads, -1))
+            projected = self.get_submodule(name)(x).unflatten(
+                -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
+            )
             projected = projected.transpose(-1, -2) if name[0] == "r" else projected
             return projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 

@@ -109,7 +109,9 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             tokens, scale = q.shape[2], q.shape[-1] ** -0.5
             queries, keys, values = (self._in_blocks(x) for x in (q, k, v))
-            sizes = self._in_blocks(torch.ones_like(q[..., :1])).sum(3)  # tokens of each block: [batch, heads, blocks, 1]
+            sizes = self._in_blocks(torch.ones_like(q[..., :1])).sum(
+                3
+            )  # tokens of each block: [batch, heads, blocks, 1]
             with torch.set_grad_enabled(self.approximated and torch.is_grad_enabled()):
                 mean_scores = (queries.sum(3) / sizes) @ (keys.sum(3) / sizes).transpose(-1, -2) * scale
             count = mean_scores.shape[-1]

@@ -31,7 +31,7 @@ def _cpmant(config: Config) -> Table:
     if prompts < FEWEST_PROMPTS:
         raise config.wrong("prompt_types", prompts, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
     block = {
-        "attention": {"type": "whole_pass", "num_attention_heads": heads, "head_dim": config.size("dim_head")},
+        "attention": {"num_attention_heads": heads, "head_dim": config.size("dim_head"), "whole_pass": True},
         "feed_forward": {"intermediate_size": config.size("dim_ff"), "hidden_act": "gelu", "gated": True},
         "norm": norm,
         "norm_placement": "pre",

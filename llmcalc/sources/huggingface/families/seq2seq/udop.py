@@ -76,9 +76,7 @@ def _written_biases(facts: Facts) -> list[dict[str, Any]]:
     bias = present(facts.first.relative_bias)
     buckets = (bias.relative_attention_num_buckets, *bias.other_buckets)
     kinds = (*BIASES, *["vertical"] * len(buckets))
-    return [
-        {"type": kind, "relative_attention_num_buckets": size} for kind, size in zip(kinds, buckets, strict=False)
-    ]
+    return [{"type": kind, "relative_attention_num_buckets": size} for kind, size in zip(kinds, buckets, strict=False)]
 
 
 FAMILIES = {
