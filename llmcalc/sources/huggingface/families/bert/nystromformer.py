@@ -1,8 +1,8 @@
 """BERT with approximations of attention for long sequences: Nyströmformer, YOSO and MRA.
 
 Nyströmformer (Xiong 2021, arXiv:2102.03902) attends through landmarks where there are fewer of them than tokens, YOSO
-(Zeng 2021, arXiv:2111.09714) by hashes; by default both compute all scores. A convolution of the values stands beside. MRA (Zeng 2022, arXiv:2207.10284)
-computes the blocks of scores that matter most.
+(Zeng 2021, arXiv:2111.09714) by hashes; by default both compute all scores. A convolution of the values stands beside.
+MRA (Zeng 2022, arXiv:2207.10284) computes the blocks of scores that matter most.
 
 transformers: models/nystromformer, models/yoso, models/mra.
 """
