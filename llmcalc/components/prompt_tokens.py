@@ -14,7 +14,6 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import WithPrompt
-from ..workload.rows import Fixed
 from .base import Context, Standing
 from .runtime import Run
 from .streams import ResidualStreams
@@ -55,9 +54,8 @@ class PromptTokens(ResidualStreams):
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Returns the prompt and the text. x: the token embeddings."""
-        table, rows = Axis("table", self.prompt_types * self.prompt_length), Fixed("prompt", length=self.prompt_length)
-        prompt, _ = f.table("", table, *x.axes, of=rows, by="types")
-        return f.cat(prompt, x, axes=x.axes, rows=WithPrompt(of=x.rows, more=self.prompt_length))
+        table = f.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
+        return f.prefixed(x, table, WithPrompt(of=x.rows, more=self.prompt_length))
 
     def reference(self, context: Context) -> nn.Module:
         return _reference_class()(self, context.hidden_size)

@@ -77,9 +77,9 @@ class GlobalTokens(ResidualStreams):
     def flow(self, f: Flow, x: Value) -> Value:
         """Returns the global tokens and the text. x: the token embeddings."""
         global_rows = Fixed("global tokens", length=self.num_global_tokens)
-        tokens, _ = f.table("", Axis("table", self.num_global_tokens), *x.axes, of=global_rows, by="types")
+        table = f.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
         text_rows = Padded(of=x.rows, block=self.block_size)
-        return f.cat(tokens, x, axes=x.axes, rows=Joined(first=global_rows, second=text_rows))
+        return f.prefixed(x, table, Joined(first=global_rows, second=text_rows))
 
     def reference(self, context: Context) -> nn.Module:
         return _reference_classes()["tokens"](self, context.hidden_size)

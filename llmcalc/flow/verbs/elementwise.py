@@ -9,7 +9,7 @@ from ...algebra import Number, same
 from ...workload.rows import Fixed, Rows
 from ..axis import Axis, Beside, Shape
 from ..recorder import Recorder
-from ..value import Value
+from ..value import Value, Weight
 
 
 class ElementwiseVerbs(Recorder):
@@ -125,6 +125,10 @@ class ElementwiseVerbs(Recorder):
     def resized(self, x: Value, rows: Rows) -> Value:
         """Records x with rows of zeros added at its ends, or with rows at its ends left out."""
         return self.step("resized", "", (x,), Value(rows, x.axes))
+
+    def prefixed(self, x: Value, table: Weight, rows: Rows) -> Value:
+        """Records rows of a table and x after them. rows: those of both."""
+        return self.step("prefixed", "", (x,), Value(rows, x.axes), weight=table)
 
     def absent(self, name: str, *axes: Axis | Beside) -> Value:
         """Records a value without rows, such as the features of an image that is not there. name: what they are."""
