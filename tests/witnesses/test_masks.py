@@ -42,6 +42,7 @@ IDLE = {
 """Families whose classes attend to an image, which these passes do not have, or that the library does not export."""
 
 OTHERWISE = {
+    "cpmant": "starts with biases so large that weights of allowed pairs are 0",
     "diffllama": "gives the difference of two maps as one",
     "minimax": "gives those of its linear attention too",
     "mra": "without its kernels computes no attention",

@@ -10,7 +10,7 @@ from typing import Any
 from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
-from ...family import Family
+from ...family import EVERY, Family, Quirks
 from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 from ...writes import Writes
 from .bart import SIDES_WRITES
@@ -125,6 +125,7 @@ FAMILIES = {
         frozenset({"activation_dropout", "disable_ngram_loss", "eps", "gradient_checkpointing"}),
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
         writes=WRITES,
+        quirks=Quirks(reads_values=EVERY),
         modules={
             "embed_tokens": "decoder.word_embeddings",
             "unused_embedding": "prophetnet.word_embeddings | word_embeddings",
