@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from ...evidence import UNTESTED
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ..base import UNTESTED, Context, Flag, PartWitness, Width
+from ..base import Context, Flag, PartWitness, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm

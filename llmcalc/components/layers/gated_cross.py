@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from ...evidence import UNTESTED
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ...workload.rows import SOURCE
-from ..base import BY_TORCH, UNTESTED, Component, Context, Flag, PartWitness, Width
+from ..base import BY_TORCH, Component, Context, Flag, PartWitness, Width
 from ..mixers.attention import Attention
 from ..mixers.qk_norm import QKNorm
 from ..networks.feed_forward import FeedForward
@@ -76,10 +77,11 @@ class GatedCrossLayer(WholeLayer):
         memory = f.absent("image features", *source_axes) if self.runs_on_text else Value(SOURCE, source_axes)
         assert isinstance(self.feed_forward, Component)
         gate, role = Gate(per_feature=self.gate_per_feature), self._role
-        for name, part, kind, arguments in (
+        sublayers: tuple[tuple[str, Component, str, dict[str, Any]], ...] = (
             ("cross_attn", self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),
             ("mlp", self.feed_forward, "feed_forward", {}),
-        ):
+        )
+        for name, part, kind, arguments in sublayers:
             y = f.part(f"{name}_pre_norm", self.norm, x, role=role)
             y = f.part(name, part, y, role=role, **arguments)
             gate_value = f.part(f"{name}_gate", gate, x, role=role, kind=kind)
@@ -132,7 +134,8 @@ def _reference_class() -> type[nn.Module]:
             width = context.hidden_size
             cross = Context(width, context.causal, cross=True, source_size=spec.source_size)
             assert isinstance(spec.feed_forward, Component)
-            self.runs, self.source_size = spec.runs_on_text, spec.source_size or width
+            self.runs = isinstance(spec, GatedCrossTextLayer)
+            self.source_size = spec.source_size or width
             gate_size = width if spec.gate_per_feature else 1
             for name, part, part_context in (
                 ("cross_attn", spec.attention, cross),

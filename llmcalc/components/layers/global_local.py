@@ -156,7 +156,11 @@ class GlobalLocalAttention(TokenMixer):
             f.hold(x=x)
         q, k, v = (f.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
         f.hold(q=q, k=k, v=v)
-        limits = {"block": self.block_size, "global_tokens": self.num_global_tokens, "staggered": self.staggered}
+        limits: dict[str, Any] = {
+            "block": self.block_size,
+            "global_tokens": self.num_global_tokens,
+            "staggered": self.staggered,
+        }
         y = f.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
         f.hold(out=y)
         y = f.linear("o_proj", y, *x.axes)

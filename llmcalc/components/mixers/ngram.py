@@ -176,7 +176,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def merge_streams(self, x: Tensor, run: Run) -> Tensor:
             streams = x[:, x.shape[1] // (self.ngram + 1) :].unflatten(1, (self.ngram, -1)).transpose(1, 2)
-            return streams[:, :, 0] if self.ngram == 1 else streams
+            output: Tensor = streams[:, :, 0] if self.ngram == 1 else streams
+            return output
 
     class MainCore(nn.Module):
         """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q."""
@@ -202,7 +203,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
             )
             projected = projected.transpose(-1, -2) if name[0] == "r" else projected
-            return projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
+            streams: tuple[Tensor, ...] = projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
+            return streams
 
         def _bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""

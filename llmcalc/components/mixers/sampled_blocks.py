@@ -69,7 +69,7 @@ class SampledBlockAttention(TokenMixer):
         heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
         q, k, v = (f.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
         f.hold(q=q, k=k, v=v)
-        limits = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
+        limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
         y = f.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=True)
@@ -104,7 +104,8 @@ def _reference_class() -> type[nn.Module]:
         def _in_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks. [batch, heads, tokens, d] → [batch, heads, blocks, block, d]."""
             padded = nn.functional.pad(x, (0, 0, 0, -x.shape[2] % self.block))
-            return padded.unflatten(2, (-1, self.block))
+            blocks: Tensor = padded.unflatten(2, (-1, self.block))
+            return blocks
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             tokens, scale = q.shape[2], q.shape[-1] ** -0.5
