@@ -285,7 +285,9 @@ def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
     config: Any = model.config
     lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
     return {
-        name: torch.zeros([lengths.get(n, n) for n in shape], dtype=parameter.dtype, device=parameter.device)
+        name: torch.zeros(
+            [lengths[n] if isinstance(n, str) else n for n in shape], dtype=parameter.dtype, device=parameter.device
+        )
         for name, shape in quirks_of({"model_type": config.model_type}).more_inputs(config).items()
     }
 

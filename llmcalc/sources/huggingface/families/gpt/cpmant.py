@@ -56,8 +56,8 @@ def _cpmant(config: Config) -> Table:
 
 WRITES: Writes = {
     "dim_head": lambda s: s.first.block.attention.head_dim,
-    "prompt_types": lambda s: s.first.streams.prompt_types,
-    "prompt_length": lambda s: s.first.streams.prompt_length,
+    "prompt_types": lambda s: present(s.first.streams).prompt_types,
+    "prompt_length": lambda s: present(s.first.streams).prompt_length,
     "segment_types": lambda s: present(s.first.token_types).type_vocab_size,
     "position_bias_num_buckets": lambda s: present(s.first.relative_bias).relative_attention_num_buckets,
     "position_bias_max_distance": lambda s: present(s.first.relative_bias).relative_attention_max_distance,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...absent import present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family
@@ -38,8 +39,8 @@ def _pegasus_x(config: Config) -> Table:
 
 WRITES: Writes = {
     **SIDES_WRITES,
-    "num_global_tokens": lambda s: s.first.streams.num_global_tokens,
-    "block_size": lambda s: s.first.streams.block_size,
+    "num_global_tokens": lambda s: present(s.first.streams).num_global_tokens,
+    "block_size": lambda s: present(s.first.streams).block_size,
     "stagger_local_blocks": lambda s: any(layer.attention.staggered for layer in s.first.kinds().values()),
 }
 

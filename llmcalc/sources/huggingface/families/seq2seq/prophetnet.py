@@ -93,7 +93,7 @@ WRITES: Writes = {
     "num_decoder_attention_heads": lambda s: s.main.block.attention.num_attention_heads,
     "max_position_embeddings": lambda s: s.main.position.max_position_embeddings + s.main.position.offset,
     "pad_token_id": lambda s: s.main.position.offset - 2,
-    "ngram": lambda s: s.main.streams.ngram,
+    "ngram": lambda s: present(s.main.streams).ngram,
     "num_buckets": lambda s: s.main.block.attention.num_buckets,
     "relative_max_distance": lambda s: s.main.block.attention.relative_max_distance,
 }
