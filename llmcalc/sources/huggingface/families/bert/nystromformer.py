@@ -102,7 +102,7 @@ def _kernel(field: str) -> Writes:
 
 def _blocks_per_row(facts: Facts) -> int:
     """Returns the number of MRA's exact blocks for each block of the longest sequence."""
-    rows = max(1, present(facts.first.position).max_position_embeddings // MRA_BLOCK)
+    rows: int = max(1, present(facts.first.position).max_position_embeddings // MRA_BLOCK)
     blocks: int = facts.first.block.attention.blocks
     return -(-blocks // rows)
 
