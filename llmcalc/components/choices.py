@@ -40,6 +40,10 @@ MIXERS = PartChoice(
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
         "profile": "mixers.profile:ProfileAttention",
+        "global_local": "layers.global_local:GlobalLocalAttention",
+        "ngram": "mixers.ngram:NgramAttention",
+        "sampled_blocks": "mixers.sampled_blocks:SampledBlockAttention",
+        "span_convolution": "mixers.span_convolution:SpanConvolution",
         "none": "base:Nothing",
     },
 )
@@ -89,6 +93,7 @@ LAYERS = PartChoice(
         "gated_norm": "layers.gated_norm:GatedNormLayer",
         "draft": "layers.draft:DraftLayer",
         "gated_cross": "layers.gated_cross:GatedCrossLayer",
+        "gated_cross_text": "layers.gated_cross:GatedCrossTextLayer",
         "bottleneck": "layers.bottleneck:BottleneckLayer",
         "dense_residual": "layers.dense_residual:DenseResidualLayer",
         "residual_gate": "layers.residual_gate:ResidualGateLayer",
@@ -97,6 +102,8 @@ LAYERS = PartChoice(
         "adapted": "layers.adapted:AdaptedLayer",
         "conditioned": "layers.conditioned:ConditionedLayer",
         "convolved": "layers.convolved:ConvolvedLayer",
+        "global_local": "layers.global_local:GlobalLocalLayer",
+        "adapter": "layers.adapter:AdapterLayer",
     },
 )
 """Every kind of layer in a stack."""
@@ -109,6 +116,9 @@ STREAMS = PartChoice(
         "target_states": "target_states:TargetStates",
         "block_residual": "layers.block_residual:BlockResiduals",
         "self_conditioning": "self_conditioning:SelfConditioning",
+        "predict_streams": "mixers.ngram:PredictStreams",
+        "prompt_tokens": "prompt_tokens:PromptTokens",
+        "global_tokens": "layers.global_local:GlobalTokens",
     },
 )
 """Parts that start the residual stream from something else than the embedding alone, or split it into several before

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
@@ -149,6 +149,8 @@ class RelativeBias(Buckets, StackPart):
 
     num_attention_heads: the number of heads.
     of_blocks: whether there is a second table, for the distance in blocks to block sums (LongT5); false by default.
+    other_buckets: the numbers of buckets of further tables, which plain text does not use: of distances on a page
+        (UDOP), of pairs of segments (CPM-Ant); none by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -156,6 +158,7 @@ class RelativeBias(Buckets, StackPart):
 
     num_attention_heads: Heads
     of_blocks: Flag = False
+    other_buckets: tuple[Positions, ...] = Field(default=(), max_length=16)
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
@@ -183,6 +186,9 @@ class RelativeBias(Buckets, StackPart):
         table, _ = f.table("", buckets, heads, of=rows, by="all")
         if self.of_blocks:
             f.memo["relative_bias_of_blocks"], _ = f.table("blocks", buckets, heads, of=rows, by="all")
+        for i, table_buckets in enumerate(self.other_buckets):
+            table_rows = Table(length=table_buckets)
+            f.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
         return table
 
     def reference(self, context: Context) -> nn.Module:
@@ -193,12 +199,21 @@ class RelativeBias(Buckets, StackPart):
                 "blocks",
                 _reference_classes()["relative"](buckets, max_distance, self.num_attention_heads, context.causal),
             )
+        for i, table_buckets in enumerate(self.other_buckets):
+            bias.add_module(
+                f"other_{i}",
+                _reference_classes()["relative"](table_buckets, max_distance, self.num_attention_heads, context.causal),
+            )
         return bias
 
     @classmethod
     def examples(cls) -> list[Self]:
         small_bias = cls(num_attention_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=16)
-        return [small_bias, small_bias.model_copy(update={"of_blocks": True})]
+        return [
+            small_bias,
+            small_bias.model_copy(update={"of_blocks": True}),
+            small_bias.model_copy(update={"other_buckets": (8, 6)}),
+        ]
 
 
 @cache

@@ -7,6 +7,7 @@ Tying: Press & Wolf 2017 (arXiv:1608.05859). BERT's head first transforms the hi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -15,7 +16,8 @@ from pydantic import Field, model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..workload.rows import LOGITS
+from ..workload.derived_rows import Multiple
+from ..workload.rows import LOGITS, Rows
 from .base import BY_TORCH, Component, Context, Flag, PartWitness, Real, Vocab
 from .choice import only
 from .networks.feed_forward import activate
@@ -77,28 +79,29 @@ class LMHead(Component):
         output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
         """
         vocab = vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
+        rows: Rows = replace(x.rows, of=LOGITS) if isinstance(x.rows, Multiple) else LOGITS  # of each predict stream
         if self.transform is None:
             if output is not None and output.is_counted:
                 f.here.about["source"] = "Press & Wolf 2017"
-            return f.linear("", x, vocab, bias=self.bias, weight=output, rows=LOGITS)
+            return f.linear("", x, vocab, bias=self.bias, weight=output, rows=rows)
         change, dense_axes = self.transform, (x.axes if width is None or self.more_columns else (width,))
         if change.size is not None:
             dense_axes = (Axis("transform", change.size),)
         if change.bottleneck_size is not None:
             bottleneck = Axis("bottleneck", change.bottleneck_size)
-            x = f.act(f.linear("bottleneck", x, bottleneck, bias=change.bias, rows=LOGITS), change.hidden_act)
+            x = f.act(f.linear("bottleneck", x, bottleneck, bias=change.bias, rows=rows), change.hidden_act)
             f.hold(x=x)
-        y = f.act(f.linear("dense", x, *dense_axes, bias=change.bias, rows=LOGITS), change.hidden_act)
+        y = f.act(f.linear("dense", x, *dense_axes, bias=change.bias, rows=rows), change.hidden_act)
         f.hold(x=y)
         if change.norm is not None:
             y = f.norm("norm", y, change.norm)
             f.hold(x=y)
         if not self.more_columns:
-            return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=LOGITS)
+            return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=rows)
         input_axes = x.axes if width is None else (width,)
         embedded, other_features = f.split(y, input_axes, (Axis("rest", x.width - f.n(input_axes)),))
-        logits = f.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=LOGITS)
-        return f.add(logits, f.linear("more_columns", other_features, vocab, rows=LOGITS))
+        logits = f.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=rows)
+        return f.add(logits, f.linear("more_columns", other_features, vocab, rows=rows))
 
     def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with separate weights; a model that ties them replaces `output.weight`."""

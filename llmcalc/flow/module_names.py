@@ -143,10 +143,14 @@ class ModuleNames:
             if child.name not in ("layers", "mtp"):
                 nodes = self._node_names(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
                 self._outside |= {f"{side}{path}": _with_earlier_names(path, names) for path, names in nodes}
-        indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        numbers = {index: position for position, index in enumerate(indices)}
-        lists = _split_alternatives(self._own.get(f"{side}layers", self._names["layers"]))
+        apart = {layer.label for layer in layers if f"{side}layers.{layer.label}" in self._own}
+        together = [layer for layer in layers if layer.label not in apart]
         for layer in (*layers, *predictors):
+            is_apart = layer.name == "layers" and layer.label in apart
+            key, listed = (f"{side}layers.{layer.label}", [layer]) if is_apart else (f"{side}layers", together)
+            indices = sorted(i for other in listed if other.role != "shared" for i in other.indices or ())
+            numbers = {index: position for position, index in enumerate(indices)}
+            lists = _split_alternatives(self._own.get(key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
             for part in _layer_parts(layer):
                 keys = (f"{side}{part.name}", part.name)

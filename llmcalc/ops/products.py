@@ -225,6 +225,24 @@ class Conv1d(Op):
 
 
 @frozen(slots=True)
+class DynamicConvolution(Op):
+    """A convolution of each head along the tokens, whose filters another part computes for each token (ConvBERT).
+
+    Filters: [rows, heads, kernel].
+    """
+
+    effects = FLOPS
+
+    heads: Number
+    head_dim: Number
+    kernel: Number
+    rows: Rows = TOKENS
+
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.heads * self.head_dim * self.kernel
+
+
+@frozen(slots=True)
 class TableScores(Op):
     """The product, per head, of each token's vector with the projected rows of a table."""
 

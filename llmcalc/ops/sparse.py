@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum, triangle
+from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, minimum, triangle
 from ..frozen import frozen
+from ..workload.derived_rows import Joined, Padded
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .attention import AttentionCore
@@ -102,6 +103,92 @@ class LocalCore(AttentionCore):
             return ceil_div(new, block) * block * add(3 * block, sums)
         local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run)
         return add(local_pairs, new * sums)
+
+
+@frozen(slots=True)
+class SampledBlocks(AttentionCore):
+    """Attention in both directions within sampled blocks of scores, `block` queries by `block` keys each (MRA).
+
+    The blocks are those with the highest scores of block means, at most `blocks` of them per head.
+    approximated: whether the other scores are those of block means, whose values are summed too.
+    """
+
+    block: Number = 1
+    blocks: Number = 1
+    approximated: bool = True
+
+    def _mean_pairs(self, run: RunConfig) -> Number:
+        """Returns the (query, key) pairs of block means."""
+        block_count = ceil_div(run.new(self.rows), self.block)
+        return block_count * block_count
+
+    def pairs(self, run: RunConfig) -> Number:
+        return minimum(self.blocks, self._mean_pairs(run)) * self.block * self.block
+
+    def forward_flops(self, run: RunConfig) -> Number:
+        mean_width = add(self.qk_dim, self.v_dim if self.approximated else 0)
+        pairs_width = self.pairs(run) * (self.qk_dim + self.v_dim)
+        return 2 * run.batch * self.heads * (pairs_width + self._mean_pairs(run) * mean_width)
+
+    def backward_flops(self, run: RunConfig) -> Number:
+        pairs = add(self.pairs(run), self._mean_pairs(run) if self.approximated else 0)
+        return 4 * run.batch * self.heads * pairs * (self.qk_dim + self.v_dim)
+
+
+@frozen(slots=True)
+class GlobalLocalCore(AttentionCore):
+    """Attention of global tokens to all tokens, and of each block of text to itself and global tokens (PEGASUS-X).
+
+    rows: the global tokens, joined with the text padded to blocks.
+    global_tokens: the number of global tokens.
+    staggered: whether the blocks begin half a block before the text.
+    """
+
+    block: Number = 1
+    global_tokens: Number = 1
+    staggered: bool = False
+
+    def pairs(self, run: RunConfig) -> Number:
+        rows = self.rows
+        assert isinstance(rows, Joined)
+        assert isinstance(rows.second, Padded)
+        text = run.new(rows.second)
+        if is_zero(text):
+            return 0
+        if run.pairs == "full":
+            return self.global_tokens * (self.global_tokens + text) + text * (self.global_tokens + self.block)
+        text = run.new(rows.second.of)
+        first_block = minimum(text, exact_div(self.block, 2)) if self.staggered else 0
+        whole_blocks = floor_div(text - first_block, self.block)
+        last_block = text - first_block - whole_blocks * self.block
+        block_pairs = first_block * first_block + whole_blocks * self.block * self.block + last_block * last_block
+        return self.global_tokens * (self.global_tokens + 2 * text) + block_pairs
+
+
+@frozen(slots=True)
+class PredictCore(AttentionCore):
+    """Attention of predict streams to the main stream and to themselves (ProphetNet).
+
+    Stream i attends to tokens at least i before its own, to the first token and to itself.
+
+    streams: the number of predict streams.
+    """
+
+    streams: int = 1
+
+    def pairs(self, run: RunConfig) -> Number:
+        new, past = run.new(self.rows), run.past(self.rows)
+        if run.pairs == "full":
+            return self.streams * new * (past + new + new)
+        main_pairs: Number = 0
+        for i in range(self.streams):
+            main_pairs = add(main_pairs, self._main_pairs(past + new, i) - self._main_pairs(past, i))
+        return add(main_pairs, self.streams * new)
+
+    def _main_pairs(self, n: Number, stream: int) -> Number:
+        """Returns the pairs of the first n tokens of a stream with tokens of the main stream."""
+        first_tokens = minimum(n, stream)
+        return first_tokens + triangle(n - first_tokens)
 
 
 @frozen(slots=True)

@@ -125,10 +125,22 @@ class _Search:
     def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
         """Returns layer index → modules, from the list whose length is the number of layers with parameters.
 
-        A layer that uses another layer's parameters is not counted, and is not matched to its module.
+        A layer that uses another layer's parameters is not counted, and is not matched to its module. Layers of a kind
+        with an entry of its own (`layers.KIND`) are in a list of their own.
         """
+        together, modules = [], dict[int, tuple[str, ...]]()
+        for layer in layers:
+            key = f"{stack_name}layers.{layer.label}"
+            if key in self.family_names:
+                modules |= self._in_list(key, [layer], roots)
+            else:
+                together.append(layer)
+        return modules | self._in_list(f"{stack_name}layers", together, roots)
+
+    def _in_list(self, key: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+        """Returns layer index → modules of layers whose list has that key in the names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        for name in self.family_names.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
+        for name in self.family_names.get(key, self.names["layers"]).split(" | "):
             for root in roots:
                 lists = [self._listed(root, side) for side in name.split(" & ")]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in lists):

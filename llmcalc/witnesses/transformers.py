@@ -280,7 +280,7 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
         inputs["decoder_input_ids"] = ids
     elif denoises(model):
         inputs = {"decoder_input_ids": ids, "past_key_values": _cache_of_no_tokens(spec, model, batch)}
-    return inputs | added_inputs(spec, model)
+    return inputs | more_inputs(model, batch, seq)
 
 
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
@@ -288,18 +288,6 @@ def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     config: Any = model.config
     channels = quirks_of({"model_type": config.model_type}).channels
     return ids[..., None].expand(-1, -1, 1 + getattr(config, channels)) if channels else ids
-
-
-def added_inputs(spec: ModelSpec, model: nn.Module) -> dict[str, Any]:
-    """Returns the arguments that the class needs beside the ids."""
-    import torch
-
-    config: Any = model.config
-    parameter = next(model.parameters())
-    shapes = quirks_of({"model_type": config.model_type}).adds
-    return {
-        name: torch.empty(shape(spec), dtype=parameter.dtype, device=parameter.device) for name, shape in shapes.items()
-    }
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
@@ -321,6 +309,20 @@ def denoises(model: nn.Module) -> bool:
     """Whether a class reads a prompt and then denoises further tokens; its pass is run after an empty prompt."""
     is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
+
+
+def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
+    """Returns zeros for the arguments that a class requires beside token ids, such as features of no image."""
+    import torch
+
+    config: Any = model.config
+    lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
+    return {
+        name: torch.zeros(
+            [lengths[n] if isinstance(n, str) else n for n in shape], dtype=parameter.dtype, device=parameter.device
+        )
+        for name, shape in quirks_of({"model_type": config.model_type}).more_inputs(config).items()
+    }
 
 
 @dataclass(frozen=True)

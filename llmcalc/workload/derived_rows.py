@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..algebra import Number, add, exact_div, floor_div, is_zero, minimum, times
+from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, minimum, times
 from ..frozen import frozen
 from .inputs import EncoderPass
 from .rows import SOURCE, TOKENS, Rows
@@ -108,6 +108,20 @@ class Joined(Rows):
 
 
 @frozen(slots=True)
+class Padded(Rows):
+    """The rows of `of`, padded to whole blocks of `block` rows, and `more` rows of padding; none if `of` has none."""
+
+    name: str = "padded"
+    of: Rows = SOURCE
+    block: Number = 1
+    more: Number = 0
+
+    def new(self, w: Workload) -> Number:
+        rows = self.of.new(w)
+        return 0 if is_zero(rows) else ceil_div(rows, self.block) * self.block + self.more
+
+
+@frozen(slots=True)
 class FromZeros(Rows):
     """The states of a recurrence, one before each row of `of`; the first state is zeros."""
 
@@ -171,6 +185,24 @@ class WithStart(Rows):
 
     def constant(self, w: Workload) -> Number:
         return 0 if w.phase == "decode" or not is_zero(self.of.past(w)) else 1
+
+
+@frozen(slots=True)
+class WithPrompt(Rows):
+    """The rows of `of` after `more` rows, which the pass from the first token computes and later passes read."""
+
+    name: str = "with_prompt"
+    of: Rows = TOKENS
+    more: Number = 1
+
+    def _is_first_pass(self, w: Workload) -> bool:
+        return w.phase != "decode" and bool(is_zero(self.of.past(w)))
+
+    def new(self, w: Workload) -> Number:
+        return self.of.new(w) + self.more if self._is_first_pass(w) else self.of.new(w)
+
+    def past(self, w: Workload) -> Number:
+        return 0 if self._is_first_pass(w) else self.of.past(w) + self.more
 
 
 @frozen(slots=True)

@@ -20,13 +20,17 @@ from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.layers.conformer import ConformerLayer
+from llmcalc.components.layers.global_local import GlobalLocalAttention, GlobalLocalLayer, GlobalTokens
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.fourier import FourierMixer
 from llmcalc.components.mixers.grouped_projections import GroupedProjectionAttention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
+from llmcalc.components.mixers.ngram import NgramAttention, PredictStreams
 from llmcalc.components.mixers.relative import RelativeAttention
+from llmcalc.components.mixers.sampled_blocks import SampledBlockAttention
+from llmcalc.components.mixers.span_convolution import SpanConvolution
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.ngram_embedding import NgramEmbedding
@@ -99,6 +103,20 @@ def encoder_with_keys(part: RelativeKeyAttention | RelativeKeys) -> ModelSpec:
     return encoder(block=block, relative_keys=keys)
 
 
+def with_streams(part: NgramAttention | GlobalLocalAttention | GlobalLocalLayer) -> ModelSpec:
+    """A small model with the part and the streams that it needs."""
+    if isinstance(part, NgramAttention):
+        block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
+        return decoder().model_copy(
+            update={"decoder": Stack(num_hidden_layers=2, block=block, streams=PredictStreams(ngram=part.ngram))}
+        )
+    layer = part if isinstance(part, GlobalLocalLayer) else GlobalLocalLayer.examples()[0]
+    attention = layer.attention if isinstance(part, GlobalLocalLayer) else part
+    streams = GlobalTokens(num_global_tokens=attention.num_global_tokens, block_size=attention.block_size)
+    stack = Stack(num_hidden_layers=2, block=layer.model_copy(update={"attention": attention}), streams=streams)
+    return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+
+
 def around_a_model(part: Component) -> ModelSpec:
     """A small model that contains the part."""
     match part:
@@ -106,10 +124,18 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(feed_forward=part)
         case Attention():
             return decoder(attention=part)
-        case RelativeAttention() | FourierMixer() | GroupedProjectionAttention():
+        case (
+            RelativeAttention()
+            | FourierMixer()
+            | GroupedProjectionAttention()
+            | SampledBlockAttention()
+            | SpanConvolution()
+        ):
             return encoder(block=Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post"))
         case RelativeKeyAttention() | RelativeKeys():
             return encoder_with_keys(part)
+        case NgramAttention() | GlobalLocalAttention() | GlobalLocalLayer():
+            return with_streams(part)
         case MergedAttention():
             both = encoder_decoder(Block.examples()[-1])
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
@@ -216,8 +242,11 @@ def test_reference_agrees_on_meta(example: Component) -> None:
 def is_causal(example: Any) -> bool:
     """Whether a token of the model around an example depends on earlier tokens alone, also within one pass."""
     recurs_in_a_block = isinstance(example, Proposal) and (example.markov == "rnn" or example.gru_size is not None)
-    sees_whole_pass = isinstance(example, ContextAttention) or recurs_in_a_block
-    return around_a_model(example).kind != "encoder" and not sees_whole_pass
+    sees_whole_pass = (
+        isinstance(example, ContextAttention) or recurs_in_a_block or getattr(example, "whole_pass", False)
+    )
+    gives_further_rows = getattr(example, "ngram", 1) > 1  # the logits of each predict stream
+    return around_a_model(example).kind != "encoder" and not sees_whole_pass and not gives_further_rows
 
 
 CAUSAL = [p for p in EXAMPLES if is_causal(p.values[0])]

@@ -247,6 +247,7 @@ RULES = (*("budget", "canvas", "clips", "fixed", "longest_edge", "pinpoints", "s
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
 
 NO_MODEL = "new: its example was compared alone, and no model with it"
+NEW_ROWS = "new: rows beside those of the tokens were not compared"
 
 NOT_KNOWN: Mapping[str, str] = {
     "part latent under megatron": "its experts of a latent width are in no published run",
@@ -264,6 +265,16 @@ NOT_KNOWN: Mapping[str, str] = {
     "layer residual_gate": "new: its gates were not compared",
     "layer block_residual": "new: the sums that later layers read were not compared",
     "streams block_residual": "new: the sums that later layers read were not compared",
+    "layer adapter": "new: adapters of languages were not compared",
+    "layer gated_cross_text": "new: attention without keys was not compared",
+    "layer global_local": NEW_ROWS,
+    "mixer global_local": NEW_ROWS,
+    "mixer ngram": NEW_ROWS,
+    "mixer sampled_blocks": "new: the selection of blocks was not compared",
+    "mixer span_convolution": "new: filters of each token were not compared",
+    "streams global_tokens": NEW_ROWS,
+    "streams predict_streams": NEW_ROWS,
+    "streams prompt_tokens": NEW_ROWS,
     "head projection": "new: a projection of every token was not compared",
     "part value_convolution": "new: one filter for each head was not compared",
     **dict.fromkeys(("layer convolved", "mixer profile", "streams self_conditioning"), NO_MODEL),

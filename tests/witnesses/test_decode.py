@@ -25,7 +25,7 @@ from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScor
 from llmcalc.sources.huggingface.registry import FILES, text_of
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.measure import count_flops
-from llmcalc.witnesses.transformers import CACHE_NAMES, added_inputs, build, cache_argument, quirks_of, with_channels
+from llmcalc.witnesses.transformers import CACHE_NAMES, build, cache_argument, more_inputs, quirks_of, with_channels
 from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.with_past import WithPast
@@ -126,10 +126,24 @@ MORE: Mapping[str, More] = {
 }
 WITHOUT_CACHE = {"openai-gpt": "its class keeps no cache"}
 EXCEPTIONS = frozenset({*WITHOUT_CACHE, *(kind for one in MORE.values() for kind in one.families.split())})
+TAKES_ALL_IDS = frozenset({"cpmant"})
+"""Model types whose class takes the ids of the cached tokens again, and computes the new ones."""
 READS_VALUES = frozenset({"granite4_vision_text", "granite_docling_text"})
 """Model types whose class reads values of tensors where it puts images in, which meta has not."""
 ENCODERS = {
-    *("albert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "esm", "esmc", "eurobert", "flaubert"),
+    *(
+        "albert",
+        "camembert",
+        "convbert",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "esm",
+        "esmc",
+        "eurobert",
+        "flaubert",
+    ),
     *(
         "fnet",
         "gte",
@@ -141,6 +155,7 @@ ENCODERS = {
         "mobilebert",
         "modernbert",
         "mpnet",
+        "mra",
     ),
     *("nomic_bert", "nystromformer", "openai_privacy_filter", "squeezebert", "tapas", "ultrabert", "xlm"),
     *("embedding_gemma2_text", "xlm-roberta", "xlnet", "yoso"),
@@ -255,23 +270,26 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
     device = next(model.parameters()).device
     ids = with_channels(model, torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device))
     name = "input_ids"
-    inputs: dict[str, Any] = {"use_cache": True, **added_inputs(spec, model)}
+    inputs: dict[str, Any] = {"use_cache": True}
     makes_mask = type(model).__name__.endswith(quirks_of(config).makes_mask)  # then it reads values of the ids
     if spec.encoder is not None:
         stem, masks = spec.encoder.stem, {}
         if makes_mask:
             masks = {"attention_mask": torch.zeros(BATCH, 1, 1, 1, dtype=torch.bfloat16, device=device)}
             inputs |= masks | {f"decoder_{key}": mask for key, mask in masks.items()}
+        masks |= more_inputs(model, BATCH, CONTEXT)
         source = ids if stem is None else torch.empty(stem.frames(BATCH, CONTEXT), dtype=torch.bfloat16, device=device)
         name, inputs["encoder_outputs"] = "decoder_input_ids", model.get_encoder()(source, **masks)
     empty = {cache_argument(model): DynamicCache(config=model.config)} if makes_mask and spec.encoder is None else {}
-    out = model(**{name: ids}, **inputs, **empty)
+    more = [{} if spec.encoder is not None else more_inputs(model, BATCH, seq) for seq in (CONTEXT, 1)]
+    out = model(**{name: ids}, **inputs, **empty, **more[0])
     word = next((word for word in CACHE_NAMES if word in out), "")
     kept = {word: out[word]} if word else {}
     if not kept:  # the class fills a given cache, and creates none
         kept = {cache_argument(model): DynamicCache(config=model.config)}
         model(**{name: ids}, **inputs, **kept)
-    measured, _ = count_flops(model, lambda: model(**{name: ids[:, :1]}, **inputs, **kept))
+    next_ids = torch.cat([ids, ids[:, :1]], 1) if config["model_type"] in TAKES_ALL_IDS else ids[:, :1]
+    measured, _ = count_flops(model, lambda: model(**{name: next_ids}, **inputs, **kept, **more[1]))
     return measured[""]
 
 

@@ -91,8 +91,10 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any], seq: int | 
     assert shares or uncalled or not missing, "layers, or parts of them, that the class was not seen to have"
 
 
-UNCALLED = {"squeezebert"}
-"""Families whose class calls the `forward` of its layers, which no hook of the layer sees; their parts are compared."""
+UNCALLED = {"pegasus_x", "squeezebert"}
+"""Families whose class calls the `forward` of its layers, which no hook of the layer sees, or parts of a layer twice,
+for text and for global tokens; their other parts and the whole model are compared.
+"""
 
 
 def test_nearly_all_leaves_are_compared_by_themselves() -> None:
@@ -101,7 +103,7 @@ def test_nearly_all_leaves_are_compared_by_themselves() -> None:
     assert sum(alone for alone, _ in found) >= 0.99 * sum(leaves for _, leaves in found)
 
 
-IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_connection"})
+IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_connection", "adapters"})
 """Parts with matrix products that classes compute in the layer itself, so they have no module."""
 
 

@@ -16,6 +16,7 @@ import torch
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
+from llmcalc.witnesses.transformers import more_inputs
 from llmcalc.witnesses.witness import class_of, fields_of, witness_of
 from llmcalc.workload.derived_rows import Table
 from llmcalc.workload.rows import Fixed, Source
@@ -24,14 +25,16 @@ from tests.builders import WITH_CLASSES, run_config, spec_of
 
 SEQ = 40
 WITHOUT_WEIGHTS = {
-    *("falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "moonshine", "rwkv", "speech_to_text", "whisper", "xlstm"),
+    *("falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "moonshine", "pegasus_x", "rwkv", "speech_to_text"),
     *("canary", "cohere_asr", "kyutai_speech_to_text", "moonshine_streaming", "speecht5", "voxtral_realtime_text"),
+    *("whisper", "xlstm"),
 }
 """Families whose classes have no attention, return its weights by block, or read audio."""
 
 IDLE = {
     "blip_text_model",
     "evolla",
+    "idefics",
     "kosmos_2_text_model",
     "kosmos_2_5_text_model",
     "mllama_text_model",
@@ -44,9 +47,12 @@ export.
 """
 
 OTHERWISE = {
+    "cpmant": "starts with biases so large that weights of allowed pairs are 0",
     "diffllama": "gives the difference of two maps as one",
     "moshi": "masks no token in a pass, whose cache then keeps those of the window",
     "minimax": "gives those of its linear attention too",
+    "mra": "without its kernels computes no attention",
+    "prophetnet": "gives those of its predict streams under another name",
     "yoso": "gives the output of its heads in place of the weights",
 }
 
@@ -116,6 +122,7 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
     inputs = {"input_ids": torch.randint(3, spec.vocab_size - 1, (1, SEQ))}
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = inputs["input_ids"]
+    inputs |= more_inputs(model, 1, SEQ)
     with torch.no_grad():
         out = model(
             **inputs, output_attentions=True, **({"use_cache": False} if config["model_type"] == "fsmt" else {})

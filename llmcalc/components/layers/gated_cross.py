@@ -1,21 +1,25 @@
-"""A cross-attention layer to image features between the layers of a decoder; it does not run on text alone.
+"""A cross-attention layer to image features between the layers of a decoder.
 
-Cross-attention and a feed-forward network, each multiplied by the tanh of a learned number (Flamingo: Alayrac 2022,
-arXiv:2204.14198, §2.2; Llama 3.2 Vision: Grattafiori 2024, arXiv:2407.21783, §7).
+Cross-attention and a feed-forward network, each multiplied by the tanh of a learned gate (Flamingo: Alayrac 2022,
+arXiv:2204.14198, §2.2; IDEFICS: Laurençon 2023, arXiv:2306.16527). On text alone Llama 3.2 Vision skips the layer
+(Grattafiori 2024, arXiv:2407.21783, §7); IDEFICS runs it with no image features, so without keys and values.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from ...evidence import UNTESTED
 from ...flow.axis import Axis
 from ...flow.record import Flow
+from ...flow.tree import Role
 from ...flow.value import Value
 from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Component, Context, PartWitness, Width
+from ..base import BY_TORCH, Component, Context, Flag, PartWitness, Width
 from ..mixers.attention import Attention
 from ..mixers.qk_norm import QKNorm
 from ..networks.feed_forward import FeedForward
@@ -29,10 +33,16 @@ if TYPE_CHECKING:
 
 
 class Gate(Component):
-    """A learned number whose tanh multiplies the output of a sublayer."""
+    """A learned number, or one per feature, whose tanh multiplies the output of a sublayer.
+
+    per_feature: whether each feature has a number of its own, false by default.
+    """
+
+    per_feature: Flag = False
 
     def flow(self, f: Flow, x: Value) -> Value:
-        return f.vector("", Axis("gate", 1))
+        axes = x.axes if self.per_feature else (Axis("gate", 1),)
+        return f.vector("", *axes)
 
 
 class GatedCrossLayer(WholeLayer):
@@ -41,8 +51,10 @@ class GatedCrossLayer(WholeLayer):
     attention: attention whose keys and values are made of image features.
     source_size: the width of the image features, by default the layer's.
     feed_forward_norm: the norm before the network, by default one like that before attention.
+    gate_per_feature: whether each feature has a gate of its own; by default a sublayer has one number.
     """
 
+    runs_on_text: ClassVar[bool] = False
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
@@ -50,6 +62,7 @@ class GatedCrossLayer(WholeLayer):
     attention: Attention
     source_size: Width | None = None
     feed_forward_norm: Norm | None = None
+    gate_per_feature: Flag = False
     norm_placement: Literal["pre"] = "pre"
     parallel: None = None
 
@@ -62,15 +75,28 @@ class GatedCrossLayer(WholeLayer):
         return "Alayrac et al. 2022, §2.2"
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        memory = Value(SOURCE, x.axes if self.source_size is None else (Axis("source", self.source_size),))
+        source_axes = x.axes if self.source_size is None else (Axis("source", self.source_size),)
+        memory = f.absent("image features", *source_axes) if self.runs_on_text else Value(SOURCE, source_axes)
         assert isinstance(self.feed_forward, Component)
-        f.part("cross_attn_pre_norm", self.norm, x, role="idle")
-        f.part("cross_attn", self.attention, x, role="idle", memory=memory, kind="cross_attention")
-        f.part("cross_attn_gate", Gate(), x, role="idle", kind="cross_attention")
-        f.part("mlp_pre_norm", self.feed_forward_norm or self.norm, x, role="idle")
-        f.part("mlp", self.feed_forward, x, role="idle")
-        f.part("mlp_gate", Gate(), x, role="idle", kind="feed_forward")
+        gate, role = Gate(per_feature=self.gate_per_feature), self._role
+        sublayers: tuple[tuple[str, Norm, Component, str, dict[str, Any]], ...] = (
+            ("cross_attn", self.norm, self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),
+            ("mlp", self.feed_forward_norm or self.norm, self.feed_forward, "feed_forward", {}),
+        )
+        for name, norm, part, kind, arguments in sublayers:
+            y = f.part(f"{name}_pre_norm", norm, x, role=role)
+            y = f.part(name, part, y, role=role, **arguments)
+            gate_value = f.part(f"{name}_gate", gate, x, role=role, kind=kind)
+            if self.runs_on_text:
+                f.hold(x=x, y=y)
+                x = f.add(x, f.mul(y, f.act(gate_value, "tanh")))
+                f.hold(x=x)
         return x
+
+    @property
+    def _role(self) -> Role:
+        """The role of all parts of the layer."""
+        return "own" if self.runs_on_text else "idle"
 
     def reference(self, context: Context) -> nn.Module:
         return _reference_class()(self, context)
@@ -81,11 +107,21 @@ class GatedCrossLayer(WholeLayer):
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rms))
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         layer = cls(attention=attention, feed_forward=network, norm=rms)
-        return [
-            layer,
-            layer.model_copy(update={"source_size": 24}),
-            layer.model_copy(update={"feed_forward_norm": Norm(type="layernorm")}),
-        ]
+        wide = layer.model_copy(update={"source_size": 24})
+        other_norm = layer.model_copy(update={"feed_forward_norm": Norm(type="layernorm")})
+        return [layer, wide, other_norm, wide.model_copy(update={"gate_per_feature": True})]
+
+
+class GatedCrossTextLayer(GatedCrossLayer):
+    """Cross-attention to image features and a feed-forward network, which text without images passes too.
+
+    Attention then has no keys and values, and gives zeros.
+    """
+
+    runs_on_text: ClassVar[bool] = True
+    witness: ClassVar[PartWitness] = UNTESTED
+
+    type: Literal["gated_cross_text"] = "gated_cross_text"  # type: ignore[assignment]
 
 
 @cache
@@ -94,22 +130,32 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class GatedCrossReference(nn.Module):
-        """The layer without an image. x: [batch, tokens, hidden] → x."""
+        """The layer without an image. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedCrossLayer, context: Context) -> None:
             super().__init__()
             width = context.hidden_size
             cross = Context(width, context.causal, cross=True, source_size=spec.source_size)
             assert isinstance(spec.feed_forward, Component)
+            self.runs = isinstance(spec, GatedCrossTextLayer)
+            self.source_size = spec.source_size or width
+            gate_size = width if spec.gate_per_feature else 1
             for name, norm, part, part_context in (
                 ("cross_attn", spec.norm, spec.attention, cross),
                 ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, context),
             ):
                 self.add_module(f"{name}_pre_norm", norm.reference(context))
                 self.add_module(name, part.reference(part_context))
-                self.add_module(f"{name}_gate", vector(torch.zeros(1)))
+                self.add_module(f"{name}_gate", vector(torch.zeros(gate_size)))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
+            if not self.runs:
+                return x
+            no_image = replace(run, memory=x.new_zeros(x.shape[0], 0, self.source_size))
+            for name in ("cross_attn", "mlp"):
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), no_image)
+                gate: Any = self.get_submodule(f"{name}_gate")
+                x = x + y * torch.tanh(gate.weight)
             return x
 
     return GatedCrossReference

@@ -100,6 +100,8 @@ class Attention(TokenMixer):
     fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
         (GPT-NeoX, Phi-3), and of which the values keep all alive, where all have a bias or none; false by default.
         Parameters and FLOPs do not change.
+    whole_pass: whether a token of a decoder attends to later tokens of its pass too, as in a prompt that is read in
+        both directions (CPM-Ant); false by default.
     idle_projections: names of further projections like that of the queries, which plain text does not use: of tokens
         with global attention (Longformer), between words and entities (LUKE); none by default.
     """
@@ -137,6 +139,7 @@ class Attention(TokenMixer):
     block_indexer: BlockIndexer | None = None
     float32_softmax: Flag = True
     fused_qkv: Flag = False
+    whole_pass: Flag = False
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
 
     @model_validator(mode="after")
@@ -159,6 +162,8 @@ class Attention(TokenMixer):
             raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
+        if self.whole_pass and (self.reach() or by_distance):
+            raise ValueError("whole_pass: is for plain attention; expected no window, chunks or blocks")
         names = self.idle_projections
         if len({*names}) < len(names) or RUN_PROJECTIONS & {*names}:
             raise ValueError(
@@ -236,6 +241,8 @@ class Attention(TokenMixer):
             )
         if self.position is not None:
             self.position.check_place(place, place.width // a if self.head_dim is None else self.head_dim)
+        if self.whole_pass and place.side != "decoder":
+            raise ValueError(f"{place.where}.whole_pass: an encoder attends to all tokens anyway; expected false")
         if self.value_convolution is not None and place.side != "encoder":
             raise ValueError(f"{place.where}.value_convolution: reads later tokens; expected an encoder")
         if self.attention_chunk_size is not None and place.side == "encoder":
@@ -299,8 +306,9 @@ class Attention(TokenMixer):
                 f.linear("", x, heads, dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter, value_input)
+        causal = f.causal and not self.whole_pass
         if memory is None:
-            f.mask(q, keys, causal=f.causal, window=self.sliding_window, chunk=self.attention_chunk_size)
+            f.mask(q, keys, causal=causal, window=self.sliding_window, chunk=self.attention_chunk_size)
         bias: Value | None = None
         if self.position is not None:
             q, bias = self.position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
@@ -327,7 +335,7 @@ class Attention(TokenMixer):
             q,
             keys,
             values,
-            causal=f.causal,
+            causal=causal,
             cap=cap,
             bias=bias,
             sinks=self.sinks,
@@ -527,6 +535,7 @@ class Attention(TokenMixer):
                 position=Rope(concatenated=True),
             ),
             cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, whole_pass=True),
         ]
 
 
@@ -692,7 +701,7 @@ def _reference_class() -> type[nn.Module]:
                 queries,
                 keys,
                 x.device,
-                causal=self.causal,
+                causal=self.causal and not spec.whole_pass,
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )

@@ -6,10 +6,10 @@ from typing import Any
 
 from ... import ops
 from ...algebra import Number, same
-from ...workload.rows import Rows
+from ...workload.rows import Fixed, Rows
 from ..axis import Axis, Beside, Shape
 from ..recorder import Recorder
-from ..value import Value
+from ..value import Value, Weight
 
 
 class ElementwiseVerbs(Recorder):
@@ -121,6 +121,18 @@ class ElementwiseVerbs(Recorder):
         """Records a concatenation of values along the axes; with `rows`, along the rows."""
         cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
         return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
+
+    def resized(self, x: Value, rows: Rows) -> Value:
+        """Records x with rows of zeros added at its ends, or with rows at its ends left out."""
+        return self.step("resized", "", (x,), Value(rows, x.axes))
+
+    def prefixed(self, x: Value, table: Weight, rows: Rows) -> Value:
+        """Records rows of a table and x after them. rows: those of both."""
+        return self.step("prefixed", "", (x,), Value(rows, x.axes), weight=table)
+
+    def absent(self, name: str, *axes: Axis | Beside) -> Value:
+        """Records a value without rows, such as the features of an image that is not there. name: what they are."""
+        return self.step("absent", "", (), Value(Fixed(name, length=0), axes))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
         """Records a merge of neighbouring rows: their concatenation under further axes, or their average."""

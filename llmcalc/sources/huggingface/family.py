@@ -22,7 +22,8 @@ by its path (`decoder.embed_tokens`, `lm_head`). The module is a path below the 
 the layer if it starts with a dot. ` | ` separates alternatives, and the first that the class has is used. ` + ` joins
 modules (of layers, lists of modules that follow one another), ` - ` excludes one, and `/2` is half of a module that
 fuses two. ` & ` joins lists of modules that make up the layers side by side, and `&name` is the layer's module in the
-list of that name. Several nodes in one module are compared as a sum.
+list of that name. Layers of a kind that are in a list of their own have an entry `layers.KIND`. Several nodes in one
+module are compared as a sum.
 """
 
 EVERY = ("",)
@@ -94,9 +95,10 @@ class Quirks:
     refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
     channels: the config field with the number of further tokens at each position, of audio, whose embeddings the class
         adds to that of the text's token; empty for classes with one token at each position.
-    adds: argument that classes need beside the ids → its shape, for a model.
     counted_as: config fields → the value that is counted, in families whose classes replace modules by the length of a
         sequence (BigBird); not class names.
+    more_inputs: function from the class's config object to the arguments that it requires beside token ids, each with
+        the shape of its zeros: numbers, `batch` and `seq`.
     """
 
     reads_values: tuple[str, ...] = ()
@@ -104,8 +106,8 @@ class Quirks:
     refuses_cache: tuple[str, ...] = ()
     refuses_bfloat16: tuple[str, ...] = ()
     channels: str = ""
-    adds: Mapping[str, Callable[[ModelSpec], tuple[int, ...]]] = field(default_factory=dict)
     counted_as: Mapping[str, Any] = field(default_factory=dict)
+    more_inputs: Callable[[Any], Mapping[str, tuple[int | str, ...]]] = lambda config: {}
 
 
 LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))

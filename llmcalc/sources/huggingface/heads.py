@@ -13,6 +13,7 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "LMHead": "lm",
     "ModelLM": "lm",
     "ForConditionalGeneration": "lm",
+    "ForVisionText2Text": "lm",
     "ForMaskedLM": "lm",
     "ForBlockDiffusion": "lm",
     "WithLMHeadModel": "lm",

@@ -48,7 +48,7 @@ LAST_OR_TIED = {"nanochat", "olmo", "gemma3n_text", "ultrabert", "zamba", "zamba
 last linear layer of the model, or shared blocks.
 """
 
-BESIDE = {"esm", "git", "t5gemma2"}
+BESIDE = {"esm", "git", "idefics", "t5gemma2"}
 """Families in which it also converts modules outside of the text model: a regression on attention maps, a vision
 encoder.
 """

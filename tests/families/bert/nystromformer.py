@@ -14,6 +14,7 @@ SMALL: dict[str, Any] = {
 }
 NYSTROM: dict[str, Any] = {"model_type": "nystromformer", **SMALL}
 YOSO: dict[str, Any] = {"model_type": "yoso", **SMALL}
+MRA: dict[str, Any] = {"model_type": "mra", **SMALL}
 
 SHAPES = {
     "NystromformerForMaskedLM": [
@@ -28,4 +29,11 @@ SHAPES = {
     "YosoForSequenceClassification": [{**YOSO, "num_labels": 3}],
     "YosoForQuestionAnswering": [YOSO],
     "YosoModel": [YOSO],
+    "MraForMaskedLM": [
+        {**MRA, "max_position_embeddings": 128, "block_per_row": 1},
+        {**MRA, "approx_mode": "sparse", "type_vocab_size": 3, "hidden_act": "relu", "tie_word_embeddings": False},
+    ],
+    "MraForSequenceClassification": [{**MRA, "num_labels": 3}],
+    "MraForQuestionAnswering": [MRA],
+    "MraModel": [MRA],
 }

@@ -55,7 +55,7 @@ def bert(config: Config) -> Table:
 
 
 def _roberta(config: Config) -> Table:
-    score, has_pooler = _score_and_pooler(config)
+    score, has_pooler = score_and_pooler(config)
     return encoder(
         config,
         bert_block(config),
@@ -100,7 +100,7 @@ def _distilbert(config: Config) -> Table:
 
 
 def _electra(config: Config) -> Table:
-    model = _embedding_size(config)
+    model = embedding_size(config)
     if architecture(config).endswith(OF_CHOICES):
         config.must("summary_use_proj", True)
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
@@ -114,7 +114,7 @@ def _electra(config: Config) -> Table:
     return encoder(
         config,
         bert_block(config),
-        {**bert_stack(config), **_input_size(model)},
+        {**bert_stack(config), **input_size(model)},
         bert_head(config, "gelu"),
         bert_score("gelu"),
         **model,
@@ -146,9 +146,9 @@ def _albert(config: Config) -> Table:
     pooler_table = pooler(
         config.head == "none" or scores_sequences(config) or pretrains, labels(config) if pretrains else None
     )
-    model = {**_embedding_size(config, even_if_equal=True), **pooler_table}
+    model = {**embedding_size(config, even_if_equal=True), **pooler_table}
     return encoder(
-        config, bert_block(config), {**stack, **_input_size(model)}, bert_head(config, bert_act(config)), {}, **model
+        config, bert_block(config), {**stack, **input_size(model)}, bert_head(config, bert_act(config)), {}, **model
     )
 
 
@@ -191,7 +191,7 @@ def _mpnet(config: Config) -> Table:
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
         "relative_bias": bias,
     }
-    score, has_pooler = _score_and_pooler(config)
+    score, has_pooler = score_and_pooler(config)
     return encoder(config, bert_block(config), stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
@@ -200,7 +200,7 @@ def has_pretraining_head(config: Config) -> bool:
     return config.head == "lm" and architecture(config).endswith("ForPreTraining")
 
 
-def _score_and_pooler(config: Config) -> tuple[Table, bool]:
+def score_and_pooler(config: Config) -> tuple[Table, bool]:
     """Returns the sequence classifier, and whether there is a pooler.
 
     The classifier has a linear layer of its own over the first token; a multiple-choice score uses the pooler's output.
@@ -265,13 +265,13 @@ def bert_score(act: str) -> Table:
     return {"transform": {"hidden_act": act, "norm": None}}
 
 
-def _embedding_size(config: Config, even_if_equal: bool = False) -> Table:
+def embedding_size(config: Config, even_if_equal: bool = False) -> Table:
     """Returns the width of a factorized embedding if it differs from hidden_size; for ALBERT always."""
     size = config.size("embedding_size")
     return {"embedding_size": size} if even_if_equal or size != config.size("hidden_size") else {}
 
 
-def _input_size(model: Table) -> Table:
+def input_size(model: Table) -> Table:
     """Sets the width of the position and segment embeddings and of their norm to the token embedding's width."""
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 

@@ -1,20 +1,28 @@
-"""BERT with approximations of attention for long sequences: Nyströmformer and YOSO.
+"""BERT with approximations of attention for long sequences: Nyströmformer, YOSO and MRA.
 
 Nyströmformer (Xiong 2021, arXiv:2102.03902) attends through landmarks where there are fewer of them than tokens, YOSO
 (Zeng 2021, arXiv:2111.09714) by hashes; by default both compute all scores. A convolution of the values stands beside.
+MRA (Zeng 2022, arXiv:2207.10284) computes the blocks of scores that matter most.
 
-transformers: models/nystromformer, models/yoso.
+transformers: models/nystromformer, models/yoso, models/mra.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .....ops import Op, SampledBlocks
 from ...absent import present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Deviation, Family, Modules, Quirks
 from ...parts import Table, encoder
 from ...writes import Writes
 from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_score, bert_stack
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _nystromformer(config: Config) -> Table:
@@ -31,6 +39,40 @@ def _yoso(config: Config) -> Table:
     if not config.flag("use_expectation"):
         config.notes.append("use_expectation: attention by hashes is not counted: every token attends to all")
     return _convolving(config, "conv_window")
+
+
+MRA_BLOCK = 32
+"""The number of queries, and of keys, in a block of MRA's scores."""
+
+
+def _mra(config: Config) -> Table:
+    """Reads MRA. The number of exact blocks follows from the longest sequence, whatever the length of the input."""
+    block, rows = bert_block(config), config.size("max_position_embeddings") // MRA_BLOCK
+    config.must("add_cross_attention", False)
+    if not rows:
+        raise config.wrong("max_position_embeddings", config.size("max_position_embeddings"), f"at least {MRA_BLOCK}")
+    block["attention"] = {
+        "type": "sampled_blocks",
+        "num_attention_heads": config.size("num_attention_heads"),
+        "block_size": MRA_BLOCK,
+        "blocks": min(rows * config.size("block_per_row"), rows**2),
+        "approximated": config.choice({"full": True, "sparse": False}, "approx_mode"),
+    }
+    position = {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": 2}
+    act = bert_act(config)
+    return encoder(config, block, bert_stack(config, position), bert_head(config, act), bert_score(act), answers=2)
+
+
+def _without_kernel(op: Op) -> Op:
+    return replace(op, heads=0) if isinstance(op, SampledBlocks) else op
+
+
+NO_KERNEL = Deviation(
+    "MRA without its kernels",
+    "without CUDA kernels of its own, its class returns zeros in the place of attention",
+    "forward_flops",
+    follow=_without_kernel,
+)
 
 
 def _convolving(config: Config, field: str) -> Table:
@@ -56,6 +98,13 @@ def _kernel(field: str) -> Writes:
         field: lambda s: getattr(s.first.block.attention.value_convolution, "conv_kernel_size", None),
         "max_position_embeddings": lambda s: present(s.first.position).max_position_embeddings,
     }
+
+
+def _blocks_per_row(facts: Facts) -> int:
+    """Returns the number of MRA's exact blocks for each block of the longest sequence."""
+    rows: int = max(1, present(facts.first.position).max_position_embeddings // MRA_BLOCK)
+    blocks: int = facts.first.block.attention.blocks
+    return -(-blocks // rows)
 
 
 MODULES: Modules = {
@@ -101,6 +150,27 @@ FAMILIES = {
         OLD | {"hash_code_len", "lsh_backward", "num_hash", "use_fast_hash"},
         writes=_kernel("conv_window"),
         deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
+        modules=MODULES,
+        dropout=BERT_DROPOUT,
+    ),
+    "mra": Family(
+        _mra,
+        {
+            **COMMON,
+            "vocab_size": 50265,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+            "block_per_row": 4,
+            "approx_mode": "full",
+            "add_cross_attention": False,
+        },
+        OLD | {"initial_prior_diagonal_n_blocks", "initial_prior_first_n_blocks"},
+        writes={
+            "block_per_row": _blocks_per_row,
+            "approx_mode": lambda s: "full" if s.first.block.attention.approximated else "sparse",
+        },
+        deviations=(SECOND_BIAS, NO_KERNEL),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
         modules=MODULES,
         dropout=BERT_DROPOUT,

@@ -63,7 +63,7 @@ FAMILIES = {
             "sliding_window": 4096,
             "tie_word_embeddings": False,
         },
-        quirks=Quirks(adds={"t_cond": lambda spec: (1, spec.hidden_size)}),
+        quirks=Quirks(more_inputs=lambda config: {"t_cond": (1, config.hidden_size)}),
         modules={"condition": "ada_rms_norm", "condition.in_proj": "linear1", "condition.out_proj": "linear2"},
     ),
 }

@@ -1,0 +1,201 @@
+"""A layer with a small network per language after its feed-forward network, of which one runs.
+
+X-MOD (Pfeiffer et al. 2022, arXiv:2205.06266, §3.1): all languages share attention and the feed-forward network, and
+each has an adapter, a bottleneck with a residual connection. transformers: models/xmod (`XmodLayer`, `XmodOutput`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from ...evidence import UNTESTED
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.tree import Role
+from ...flow.value import Value
+from ..base import Context, Flag, PartWitness, Width
+from ..mixers.attention import Attention
+from ..networks.feed_forward import Activation, FeedForward, activate
+from ..norm import Norm
+from ..runtime import Run, apply_dropout
+from .block import Block, Sharing
+from .block import _reference_class as _block_reference_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST_LANGUAGES = 1000
+"""The largest number of adapters in a layer."""
+
+LanguageCode: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,30}$")]
+"""The code of a language, such as `en_XX`."""
+
+
+class AdapterLayer(Block):
+    """Attention and a feed-forward network, with a norm before or after each, and an adapter after the network.
+
+    adapter_size: the width of an adapter between its two projections, which have biases.
+    adapter_act: the activation between them.
+    languages: the languages, each with an adapter.
+    default_language: the language whose adapter runs, by default the first.
+    adapter_norm: the norm of the adapter's input: `separate` has weights of its own, `shared` those of the norm around
+        the feed-forward network; none by default.
+    normed_residual: whether the adapter's output is added to its normed input, and not to the input itself; true by
+        default.
+    """
+
+    witness: ClassVar[PartWitness] = UNTESTED
+    plain: ClassVar[bool] = False
+
+    type: Literal["adapter"] = "adapter"  # type: ignore[assignment]
+    adapter_size: Width
+    adapter_act: Activation
+    languages: tuple[LanguageCode, ...] = Field(min_length=1, max_length=MOST_LANGUAGES)
+    default_language: LanguageCode | None = None
+    adapter_norm: Literal["separate", "shared"] | None = None
+    normed_residual: Flag = True
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> Self:
+        unusual_fields = (self.parallel, self.input_norm, self.residual_scale or None)
+        if self.norm_placement not in ("pre", "post") or self.without_norms or any(unusual_fields):
+            raise ValueError(
+                "norm_placement: an 'adapter' layer has the norms of 'pre' or 'post', all of them, and no parallel, "
+                "input_norm or residual_scale"
+            )
+        if not isinstance(self.attention, Attention) or not isinstance(self.feed_forward, FeedForward):
+            raise ValueError("attention, feed_forward: an 'adapter' layer has both; expected 'attention' and 'mlp'")
+        if len({*self.languages}) < len(self.languages):
+            raise ValueError("languages: one is listed twice; expected different codes")
+        if self.default_language not in (None, *self.languages):
+            raise ValueError(
+                f"default_language: '{self.default_language}' is not among languages; expected one of them"
+            )
+        return self
+
+    def source(self) -> str:
+        return "Pfeiffer et al. 2022, §3.1"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for name, part in self.sublayers():
+            if name == "cross_attn" and self.idle_cross_attention:
+                self._record_idle(f, name, part, x)
+                continue
+            f.hold(x=x)
+            y = normed = x if self.norm_placement == "post" else self._normalize(f, f"{name}_pre_norm", x)
+            y = f.part(name, part, y, **self._cross_arguments(f, name))
+            is_network = part is self.feed_forward
+            y = f.dropout(y, "feed_forward" if is_network else "attention_output", ends_sublayer=True)
+            x = f.add(x, y)
+            f.hold(x=x)
+            if is_network:
+                return self._adapted(f, x, normed)
+            x = self._normalize(f, f"{name}_post_norm", x) if self.norm_placement == "post" else x
+        raise AssertionError("the last sublayer is the feed-forward network")
+
+    def _adapted(self, f: Flow, x: Value, normed: Value) -> Value:
+        """Returns the layer's output. x: the residual stream after the network. normed: the network's normed input."""
+        is_post, adapter_input, y = self.norm_placement == "post", x, x
+        shares_norm = self.adapter_norm == "shared"
+        if self.adapter_norm == "separate":
+            adapter_input = f.part("adapter_norm", self.norm, x)
+        elif shares_norm and is_post:
+            adapter_input = normed = self._normalize(f, "mlp_post_norm", x)
+        elif shares_norm:
+            adapter_input = f.normalized(x, self.norm, like=normed)
+        f.hold(x=x, read=adapter_input)
+        running, bottleneck = self.default_language or self.languages[0], Axis("adapter", self.adapter_size)
+        with f.scope("adapters", kind="feed_forward"):
+            for language in self.languages:
+                role: Role = "own" if language == running else "idle"
+                with f.scope(language, role=role):
+                    up = f.act(f.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act)
+                    output = f.linear("adapter_down_proj", up, *x.axes, bias=True)
+                y = output if language == running else y
+        y = f.dropout(y, "feed_forward", ends_sublayer=True)
+        x = f.add(y, adapter_input if self.normed_residual else x)
+        f.hold(x=x)
+        if not is_post:
+            return x
+        return f.normalized(x, self.norm, like=normed) if shares_norm else self._normalize(f, "mlp_post_norm", x)
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
+        layer = cls(
+            attention=Attention(num_attention_heads=4, q_bias=True),
+            feed_forward=network,
+            norm=Norm(type="layernorm"),
+            norm_placement="post",
+            adapter_size=8,
+            adapter_act="gelu",
+            languages=("en_XX", "de_DE", "fr_XX"),
+            adapter_norm="shared",
+        )
+        return [
+            layer,
+            layer.model_copy(update={"norm_placement": "pre", "default_language": "de_DE"}),
+            layer.model_copy(update={"adapter_norm": "separate", "normed_residual": False}),
+            layer.model_copy(update={"adapter_norm": None, "languages": ("en_XX",)}),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class Adapter(nn.Module):
+        """The bottleneck of one language. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: AdapterLayer, context: Context) -> None:
+            super().__init__()
+            self.act = spec.adapter_act
+            self.adapter_up_proj = nn.Linear(context.hidden_size, spec.adapter_size)
+            self.adapter_down_proj = nn.Linear(spec.adapter_size, context.hidden_size)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
+            return out
+
+    class Adapters(nn.ModuleDict):
+        """The adapters of all languages, of which one runs. x: [batch, tokens, hidden] → same shape."""
+
+        def forward(self, x: Tensor, language: str) -> Tensor:
+            out: Tensor = self[language](x)
+            return out
+
+    class AdapterReference(_block_reference_class()):  # type: ignore[misc]
+        """The layer with adapters. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: AdapterLayer, context: Context) -> None:
+            super().__init__(spec, context)
+            self.adapter_norm_kind, self.adds_normed = spec.adapter_norm, spec.normed_residual
+            if spec.adapter_norm == "separate":
+                self.adapter_norm = spec.norm.reference(context)
+            self.language = spec.default_language or spec.languages[0]
+            self.adapters = Adapters({language: Adapter(spec, context) for language in spec.languages})
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            for name in self.order:
+                y = self.get_submodule(name)(self._normalize(f"{name}_pre_norm", x), run)
+                is_network = name == self.network
+                x = x + apply_dropout(self, "feed_forward" if is_network else "attention_output", y)
+                x = self._adapted(x) if is_network else x
+                x = self._normalize(f"{name}_post_norm", x)
+            return x
+
+        def _adapted(self, x: Tensor) -> Tensor:
+            """Returns the residual stream after the adapter."""
+            adapter_input = self._normalize("adapter_norm", x)
+            if self.adapter_norm_kind == "shared":
+                adapter_input = self._normalize("mlp_pre_norm", self._normalize("mlp_post_norm", x))
+            y = apply_dropout(self, "feed_forward", self.adapters(adapter_input, self.language))
+            return y + (adapter_input if self.adds_normed else x)
+
+    return AdapterReference

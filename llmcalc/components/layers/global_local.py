@@ -1,0 +1,319 @@
+"""An encoder with global tokens: text attends to its own block and to them, and they attend to everything.
+
+PEGASUS-X (Phang et al. 2022, arXiv:2208.04347, §3): in every other layer the blocks are staggered by half a block, so
+that information crosses their borders. transformers: models/pegasus_x (`PegasusXEncoderLayer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ... import ops
+from ...algebra import exact_div
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import Joined, Padded
+from ...workload.rows import Fixed
+from ..base import ChunkSize, Context, Flag, Heads, HeadSizes, LayerParts, Standing, TokenMixer, Unscalable
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import Run, apply_dropout
+from ..streams import ResidualStreams
+from .block import Sharing
+from .whole_layer import WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST_GLOBAL_TOKENS = 2**20
+"""The largest number of global tokens."""
+
+
+def _global_tokens_field() -> Any:
+    return Field(ge=1, le=MOST_GLOBAL_TOKENS, strict=True)
+
+
+class GlobalTokens(ResidualStreams):
+    """Learned global tokens in front of the text, which is padded to whole blocks; they end with the last layer.
+
+    num_global_tokens: the number of global tokens.
+    block_size: the number of tokens in a block.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    type: Literal["global_tokens"] = "global_tokens"
+    num_global_tokens: int = _global_tokens_field()
+    block_size: ChunkSize
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        required_fields = _required_streams(self)
+        if any(layer.requires().get("streams") != required_fields for layer in layers.values()):
+            raise ValueError(
+                "streams: those of type 'global_tokens' stand where every layer is of type 'global_local' with their "
+                "num_global_tokens and block_size, and nowhere else"
+            )
+
+    def check_place(self, place: Standing) -> None:
+        if place.side != "encoder":
+            raise ValueError(f"{place.where}: global tokens see later tokens; expected an encoder")
+
+    def source(self) -> str:
+        return "Phang et al. 2022, §3"
+
+    def record_split(self, f: Flow, x: Value) -> Value:
+        return f.part("global_tokens", self, x)
+
+    def record_merge(self, f: Flow, x: Value) -> Value:
+        assert isinstance(x.rows, Joined)
+        assert isinstance(x.rows.second, Padded)
+        return f.resized(x, x.rows.second.of)
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Returns the global tokens and the text. x: the token embeddings."""
+        global_rows = Fixed("global tokens", length=self.num_global_tokens)
+        table = f.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
+        text_rows = Padded(of=x.rows, block=self.block_size)
+        return f.prefixed(x, table, Joined(first=global_rows, second=text_rows))
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["tokens"](self, context.hidden_size)
+
+
+def _required_streams(part: Any) -> Mapping[str, Any]:
+    return {
+        "type": "global_tokens",
+        "num_global_tokens": part.num_global_tokens,
+        "block_size": part.block_size,
+    }
+
+
+class GlobalLocalAttention(TokenMixer):
+    """Multi-head attention of global tokens to everything, and of text to its block and the global tokens.
+
+    num_attention_heads: the number of heads. The projections have no biases.
+    num_global_tokens: the number of global tokens, in front of the text.
+    block_size: the number of tokens in a block.
+    staggered: whether the blocks begin half a block before the text, false by default.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    type: Literal["global_local"] = "global_local"
+    num_attention_heads: Heads
+    num_global_tokens: int = _global_tokens_field()
+    block_size: ChunkSize
+    staggered: Flag = False
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.staggered and self.block_size % 2:
+            raise ValueError(
+                f"block_size: {self.block_size} has no half; expected an even number, or staggered = false"
+            )
+        return self
+
+    def heads(self, width: Any) -> HeadSizes:
+        heads = self.num_attention_heads
+        return HeadSizes(heads, heads, exact_div(width, heads))
+
+    def reach(self) -> tuple[int, ...]:
+        return (self.block_size,)
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"streams": _required_streams(self)}
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        raise Unscalable("attention to global tokens is for encoders; expected a decoder")
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        heads = self.num_attention_heads
+        if place.width % heads:
+            raise ValueError(
+                f"{place.where}.num_attention_heads: {heads}; expected a divisor of hidden_size {place.width}"
+            )
+
+    def source(self) -> str:
+        return "Phang et al. 2022, §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        sizes = self.heads(x.width)
+        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+        assert isinstance(x.rows, Joined)
+        assert isinstance(x.rows.second, Padded)
+        rows, text_rows = x.rows, x.rows.second
+        if self.staggered:
+            wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
+            x = f.resized(x, Joined(first=rows.first, second=wider_rows))
+            f.hold(x=x)
+        q, k, v = (f.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
+        f.hold(q=q, k=k, v=v)
+        limits: dict[str, Any] = {
+            "block": self.block_size,
+            "global_tokens": self.num_global_tokens,
+            "staggered": self.staggered,
+        }
+        y = f.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
+        f.hold(out=y)
+        y = f.linear("o_proj", y, *x.axes)
+        return f.resized(y, rows) if self.staggered else y
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MHA {self.num_attention_heads}, blocks of {self.block_size}, {self.num_global_tokens} global tokens"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["attention"](self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        plain = cls(num_attention_heads=4, num_global_tokens=3, block_size=4)
+        return [plain, plain.model_copy(update={"staggered": True})]
+
+
+class GlobalLocalLayer(WholeLayer):
+    """Pre-norm attention with global tokens and a feed-forward network; global tokens have a separate first norm."""
+
+    plain: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+
+    type: Literal["global_local"] = "global_local"
+    attention: GlobalLocalAttention
+    feed_forward: FeedForward
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    def source(self) -> str:
+        return "Phang et al. 2022, §3"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(x.rows, Joined)
+        text = f.part("self_attn_pre_norm", self.norm, f.resized(x, x.rows.second))
+        global_tokens = f.part("global_pre_norm", self.norm, f.resized(x, x.rows.first))
+        attention_input = f.cat(global_tokens, text, axes=x.axes, rows=x.rows)
+        f.hold(x=x, read=attention_input)
+        y = f.part("self_attn", self.attention, attention_input)
+        x = f.add(x, f.dropout(y, "attention_output", ends_sublayer=True))
+        f.hold(x=x)
+        y = f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x))
+        return f.add(x, f.dropout(y, "feed_forward", ends_sublayer=True))
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
+        return [
+            cls(attention=attention, feed_forward=network, norm=Norm(type="layernorm"))
+            for attention in GlobalLocalAttention.examples()
+        ]
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class GlobalTokensReference(nn.Module):
+        """Global tokens in front of the text: [batch, tokens, hidden] → [batch, global tokens and blocks, hidden]."""
+
+        def __init__(self, spec: GlobalTokens, hidden: int) -> None:
+            super().__init__()
+            self.count, self.block, self.tokens = spec.num_global_tokens, spec.block_size, 0
+            self.global_tokens = nn.Embedding(spec.num_global_tokens, hidden)
+
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+            self.tokens = run.memo["text tokens"] = x.shape[1]
+            text = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.block))
+            global_tokens = self.global_tokens(torch.arange(self.count, device=x.device))
+            return torch.cat([global_tokens.expand(x.shape[0], -1, -1), text], 1)
+
+        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+            return x[:, self.count : self.count + self.tokens]
+
+    class Core(nn.Module):
+        """Attention of global tokens to all, and of blocks to themselves and global tokens.
+
+        q, k, v: [batch, heads, global tokens and text, d] → same shape. real: which keys of the text are no padding.
+        """
+
+        def __init__(self, spec: GlobalLocalAttention) -> None:
+            super().__init__()
+            self.count, self.block = spec.num_global_tokens, spec.block_size
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor:
+            scale, count = q.shape[-1] ** -0.5, self.count
+            always = real.new_ones(count)
+            scores = q[:, :, :count] @ k.transpose(-1, -2) * scale
+            scores = scores.masked_fill(~torch.cat([always, real]), float("-inf"))
+            of_global_tokens = self._weights(scores) @ v
+            blocks = [x[:, :, count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
+            to_global_tokens = blocks[0] @ k[:, :, None, :count].transpose(-1, -2)
+            to_block = blocks[0] @ blocks[1].transpose(-1, -2)
+            block_mask = real.unflatten(0, (-1, self.block))
+            mask = torch.cat([always.expand(len(block_mask), -1), block_mask], -1)[:, None]
+            scores = torch.cat([to_global_tokens, to_block], -1) * scale
+            weights = self._weights(scores.masked_fill(~mask, float("-inf")))
+            of_text = weights[..., :count] @ v[:, :, None, :count] + weights[..., count:] @ blocks[2]
+            return torch.cat([of_global_tokens, of_text.flatten(2, 3)], 2)
+
+        def _weights(self, scores: Tensor) -> Tensor:
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(scores.dtype))
+
+    class GlobalLocalReference(nn.Module):
+        """Attention with global tokens. x: [batch, global tokens and blocks, hidden] → same shape."""
+
+        def __init__(self, spec: GlobalLocalAttention, hidden: int) -> None:
+            super().__init__()
+            self.heads, self.count = spec.num_attention_heads, spec.num_global_tokens
+            self.shift = spec.block_size // 2 if spec.staggered else 0
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(name, nn.Linear(hidden, hidden, bias=False))
+            self.core = Core(spec)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            tokens, padding = run.memo["text tokens"], (self.shift, self.shift)
+            text = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
+            real = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
+            wider = torch.cat([x[:, : self.count], text], 1)
+            q, k, v = (
+                self.get_submodule(name)(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for name in ("q_proj", "k_proj", "v_proj")
+            )
+            y = self.core(q, k, v, nn.functional.pad(real, padding)).transpose(1, 2).flatten(2)
+            y = self.get_submodule("o_proj")(y)
+            own_text = y[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
+            return torch.cat([y[:, : self.count], own_text], 1)
+
+    class GlobalLocalLayerReference(nn.Module):
+        """The layer of PEGASUS-X. x: [batch, global tokens and blocks, hidden] → same shape."""
+
+        def __init__(self, spec: GlobalLocalLayer, context: Context) -> None:
+            super().__init__()
+            self.count = spec.attention.num_global_tokens
+            for name in ("self_attn_pre_norm", "global_pre_norm", "mlp_pre_norm"):
+                self.add_module(name, spec.norm.reference(context))
+            self.self_attn, self.mlp = spec.attention.reference(context), spec.feed_forward.reference(context)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
+            text = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
+            y = self.self_attn(torch.cat([global_tokens, text], 1), run)
+            x = x + apply_dropout(self, "attention_output", y)
+            out: Tensor = x + apply_dropout(self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), run))
+            return out
+
+    return {
+        "tokens": GlobalTokensReference,
+        "attention": GlobalLocalReference,
+        "layer": GlobalLocalLayerReference,
+    }

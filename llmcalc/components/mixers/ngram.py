@@ -1,0 +1,236 @@
+"""Streams that predict the next tokens side by side, and the attention of a decoder that has them.
+
+ProphetNet (Qi et al. 2020, arXiv:2001.04063, §3): beside the main stream, which reads the text, n predict streams start
+from a learned vector each. Stream i attends to the main stream's tokens up to i before its own and to itself. Scores
+have a bias by distance, which a projection of the hidden state gives. transformers: models/prophetnet
+(`ProphetNetNgramSelfAttention`, `ProphetNetDecoder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from ... import ops
+from ...algebra import exact_div
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import Multiple
+from ..base import Context, Heads, HeadSizes, LayerParts, Positions, Standing, TokenMixer, Unscalable
+from ..runtime import Run, apply_dropout, cache_class
+from ..streams import ResidualStreams
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SOURCE = "Qi et al. 2020, §3"
+
+MOST_STREAMS = 64
+"""The largest number of predict streams."""
+
+
+def _ngram_field() -> Any:
+    return Field(ge=1, le=MOST_STREAMS, strict=True)
+
+
+class PredictStreams(ResidualStreams):
+    """Predict streams beside the tokens; the last layer's output of these streams is what is scored.
+
+    ngram: the number of predict streams.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    type: Literal["predict_streams"] = "predict_streams"
+    ngram: int = _ngram_field()
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        if any(
+            layer.requires().get("streams") != {"type": self.type, "ngram": self.ngram} for layer in layers.values()
+        ):
+            raise ValueError(
+                "streams: those of type 'predict_streams' stand where every layer has attention of type 'ngram' with "
+                "their ngram, and nowhere else"
+            )
+
+    def check_place(self, place: Standing) -> None:
+        if place.side != "decoder":
+            raise ValueError(f"{place.where}: predict streams are those of a decoder; expected none")
+
+    def source(self) -> str:
+        return SOURCE
+
+    def record_split(self, f: Flow, x: Value) -> Value:
+        return f.part("predict_streams", self, x)
+
+    def record_merge(self, f: Flow, x: Value) -> Value:
+        assert isinstance(x.rows, Multiple)
+        return f.resized(x, Multiple(of=x.rows.of, by=self.ngram))
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Returns the rows of the main stream and of the predict streams. x: the token embeddings."""
+        rows = Multiple(of=x.rows, by=self.ngram)
+        streams, _ = f.table("", Axis("streams", self.ngram), *x.axes, of=rows, by="types")
+        return f.cat(x, streams, axes=x.axes, rows=Multiple(of=x.rows, by=self.ngram + 1))
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["streams"](self, context.hidden_size)
+
+
+class NgramAttention(TokenMixer):
+    """Multi-head attention of a main stream and predict streams. All projections have biases.
+
+    num_attention_heads: the number of heads.
+    ngram: the number of predict streams.
+    num_buckets: the number of buckets of distances.
+    relative_max_distance: the distance from which all share the last bucket.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["ngram"] = "ngram"
+    num_attention_heads: Heads
+    ngram: int = _ngram_field()
+    num_buckets: Positions = 32
+    relative_max_distance: Positions = 128
+
+    def heads(self, width: Any) -> HeadSizes:
+        heads = self.num_attention_heads
+        return HeadSizes(heads, heads, exact_div(width, heads))
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        raise Unscalable("attention of predict streams has a table of distances; expected plain attention")
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"streams": {"type": "predict_streams", "ngram": self.ngram}}
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        if place.width % self.num_attention_heads:
+            raise ValueError(
+                f"{place.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of hidden_size "
+                f"{place.width}"
+            )
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        sizes = self.heads(x.width)
+        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+        assert isinstance(x.rows, Multiple)
+        tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
+        q, k, v = (f.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        buckets = f.linear("relative_proj", x, Beside(((Axis("buckets", self.num_buckets), heads),)), bias=True)
+        f.hold(q=q, k=k, v=v, buckets=buckets)
+        keys, values = f.cache("cache", "full_attention", f.resized(k, tokens), f.resized(v, tokens))
+        core = ops.AttentionCore(sizes.heads, sizes.head_dim, sizes.head_dim, rows=tokens)
+        y = f.core("core", core, f.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens)
+        predict_core = ops.PredictCore(sizes.heads, sizes.head_dim, sizes.head_dim, rows=tokens, streams=self.ngram)
+        predicted = f.core(
+            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
+        )
+        joined_streams = f.cat(y, predicted, axes=(heads, dim), rows=x.rows)
+        f.hold(out=joined_streams)
+        return f.linear("o_proj", joined_streams, *x.axes, bias=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MHA {self.num_attention_heads}, {self.ngram} predict streams"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["attention"](self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, ngram=1, num_buckets=8, relative_max_distance=16),
+            cls(num_attention_heads=3, ngram=2, num_buckets=6, relative_max_distance=10),
+        ]
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class PredictStreamsReference(nn.Module):
+        """The rows of all streams: [batch, tokens, hidden] → [batch, (1 + ngram) · tokens, hidden].
+
+        After the layers: [batch, tokens, ngram, hidden], without the axis of a single stream.
+        """
+
+        def __init__(self, spec: PredictStreams, hidden: int) -> None:
+            super().__init__()
+            self.ngram = spec.ngram
+            self.predict_streams = nn.Embedding(spec.ngram, hidden)
+
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+            vectors = self.predict_streams(torch.arange(self.ngram, device=x.device))
+            streams = vectors[:, None].expand(-1, x.shape[1], -1).flatten(0, 1)
+            return torch.cat([x, streams.expand(x.shape[0], -1, -1)], 1)
+
+        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+            streams = x[:, x.shape[1] // (self.ngram + 1) :].unflatten(1, (self.ngram, -1)).transpose(1, 2)
+            output: Tensor = streams[:, :, 0] if self.ngram == 1 else streams
+            return output
+
+    class MainCore(nn.Module):
+        """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+
+    class NgramReference(nn.Module):
+        """Attention of all streams. x: [batch, (1 + ngram) · tokens, hidden] → same shape."""
+
+        def __init__(self, spec: NgramAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, self.heads = spec, spec.num_attention_heads
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(name, nn.Linear(hidden, hidden))
+            self.relative_proj = nn.Linear(hidden, spec.num_buckets * self.heads)
+            self.cache, self.core, self.predict_core = cache_class()(), MainCore(), MainCore()
+
+        def _streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
+            """Returns the projection of each stream, [batch, heads, tokens, size]."""
+            projected = self.get_submodule(name)(x).unflatten(
+                -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
+            )
+            projected = projected.transpose(-1, -2) if name[0] == "r" else projected
+            streams: tuple[Tensor, ...] = projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
+            return streams
+
+        def _bucket(self, distance: Tensor) -> Tensor:
+            """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
+            exact = max(1, self.spec.num_buckets // 2)
+            far = exact + (distance.clamp(min=1) / exact).log2().long()
+            return torch.where(distance < exact, distance, far).clamp(0, self.spec.num_buckets - 1)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
+                self._streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
+            )
+            keys, values = self.cache(run, k, v)
+            count, end = q.shape[2], keys.shape[2]
+            queries, all_keys = run.span(end - count, end, x.device), run.span(0, end, x.device)
+            distance = queries[:, None] - all_keys
+            index = self._bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
+            outputs = [self.core(q, keys, values, main_scores.gather(-1, index), distance >= 0)]
+            itself = torch.eye(count, dtype=torch.bool, device=x.device)
+            own_index = torch.zeros(*q.shape[:2], count, count, dtype=torch.long, device=x.device)
+            for i, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
+                stream_q, stream_k, stream_v, stream_scores = stream
+                mask = torch.cat([(distance >= i) | (all_keys == 0), itself], -1)
+                bias = stream_scores.gather(-1, torch.cat([index, own_index], -1))
+                joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
+                outputs.append(self.predict_core(stream_q, joined_keys, joined_values, bias, mask))
+            out: Tensor = self.get_submodule("o_proj")(torch.cat(outputs, 2).transpose(1, 2).flatten(2))
+            return out
+
+    return {"streams": PredictStreamsReference, "attention": NgramReference}

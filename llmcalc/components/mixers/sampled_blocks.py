@@ -1,0 +1,164 @@
+"""Attention within the blocks of scores that matter most, with the rest approximated by means of blocks.
+
+MRA (Zeng et al. 2022, arXiv:2207.10284, §4): the means of blocks of tokens are scored first; the blocks with the
+highest scores are computed exactly. transformers: models/mra (`mra2_attention`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ... import ops
+from ...algebra import exact_div, same
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import ChunkSize, Context, Flag, Heads, HeadSizes, Standing, TokenMixer, Unscalable, Window
+from ..runtime import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class SampledBlockAttention(TokenMixer):
+    """Multi-head attention of an encoder within sampled blocks of scores. All projections have biases.
+
+    num_attention_heads: the number of heads.
+    block_size: the number of queries, and of keys, in a block; the last block is padded.
+    blocks: the number of blocks that are computed exactly, in each head.
+    approximated: whether the scores outside of these blocks are those of block means, true by default; otherwise they
+        count nothing.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    type: Literal["sampled_blocks"] = "sampled_blocks"
+    num_attention_heads: Heads
+    block_size: ChunkSize
+    blocks: Window
+    approximated: Flag = True
+
+    def heads(self, width: Any) -> HeadSizes:
+        heads = self.num_attention_heads
+        return HeadSizes(heads, heads, exact_div(width, heads))
+
+    def reach(self) -> tuple[int, ...]:
+        return (self.block_size,)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.heads, sizes.kv_heads):
+            raise Unscalable("each query head has its own key head; expected equal numbers of both")
+        return self.model_copy(update={"num_attention_heads": sizes.heads})
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        if place.width % self.num_attention_heads:
+            raise ValueError(
+                f"{place.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of hidden_size "
+                f"{place.width}"
+            )
+
+    def source(self) -> str:
+        return "Zeng et al. 2022, §4"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        sizes = self.heads(x.width)
+        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+        q, k, v = (f.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        f.hold(q=q, k=k, v=v)
+        limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
+        y = f.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
+        f.hold(out=y)
+        return f.linear("o_proj", y, *x.axes, bias=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MHA {self.num_attention_heads}, {self.blocks} blocks of {self.block_size}²"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, block_size=3, blocks=5),
+            cls(num_attention_heads=2, block_size=4, blocks=3, approximated=False),
+            cls(num_attention_heads=2, block_size=8, blocks=50),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """Attention within blocks. q, k, v: [batch, heads, tokens, d] → same shape. Padding has weight 0."""
+
+        def __init__(self, spec: SampledBlockAttention) -> None:
+            super().__init__()
+            self.block, self.blocks, self.approximated = spec.block_size, spec.blocks, spec.approximated
+
+        def _in_blocks(self, x: Tensor) -> Tensor:
+            """Splits tokens into blocks. [batch, heads, tokens, d] → [batch, heads, blocks, block, d]."""
+            padded = nn.functional.pad(x, (0, 0, 0, -x.shape[2] % self.block))
+            blocks: Tensor = padded.unflatten(2, (-1, self.block))
+            return blocks
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            tokens, scale = q.shape[2], q.shape[-1] ** -0.5
+            queries, keys, values = (self._in_blocks(x) for x in (q, k, v))
+            sizes = self._in_blocks(torch.ones_like(q[..., :1])).sum(
+                3
+            )  # tokens of each block: [batch, heads, blocks, 1]
+            with torch.set_grad_enabled(self.approximated and torch.is_grad_enabled()):
+                mean_scores = (queries.sum(3) / sizes) @ (keys.sum(3) / sizes).transpose(-1, -2) * scale
+            count = mean_scores.shape[-1]
+            index = mean_scores.flatten(2).topk(min(self.blocks, count * count), -1).indices
+            rows, columns = index // count, index % count
+            sampled_queries, sampled_keys, sampled_values = (
+                self._chosen(x, block) for x, block in ((queries, rows), (keys, columns), (values, columns))
+            )
+            weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
+            real_keys = self._chosen(self._in_blocks(torch.ones_like(k[..., :1])), columns).transpose(-1, -2)
+            weights = weights * real_keys
+            sums = torch.zeros_like(queries).scatter_add(2, self._like(rows, queries), weights @ sampled_values)
+            totals = torch.zeros_like(queries[..., :1])
+            totals = totals.scatter_add(2, self._like(rows, totals), weights.sum(-1, keepdim=True))
+            if self.approximated:
+                others = torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (count, count))
+                others = others * sizes.transpose(-1, -2)
+                sums = sums + (others @ (values.sum(3) / sizes))[:, :, :, None]
+                totals = totals + others.sum(-1)[..., None, None]
+            out: Tensor = (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
+            return out
+
+        def _like(self, blocks: Tensor, x: Tensor) -> Tensor:
+            """Returns the indices of blocks, repeated for each element of a block of x."""
+            return blocks[..., None, None].expand(*blocks.shape, *x.shape[3:])
+
+        def _chosen(self, x: Tensor, blocks: Tensor) -> Tensor:
+            """Returns the blocks with these indices. x: [batch, heads, blocks, block, d]."""
+            return x.gather(2, self._like(blocks, x))
+
+    class SampledBlockReference(nn.Module):
+        """Attention within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: SampledBlockAttention, context: Context) -> None:
+            super().__init__()
+            self.heads, hidden = spec.num_attention_heads, context.hidden_size
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(name, nn.Linear(hidden, hidden))
+            self.core = Core(spec)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            heads = (
+                self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for name in ("q_proj", "k_proj", "v_proj")
+            )
+            out: Tensor = self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
+            return out
+
+    return SampledBlockReference

@@ -1,0 +1,157 @@
+"""Attention and convolutions side by side, with filters that are computed for each token from the tokens around it.
+
+ConvBERT (Jiang et al. 2020, arXiv:2008.02496, §4): half of the width is self-attention, half span-based dynamic
+convolution. The filter of a head comes from the product of the query and a convolution of the layer's input.
+transformers: models/convbert (`ConvBertSelfAttention`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import field_validator
+
+from ... import ops
+from ...algebra import same
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context, Heads, HeadSizes, Kernel, Standing, TokenMixer, Unscalable
+from ..runtime import Run, apply_dropout
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class SpanConvolution(TokenMixer):
+    """Multi-head attention of an encoder beside dynamic convolutions, each in half of the width; all have biases.
+
+    num_attention_heads: the number of heads of attention, and of convolutions; the size of a head is
+        hidden_size / (2 · num_attention_heads).
+    conv_kernel_size: the number of tokens that a filter reads; odd, so that input and output have the same length.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    type: Literal["span_convolution"] = "span_convolution"
+    num_attention_heads: Heads
+    conv_kernel_size: Kernel
+
+    @field_validator("conv_kernel_size")
+    @classmethod
+    def _check_odd(cls, size: int) -> int:
+        if size % 2 == 0:
+            raise ValueError(f"{size} is even; expected an odd number")
+        return size
+
+    def heads(self, width: Any) -> HeadSizes:
+        heads = self.num_attention_heads
+        return HeadSizes(heads, heads, width // (2 * heads))
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.heads, sizes.kv_heads):
+            raise Unscalable("each query head has its own key head; expected equal numbers of both")
+        return self.model_copy(update={"num_attention_heads": sizes.heads})
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        heads = self.num_attention_heads
+        if place.width % (2 * heads):
+            raise ValueError(
+                f"{place.where}.num_attention_heads: {heads}; twice the number divides hidden_size {place.width} "
+                "without a rest"
+            )
+
+    def source(self) -> str:
+        return "Jiang et al. 2020, §4"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        sizes, kernel = self.heads(x.width), self.conv_kernel_size
+        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+        k = f.linear("k_proj", x, heads, dim, bias=True)
+        v = f.linear("v_proj", x, heads, dim, bias=True)
+        spans = f.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
+        span_keys = f.conv("span_proj", spans, heads, dim, kernel=1, bias=True)
+        q = f.linear("q_proj", x, heads, dim, bias=True)
+        f.hold(k=k, v=v, spans=span_keys, q=q)
+        filters = f.linear("filter_proj", f.mul(span_keys, q), heads, Axis("kernel", kernel), bias=True)
+        filters = f.act(filters, "softmax")
+        conv_values = f.linear("conv_v_proj", x, heads, dim, bias=True)
+        f.hold(filters=filters, values=conv_values)
+        convolution = ops.DynamicConvolution(sizes.heads, sizes.head_dim, kernel, x.rows)
+        convolved = f.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
+        f.hold(convolved=convolved)
+        f.mask(q, k, causal=False)
+        y = f.attention("core", q, k, v, causal=False)
+        f.hold(out=y)
+        joined_heads = f.cat(f.flat(y), f.flat(convolved), axes=(Beside(((heads, dim), (heads, dim))),))
+        return f.linear("o_proj", joined_heads, *x.axes, bias=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MHA {self.num_attention_heads} and convolutions over {self.conv_kernel_size} tokens"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(num_attention_heads=2, conv_kernel_size=3), cls(num_attention_heads=3, conv_kernel_size=5)]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Convolution(nn.Module):
+        """A convolution with filters per token. x: [batch, tokens, heads, d], filters: [batch, tokens, heads, kernel].
+
+        Returns the shape of x.
+        """
+
+        def forward(self, x: Tensor, filters: Tensor) -> Tensor:
+            side = filters.shape[-1] // 2
+            padded = nn.functional.pad(x, (0, 0, 0, 0, side, side))
+            windows = padded.unfold(1, filters.shape[-1], 1)  # [batch, tokens, heads, d, kernel]
+            out: Tensor = (windows @ filters[..., None]).squeeze(-1)
+            return out
+
+    class Core(nn.Module):
+        """softmax(q·kᵀ / √d)·v. q, k, v: [batch, heads, tokens, d] → same shape."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+
+    class SpanConvolutionReference(nn.Module):
+        """Attention beside dynamic convolutions. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: SpanConvolution, context: Context) -> None:
+            super().__init__()
+            hidden, kernel, self.heads = context.hidden_size, spec.conv_kernel_size, spec.num_attention_heads
+            half = hidden // 2
+            self.q_proj, self.k_proj = nn.Linear(hidden, half), nn.Linear(hidden, half)
+            self.v_proj, self.conv_v_proj = nn.Linear(hidden, half), nn.Linear(hidden, half)
+            self.span_conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=False)
+            self.span_proj = nn.Conv1d(hidden, half, 1)
+            self.filter_proj = nn.Linear(half, self.heads * kernel)
+            self.core, self.convolution = Core(), Convolution()
+            self.o_proj = nn.Linear(hidden, hidden)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            q = self.q_proj(x)
+            spans = self.span_proj(self.span_conv(x.transpose(1, 2))).transpose(1, 2)
+            filters = torch.softmax(self.filter_proj(spans * q).unflatten(-1, (self.heads, -1)), -1)
+            convolved = self.convolution(self.conv_v_proj(x).unflatten(-1, (self.heads, -1)), filters)
+            heads = (
+                projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projected in (q, self.k_proj(x), self.v_proj(x))
+            )
+            attended = self.core(*heads).transpose(1, 2)
+            out: Tensor = self.o_proj(torch.cat([attended.flatten(2), convolved.flatten(2)], -1))
+            return out
+
+    return SpanConvolutionReference

@@ -1,0 +1,86 @@
+"""Learned tokens in front of a decoder's text, which no output is computed of: soft prompts (CPM-Ant).
+
+Lester et al. 2021 (arXiv:2104.08691, §2). transformers: models/cpmant.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..workload.derived_rows import WithPrompt
+from .base import Context, Standing
+from .runtime import Run
+from .streams import ResidualStreams
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST_PROMPTS = 2**20
+"""The largest number of prompts, and of tokens in one."""
+
+
+class PromptTokens(ResidualStreams):
+    """A learned prompt in front of the text, one of several; its keys and values are cached like those of the text.
+
+    prompt_types: the number of prompts.
+    prompt_length: the number of tokens in a prompt.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    type: Literal["prompt_tokens"] = "prompt_tokens"
+    prompt_types: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
+    prompt_length: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
+
+    def check_place(self, place: Standing) -> None:
+        if place.side != "decoder":
+            raise ValueError(f"{place.where}: prompt tokens stand before generated text; expected a decoder")
+
+    def source(self) -> str:
+        return "Lester et al. 2021, §2"
+
+    def record_split(self, f: Flow, x: Value) -> Value:
+        return f.part("embed_prompts", self, x)
+
+    def record_merge(self, f: Flow, x: Value) -> Value:
+        assert isinstance(x.rows, WithPrompt)
+        return f.resized(x, x.rows.of)
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Returns the prompt and the text. x: the token embeddings."""
+        table = f.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
+        return f.prefixed(x, table, WithPrompt(of=x.rows, more=self.prompt_length))
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context.hidden_size)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class PromptTokensReference(nn.Module):
+        """A prompt in front of the text: [batch, tokens, hidden] → [batch, prompt_length + tokens, hidden]."""
+
+        def __init__(self, spec: PromptTokens, hidden: int) -> None:
+            super().__init__()
+            self.length = spec.prompt_length
+            self.embed_prompts = nn.Embedding(spec.prompt_types * spec.prompt_length, hidden)
+
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+            if run.past:
+                return x
+            prompt = self.embed_prompts(torch.arange(self.length, device=x.device))
+            return torch.cat([prompt.expand(x.shape[0], -1, -1), x], 1)
+
+        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+            return x if run.past else x[:, self.length :]
+
+    return PromptTokensReference

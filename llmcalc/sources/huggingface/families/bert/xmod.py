@@ -1,0 +1,107 @@
+"""X-MOD: RoBERTa with an adapter per language in every layer.
+
+Pfeiffer et al. 2022 (arXiv:2205.06266). A sequence passes the adapters of its language alone; those of the other
+languages are parameters that do not run. transformers: models/xmod.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...dropout import BERT_DROPOUT
+from ...family import EVERY, Family, Quirks
+from ...parts import Table, encoder, layernorm, pooler
+from ...writes import Writes
+from .bert import (
+    COMMON,
+    DECODER,
+    OLD,
+    ROBERTA_MODULES,
+    ROBERTA_WRITES,
+    SECOND_BIAS,
+    bert_act,
+    bert_block,
+    bert_head,
+    bert_stack,
+    padded_positions,
+    score_and_pooler,
+)
+
+
+def _xmod(config: Config) -> Table:
+    hidden, is_pre_norm = config.size("hidden_size"), config.flag("pre_norm")
+    languages = config.texts("languages")
+    language = config.text("default_language") if config.has("default_language") else None
+    if not languages or len({*languages}) < len(languages):
+        raise config.wrong("languages", languages, "a list of different language codes, at least one")
+    if language not in (None, *languages):
+        raise config.wrong("default_language", language, "one of languages")
+    width = hidden // config.size("adapter_reduction_factor")
+    if not width:
+        raise config.wrong("adapter_reduction_factor", config.size("adapter_reduction_factor"), f"at most {hidden}")
+    shares_norm = config.flag("adapter_reuse_layer_norm")
+    block = {
+        **bert_block(config),
+        "type": "adapter",
+        "norm_placement": "pre" if is_pre_norm else "post",
+        "adapter_size": width,
+        "adapter_act": bert_act(config),
+        "languages": languages,
+        **({} if language is None else {"default_language": language}),
+        "adapter_norm": "separate" if config.flag("adapter_layer_norm") else "shared" if shares_norm else None,
+        "normed_residual": config.flag("ln_before_adapter"),
+    }
+    stack = bert_stack(config, padded_positions(config))
+    if is_pre_norm:
+        stack["final_norm"] = layernorm(config.number("layer_norm_eps"))
+    score, has_pooler = score_and_pooler(config)
+    return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
+
+
+WRITES: Writes = {
+    **ROBERTA_WRITES,
+    "pre_norm": lambda s: s.first.block.norm_placement == "pre",
+    "languages": lambda s: list(s.first.block.languages),
+    "default_language": lambda s: s.first.block.default_language or s.first.block.languages[0],
+    "adapter_reduction_factor": lambda s: s.spec.hidden_size // s.first.block.adapter_size,
+    "adapter_layer_norm": lambda s: s.first.block.adapter_norm == "separate",
+    "adapter_reuse_layer_norm": lambda s: s.first.block.adapter_norm == "shared",
+    "ln_before_adapter": lambda s: s.first.block.normed_residual,
+}
+
+DEFAULTS: dict[str, Any] = {
+    **COMMON,
+    **DECODER,
+    "type_vocab_size": 2,
+    "pad_token_id": 1,
+    "pre_norm": False,
+    "adapter_reduction_factor": 2,
+    "adapter_layer_norm": False,
+    "adapter_reuse_layer_norm": True,
+    "ln_before_adapter": True,
+    "languages": ("en_XX",),
+    "default_language": None,
+}
+
+FAMILIES = {
+    "xmod": Family(
+        _xmod,
+        DEFAULTS,
+        OLD,
+        writes=WRITES,
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY),
+        modules={
+            **ROBERTA_MODULES,
+            "self_attn_pre_norm": "attention.output.LayerNorm",
+            "mlp_pre_norm": "output.LayerNorm",
+            "norm": "encoder.LayerNorm",
+            "adapter_norm": "output.adapter_layer_norm",
+            "adapters": "output.adapter_modules",
+            "adapter_up_proj": "dense1",
+            "adapter_down_proj": "dense2",
+        },
+        dropout=BERT_DROPOUT,
+    ),
+}

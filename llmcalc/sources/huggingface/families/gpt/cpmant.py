@@ -1,0 +1,109 @@
+"""CPM-Ant: a decoder that reads its prompt in both directions, after a learned prompt, with T5's biases of distances.
+
+OpenBMB 2022. Biases between tokens of two segments are in the same table as those of distances within one.
+transformers: models/cpmant.
+"""
+
+from __future__ import annotations
+
+from ...absent import present
+from ...config import Config
+from ...family import DropoutFields, Family
+from ...parts import Table, decoder, rmsnorm
+from ...writes import Writes
+
+FEWEST_PROMPTS = 3
+"""The class shows the third prompt."""
+
+MOST_SEGMENTS = 2**20
+"""The largest number of segments."""
+
+
+def _cpmant(config: Config) -> Table:
+    norm, heads, segments = (
+        rmsnorm(config.number("eps")),
+        config.size("num_attention_heads"),
+        config.size("segment_types"),
+    )
+    if segments > MOST_SEGMENTS:
+        raise config.wrong("segment_types", segments, f"at most {MOST_SEGMENTS}, as its table has a row for each pair")
+    prompts = config.size("prompt_types")
+    if prompts < FEWEST_PROMPTS:
+        raise config.wrong("prompt_types", prompts, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
+    block = {
+        "attention": {"num_attention_heads": heads, "head_dim": config.size("dim_head"), "whole_pass": True},
+        "feed_forward": {"intermediate_size": config.size("dim_ff"), "hidden_act": "gelu", "gated": True},
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    stack = {
+        "streams": {
+            "type": "prompt_tokens",
+            "prompt_types": prompts,
+            "prompt_length": config.size("prompt_length"),
+        },
+        "token_types": {"type_vocab_size": segments},
+        "relative_bias": {
+            "num_attention_heads": heads,
+            "relative_attention_num_buckets": config.size("position_bias_num_buckets"),
+            "relative_attention_max_distance": config.size("position_bias_max_distance"),
+            "other_buckets": [segments**2],
+        },
+    }
+    table = decoder(config, block, norm, stack=stack)
+    return {**table, "tie_word_embeddings": False}  # its class ties nothing, whatever the config says
+
+
+WRITES: Writes = {
+    "dim_head": lambda s: s.first.block.attention.head_dim,
+    "prompt_types": lambda s: present(s.first.streams).prompt_types,
+    "prompt_length": lambda s: present(s.first.streams).prompt_length,
+    "segment_types": lambda s: present(s.first.token_types).type_vocab_size,
+    "position_bias_num_buckets": lambda s: present(s.first.relative_bias).relative_attention_num_buckets,
+    "position_bias_max_distance": lambda s: present(s.first.relative_bias).relative_attention_max_distance,
+}
+
+FAMILIES = {
+    "cpmant": Family(
+        _cpmant,
+        {
+            "vocab_size": 30720,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "dim_head": 128,
+            "dim_ff": 10240,
+            "num_hidden_layers": 48,
+            "position_bias_num_buckets": 512,
+            "position_bias_max_distance": 2048,
+            "eps": 1e-6,
+            "prompt_types": 32,
+            "prompt_length": 32,
+            "segment_types": 32,
+            "tie_word_embeddings": True,
+        },
+        writes=WRITES,
+        modules={
+            "layers": "encoder.layers",
+            "embed_tokens": "input_embedding",
+            "embed_prompts": "input_embedding",
+            "embed_types": "segment_embedding",
+            "relative_bias": "position_bias",
+            "relative_bias.other_0": "",
+            "self_attn": "self_att.self_attention",
+            "self_attn_pre_norm": "self_att.layernorm_before_attention",
+            "q_proj": "project_q",
+            "k_proj": "project_k",
+            "v_proj": "project_v",
+            "o_proj": "attention_out",
+            "mlp": "ffn.ffn",
+            "mlp_pre_norm": "ffn.layernorm_before_ffn",
+            "gate_proj": "w_in.w_0",
+            "up_proj": "w_in.w_1",
+            "down_proj": "w_out",
+            "norm": "encoder.output_layernorm",
+        },
+        dropout=DropoutFields(
+            dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p")
+        ),
+    ),
+}

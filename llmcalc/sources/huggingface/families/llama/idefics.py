@@ -1,0 +1,114 @@
+"""IDEFICS: Llama's layers, and below every few of them a layer that attends to images.
+
+Laurençon et al. 2023 (arXiv:2306.16527), after Flamingo. Its class runs the layers for images on text too: a pass over
+text alone has queries without keys there. transformers: models/idefics.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...config import Config
+from ...family import EVERY, DropoutFields, Family, Quirks
+from ...parts import Table, attention, decoder, glu, layer_pattern, qk_norm, rmsnorm
+from ...writes import Writes
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
+
+IMAGE_WIDTH = 768
+"""The default of `embed_dim` of the image encoder."""
+
+
+def _idefics(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    interval = config.size("cross_layer_interval")
+    config.divided("cross_layer_interval", depth, interval)
+    vision = Config(config.table("vision_config") if config.has("vision_config") else {}, {}, "idefics_vision")
+    width = vision.size("embed_dim") if vision.has("embed_dim") else IMAGE_WIDTH
+    block = {
+        "attention": attention(config),
+        "feed_forward": glu(config),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    image: Table = {
+        "type": "gated_cross_text",
+        "attention": {"position": "none", **(qk_norm(norm) if config.flag("qk_layer_norms") else {})},
+        "gate_per_feature": config.choice({"vector": True, "float": False}, "alpha_type"),
+        **({} if width == config.size("hidden_size") else {"source_size": width}),
+    }
+    config.notes.append("cross_layer_interval: text alone is counted; its products with images are not counted")
+    names = (["image"] + ["block"] * interval) * (depth // interval)
+    stack = {"variants": {"image": image}, "num_hidden_layers": len(names), **layer_pattern(names)}
+    vocabulary = config.size("vocab_size") + config.count("additional_vocab_size")
+    return {**decoder(config, block, norm, stack=stack), "vocab_size": vocabulary}
+
+
+def _no_image(config: Any) -> dict[str, tuple[int | str, ...]]:
+    """Returns the arguments of the class for a text without an image."""
+    name = "perceiver_embeddings" if config.use_resampler else "image_encoder_embeddings"
+    return {name: ("batch", 1, 0, config.vision_config.embed_dim), "image_attention_mask": ("batch", "seq", 1)}
+
+
+def _image_layer(facts: Facts) -> Any:
+    """Returns the layer that attends to images."""
+    return facts.first.variants["image"]
+
+
+def _interval(facts: Facts) -> int:
+    """Returns the number of Llama's layers above each layer that attends to images."""
+    names = facts.first.layer_names()
+    return names.count("block") // max(1, names.count("image"))
+
+
+WRITES: Writes = {
+    "num_hidden_layers": lambda s: s.first.layer_names().count("block"),
+    "cross_layer_interval": _interval,
+    "alpha_type": lambda s: "vector" if _image_layer(s).gate_per_feature else "float",
+    "qk_layer_norms": lambda s: _image_layer(s).attention.qk_norm is not None,
+    "vision_config": lambda s: {"embed_dim": _image_layer(s).source_size or s.spec.hidden_size},
+}
+
+FAMILIES = {
+    "idefics": Family(
+        _idefics,
+        {
+            "vocab_size": 32000,
+            "additional_vocab_size": 0,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "hidden_act": "silu",
+            "alpha_type": "float",
+            "rms_norm_eps": 1e-6,
+            "cross_layer_interval": 1,
+            "qk_layer_norms": False,
+            "use_resampler": False,
+            "max_position_embeddings": 2048,
+            "tie_word_embeddings": False,
+        },
+        frozenset(
+            """
+            alpha_initializer alphas_initializer_range freeze_lm_head freeze_text_layers freeze_text_module_exceptions
+            freeze_vision_layers freeze_vision_module_exceptions use_resampler
+            """.split()  # noqa: SIM905
+        ),
+        towers="Idefics",
+        uncounted_encoders={"vision_config": "idefics_vision", "perceiver_config": "idefics_perciever"},
+        uncounted_modules="model.vision_model + model.perceiver_resampler + vision_model + perceiver_resampler",
+        writes=WRITES,
+        quirks=Quirks(reads_values=EVERY, more_inputs=_no_image),
+        modules={
+            "layers.image": "gated_cross_attn_layers",
+            "cross_attn_pre_norm": "input_layernorm",
+            "cross_attn_gate": "alpha_cross_attn",
+            "cross_attn.q_norm": "q_layer_norm",
+            "cross_attn.k_norm": "k_layer_norm",
+            "mlp_gate": "alpha_dense",
+            "mlp_pre_norm": "post_attention_layernorm",
+        },
+        dropout=DropoutFields({"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"}),
+    ),
+}

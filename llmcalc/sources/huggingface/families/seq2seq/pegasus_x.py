@@ -1,0 +1,72 @@
+"""PEGASUS-X: PEGASUS whose encoder attends within blocks and to global tokens.
+
+Phang et al. 2022 (arXiv:2208.04347). transformers: models/pegasus_x.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...absent import present
+from ...config import Config
+from ...dropout import BART_DROPOUT
+from ...family import Family
+from ...parts import Table, layer_pattern
+from ...writes import Writes
+from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
+
+
+def _pegasus_x(config: Config) -> Table:
+    table = bart_like(config, "pre", {"type": "sinusoidal"}, bias=False)
+    if "encoder" not in table:
+        raise config.wrong("architectures", config.data.get("architectures"), "a class of both stacks")
+    sizes = {"num_global_tokens": config.size("num_global_tokens"), "block_size": config.size("block_size")}
+    staggers, encoder = config.flag("stagger_local_blocks"), table["encoder"]
+    if staggers and sizes["block_size"] % 2:
+        raise config.wrong("block_size", sizes["block_size"], "an even number, or stagger_local_blocks = false")
+    heads = encoder["block"]["attention"]["num_attention_heads"]
+    encoder["block"] |= {
+        "type": "global_local",
+        "attention": {"type": "global_local", "num_attention_heads": heads, **sizes},
+    }
+    encoder["streams"] = {"type": "global_tokens", **sizes}
+    depth = encoder["num_hidden_layers"]
+    if staggers and depth > 1:
+        names = ["staggered" if i % 2 else "block" for i in range(depth)]
+        encoder |= {"variants": {"staggered": {"attention": {"staggered": True}}}, **layer_pattern(names)}
+    return table
+
+
+WRITES: Writes = {
+    **SIDES_WRITES,
+    "num_global_tokens": lambda s: present(s.first.streams).num_global_tokens,
+    "block_size": lambda s: present(s.first.streams).block_size,
+    "stagger_local_blocks": lambda s: any(layer.attention.staggered for layer in s.first.kinds().values()),
+}
+
+DEFAULTS: dict[str, Any] = {
+    **COMMON,
+    "vocab_size": 96103,
+    "encoder_layers": 16,
+    "decoder_layers": 16,
+    "max_position_embeddings": 16384,
+    "num_global_tokens": 32,
+    "block_size": 512,
+    "stagger_local_blocks": True,
+}
+
+FAMILIES = {
+    "pegasus_x": Family(
+        _pegasus_x,
+        DEFAULTS,
+        IGNORED,
+        aliases=ALIASES,
+        writes=WRITES,
+        modules={
+            **BART_MODULES,
+            "global_tokens": "embed_global",
+            "global_pre_norm": "global_self_attn_layer_norm",
+        },
+        dropout=BART_DROPOUT,
+    ),
+}

@@ -1,0 +1,155 @@
+"""ProphetNet: an encoder-decoder whose decoder predicts the next tokens in streams side by side.
+
+Qi et al. 2020 (arXiv:2001.04063). transformers: models/prophetnet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...absent import present
+from ...config import Config, is_whole
+from ...dropout import BART_DROPOUT
+from ...family import EVERY, Family, Quirks
+from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION, QKVO, Table, architecture, biases, head_table, layernorm, mlp
+from ...writes import Writes
+from .bart import SIDES_WRITES
+
+SIDES = ("encoder", "decoder")
+
+
+def _prophetnet(config: Config) -> Table:
+    is_tied, is_decoder = config.flag("tie_word_embeddings"), architecture(config).endswith("ForCausalLM")
+    if not is_decoder:
+        config.must("is_encoder_decoder", True)
+        config.must("add_cross_attention", True)
+    config.fields_read.add("is_encoder_decoder")
+    table: Table = {
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": config.size("hidden_size"),
+        "tie_word_embeddings": is_tied,
+        "head": head_table(config),
+        **{side: _stack(config, side) for side in SIDES},
+    }
+    if not is_tied:
+        table["unused_embedding"] = {}
+        table["encoder"]["vocab_size"] = config.size("vocab_size")
+    if is_decoder:
+        del table["encoder"]
+        if config.flag("add_cross_attention"):
+            table["decoder"]["block"]["idle_cross_attention"] = True
+            config.notes.append(IDLE_CROSS_ATTENTION)
+        else:
+            del table["decoder"]["block"]["cross_attention"]
+    return table
+
+
+def _stack(config: Config, side: str) -> Table:
+    """Returns one of both stacks: post-norm layers with biases everywhere."""
+    hidden, heads = config.size("hidden_size"), config.size(f"num_{side}_attention_heads")
+    config.divided(f"num_{side}_attention_heads", hidden, heads)
+    attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
+    act = config.choice(ACTIVATIONS, "activation_function")
+    block: Table = {
+        "attention": attention,
+        "feed_forward": mlp(config.size(f"{side}_ffn_dim"), act),
+        "norm": layernorm(),
+        "norm_placement": "post",
+    }
+    stack: Table = {
+        "num_hidden_layers": config.size(f"num_{side}_layers"),
+        "block": block,
+        "position": _position(config, 0 if side == "encoder" else 1),
+        "embedding_norm": layernorm(),
+    }
+    if side == "decoder":
+        ngram = config.size("ngram")
+        block["attention"] = {
+            "type": "ngram",
+            "num_attention_heads": heads,
+            "ngram": ngram,
+            "num_buckets": config.size("num_buckets"),
+            "relative_max_distance": config.size("relative_max_distance"),
+        }
+        block["cross_attention"] = attention
+        stack["streams"] = {"type": "predict_streams", "ngram": ngram}
+    return stack
+
+
+def _position(config: Config, further: int) -> Table:
+    """Returns learned positions after the padding token's row. further: the rows that predict streams read ahead."""
+    rows, padding = config.size("max_position_embeddings"), config.get("pad_token_id")
+    if not is_whole(padding) or not 0 <= padding < min(64, rows - 2):
+        raise config.wrong("pad_token_id", padding, "the index of the padding token, below max_position_embeddings − 2")
+    offset = padding + 1 + further
+    return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
+
+
+def _decoder_rows(facts: Any) -> Any:
+    """Returns the decoder's learned positions."""
+    return facts.main.position
+
+
+WRITES: Writes = {
+    **{name: write for name, write in SIDES_WRITES.items() if name.endswith("ffn_dim")},
+    "num_encoder_layers": lambda s: present(s.spec.encoder).num_hidden_layers,
+    "num_decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
+    "num_encoder_attention_heads": lambda s: present(s.spec.encoder).block.attention.num_attention_heads,
+    "num_decoder_attention_heads": lambda s: s.main.block.attention.num_attention_heads,
+    "max_position_embeddings": lambda s: _decoder_rows(s).max_position_embeddings + _decoder_rows(s).offset,
+    "pad_token_id": lambda s: _decoder_rows(s).offset - 2,
+    "ngram": lambda s: present(s.main.streams).ngram,
+    "num_buckets": lambda s: s.main.block.attention.num_buckets,
+    "relative_max_distance": lambda s: s.main.block.attention.relative_max_distance,
+}
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 1024,
+    "num_encoder_layers": 12,
+    "num_decoder_layers": 12,
+    "num_encoder_attention_heads": 16,
+    "num_decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+    "activation_function": "gelu",
+    "max_position_embeddings": 512,
+    "ngram": 2,
+    "num_buckets": 32,
+    "relative_max_distance": 128,
+    "pad_token_id": 0,
+    "is_encoder_decoder": True,
+    "add_cross_attention": True,
+    "tie_word_embeddings": True,
+}
+
+FAMILIES = {
+    "prophetnet": Family(
+        _prophetnet,
+        DEFAULTS,
+        frozenset({"activation_dropout", "disable_ngram_loss", "eps", "gradient_checkpointing"}),
+        aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
+        writes=WRITES,
+        quirks=Quirks(reads_values=EVERY),
+        modules={
+            "embed_tokens": "decoder.word_embeddings",
+            "unused_embedding": "prophetnet.word_embeddings | word_embeddings",
+            "encoder.embed_tokens": "word_embeddings",
+            "embed_positions": "position_embeddings",
+            "embed_norm": "embeddings_layer_norm",
+            "predict_streams": "ngram_embeddings",
+            "self_attn_post_norm": "self_attn_layer_norm",
+            "cross_attn_post_norm": "cross_attn_layer_norm",
+            "mlp_post_norm": "feed_forward_layer_norm",
+            "q_proj": "query_proj",
+            "k_proj": "key_proj",
+            "v_proj": "value_proj",
+            "o_proj": "out_proj",
+            "relative_proj": "relative_pos_embeddings",
+            "mlp": "feed_forward",
+            "up_proj": "intermediate",
+            "down_proj": "output",
+        },
+        dropout=BART_DROPOUT,
+    ),
+}

@@ -1,0 +1,113 @@
+"""UDOP: T5 for document pages, with embeddings of coordinates and biases by distances on the page in its encoder.
+
+Tang et al. 2022 (arXiv:2212.02623). What is counted is a text whose words have boxes on a page: its class shows the
+patches of the page's image to the encoder too, which is not counted. Its decoder has the tables of distances on the
+page and does not use them. transformers: models/udop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .....components.base import LARGEST
+from ...absent import present
+from ...config import Config, is_whole
+from ...dropout import T5_DROPOUT
+from ...family import EVERY, Family, Quirks
+from ...parts import Table, architecture
+from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5, T5_MODULES, T5_WRITES, UNREAD, shared_bias, t5_block, t5_like
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
+
+BIASES = ("1d", "horizontal", "vertical")
+"""The kinds of distances that a table of biases is for."""
+
+BUCKETS = 32
+"""The number of buckets of a table whose entry in the config names none."""
+
+
+def _udop(config: Config) -> Table:
+    first, *others = _bias_buckets(config)
+    bias = shared_bias(config)["relative_bias"]
+    bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
+    if not bare_class and first != bias["relative_attention_num_buckets"]:
+        raise config.wrong(
+            "relative_bias_args",
+            config.get("relative_bias_args"),
+            "a first table with relative_attention_num_buckets buckets, whose weights the first layer's bias has",
+        )
+    pages = [first, *others] if bare_class else others  # the bare class keeps the first layer's bias beside its table
+    config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
+    table = t5_like(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": pages}})
+    table["encoder"]["token_types"] = {"other_vocab_sizes": [config.size("max_2d_position_embeddings")] * 2}
+    return {**table, "tie_word_embeddings": True}  # whatever the config says
+
+
+def _bias_buckets(config: Config) -> list[int]:
+    """Returns the numbers of buckets of the tables in `relative_bias_args`, the table of distances in the text first.
+
+    By default there are three, of BUCKETS buckets each.
+    """
+    field, entries = "relative_bias_args", config.get("relative_bias_args")
+    if entries is None:
+        return [BUCKETS] * len(BIASES)
+    expected = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
+    if not isinstance(entries, list) or not 1 <= len(entries) <= 16:
+        raise config.wrong(field, entries, expected)
+    sizes = []
+    for i, entry in enumerate(entries):
+        known_type = isinstance(entry, dict) and entry.get("type") in (BIASES if i else BIASES[:1])
+        size = entry.get("relative_attention_num_buckets", BUCKETS) if known_type else None
+        if not is_whole(size) or not 4 <= size <= LARGEST:
+            raise config.wrong(field, entries, expected)
+        if entry.get("prefix_bucket", False) is not False:
+            raise config.wrong(field, entries, "tables without prefix_bucket")
+        sizes.append(size)
+    return sizes
+
+
+def _boxes(config: Any) -> dict[str, tuple[int | str, ...]]:
+    """Returns the argument of the class that has the boxes of the words."""
+    return {"bbox": ("batch", "seq", 4)}
+
+
+def _written_biases(facts: Facts) -> list[dict[str, Any]]:
+    bias = present(facts.first.relative_bias)
+    buckets = (bias.relative_attention_num_buckets, *bias.other_buckets)
+    kinds = (*BIASES, *["vertical"] * len(buckets))
+    return [{"type": kind, "relative_attention_num_buckets": size} for kind, size in zip(kinds, buckets, strict=False)]
+
+
+FAMILIES = {
+    "udop": Family(
+        _udop,
+        {
+            **T5,
+            "vocab_size": 33201,
+            "d_model": 1024,
+            "d_ff": 4096,
+            "num_layers": 24,
+            "num_heads": 16,
+            "relative_bias_args": None,
+            "max_2d_position_embeddings": 1024,
+        },
+        IGNORED | {"image_size", "num_channels", "patch_size"},
+        aliases=ALIASES,
+        unread=UNREAD,
+        uncounted_modules="patch_embed + encoder.embed_patches + decoder.embed_patches",
+        writes={
+            **T5_WRITES,
+            "relative_bias_args": _written_biases,
+            "max_2d_position_embeddings": lambda s: present(s.first.token_types).other_vocab_sizes[0],
+        },
+        quirks=Quirks(reads_values=EVERY, more_inputs=_boxes),
+        modules={
+            **T5_MODULES,
+            "embed_other_0": "cell_2d_embedding.x_position_embeddings",
+            "embed_other_1": "cell_2d_embedding.y_position_embeddings",
+            "relative_bias": f"{FIRST_BIAS} + relative_bias",
+        },
+        dropout=T5_DROPOUT,
+    ),
+}

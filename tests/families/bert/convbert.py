@@ -1,0 +1,29 @@
+"""Shapes of the families in `sources/huggingface/families/bert/convbert.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "model_type": "convbert",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "embedding_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 90,
+    "conv_kernel_size": 5,
+}
+
+SHAPES = {
+    "ConvBertForMaskedLM": [
+        SMALL,
+        {**SMALL, "embedding_size": 12, "tie_word_embeddings": False, "num_groups": 2},
+        {**SMALL, "head_ratio": 8, "conv_kernel_size": 3, "hidden_act": "relu"},
+    ],
+    "ConvBertForSequenceClassification": [{**SMALL, "num_labels": 3}],
+    "ConvBertForTokenClassification": [{**SMALL, "num_labels": 3}],
+    "ConvBertForQuestionAnswering": [SMALL],
+    "ConvBertModel": [SMALL],
+}
