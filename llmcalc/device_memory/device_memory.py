@@ -32,8 +32,8 @@ MOST_REPLAYED_LAYERS = 400
 EXTRAPOLATED_FROM = 125, 250
 """Layers of the two runs from which the allocator's overhead in a longer run is extrapolated.
 
-Of seven runs of 1,000 layers (Llama 3 8B with and without adapters, recomputed and in prefill, SmolLM2 135M, GPT-2,
-Mamba 130M) the device's bytes are 0.6 % at most from those of a replay of all layers.
+Of 17 runs of 500 to 1,000 layers on one device, the device's bytes are 0.8 % at most from those of a replay of all
+layers; of a rank of FSDP2, 3 %.
 """
 
 MOST_IRREGULAR_LAYERS = 256
