@@ -37,6 +37,9 @@ ANSWERED: dict[str, tuple[str, ...]] = {
     "a training fit of 1,000 layers": (
         "fit", "llama3-8b?num_hidden_layers=1000", "--hardware", "h100", "--phase", "training",
     ),
+    "a training fit of 1,000 layers with adapters": (
+        "fit", "llama3-8b?num_hidden_layers=1000", "--hardware", "b200", "--phase", "training", "--lora-rank", "16",
+    ),
     "a fit of 1,000 layers": ("fit", "llama3-8b?num_hidden_layers=1000", "--hardware", "h100"),
     "a training fit of 100,000 layers": (
         "fit", "llama3-8b?num_hidden_layers=100000", "--hardware", "h100", "--phase", "training",
