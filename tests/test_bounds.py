@@ -34,6 +34,16 @@ ANSWERED: dict[str, tuple[str, ...]] = {
     ),
     "a prompt of 1e12 tokens": ("memory", "llama3-8b", "--seq", "1000000000000"),
     "a fit of 100,000 layers": ("fit", "llama3-8b?num_hidden_layers=100000", "--hardware", "h100"),
+    "a training fit of 1,000 layers": (
+        "fit", "llama3-8b?num_hidden_layers=1000", "--hardware", "h100", "--phase", "training",
+    ),
+    "a training fit of 1,000 layers with adapters": (
+        "fit", "llama3-8b?num_hidden_layers=1000", "--hardware", "b200", "--phase", "training", "--lora-rank", "16",
+    ),
+    "a fit of 1,000 layers": ("fit", "llama3-8b?num_hidden_layers=1000", "--hardware", "h100"),
+    "a training fit of 100,000 layers": (
+        "fit", "llama3-8b?num_hidden_layers=100000", "--hardware", "h100", "--phase", "training",
+    ),
     "a fit of 1e12 tokens": ("fit", "llama3-8b", "--hardware", "h100", "--seq", "1000000000000"),
     "a step of 1e6 micro-batches": (
         "memory", "llama3-8b", "--phase", "training", "--framework", "megatron", "--pp", "4", "--num-microbatches",
@@ -73,8 +83,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
-SLOW = {"a plan of a large mixture for the most devices", "a fit of 1e12 tokens"}
-"""The plan of a dense model and the prompt of as many tokens are tried anyway."""
+SLOW = {
+    "a plan of a large mixture for the most devices",
+    "a fit of 1e12 tokens",
+    "a fit of 1,000 layers",
+    "a training fit of 100,000 layers",
+}
+"""The plan of a dense model, the prompt of as many tokens and other deep models are tried anyway."""
 
 
 @pytest.mark.parametrize("words", with_rest(ANSWERED, ANSWERED.keys() - SLOW))
@@ -151,6 +166,14 @@ def test_a_thousand_layers_of_many_kinds_are_counted_on_a_rank(command: str, tmp
     layers_of_many_kinds(tmp_path / "many.toml")
     done = bounded(command, "many.toml", "--pp", "4", "--tp", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("phase", ["training", pytest.param("inference", marks=pytest.mark.exhaustive)])
+def test_a_fit_of_a_thousand_layers_without_a_pattern_is_refused(phase: str, tmp_path: Path) -> None:
+    layers_of_many_kinds(tmp_path / "many.toml")
+    done = bounded("fit", "many.toml", "--hardware", "h100", "--phase", phase, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "1,000 layers that repeat no pattern are too many for memory; expected at most 256" in done.stderr
 
 
 def test_more_kinds_of_layers_than_the_bound_are_refused(tmp_path: Path) -> None:

@@ -187,26 +187,39 @@ class RepeatAnalysis:
     ) -> Iterator[tuple[Repeat | None, list[Event]]]:
         """Yields the events of one repeat. Releases outside of repeats belong to the storage's repeat.
 
-        That holds where the releases pass through all recorded repeats in order.
+        That holds where the releases pass through all recorded repeats in order, or through all but the first or the
+        last one, which may release elsewhere.
         """
-        if repeat is not None or len(events) < RECORDED_REPEATS:
+        if repeat is not None or len(events) < RECORDED_REPEATS - 1:
             yield repeat, events
             return
         runs = [(origin, list(run)) for origin, run in groupby(events, self._origin_of_released)]
         pending_events: list[Event] = []
         i = 0
         while i < len(runs):
-            if [origin for origin, _ in runs[i : i + RECORDED_REPEATS]] in self.orders:
+            order = self._order_of_releases([origin for origin, _ in runs[i : i + RECORDED_REPEATS]])
+            if order:
                 if pending_events:
                     yield None, pending_events
-                yield from runs[i : i + RECORDED_REPEATS]
                 pending_events = []
-                i += RECORDED_REPEATS
+                for origin in order:
+                    if i < len(runs) and runs[i][0] == origin:
+                        yield runs[i]
+                        i += 1
+                    else:
+                        yield origin, []
             else:
                 pending_events += runs[i][1]
                 i += 1
         if pending_events:
             yield None, pending_events
+
+    def _order_of_releases(self, origins: list[Repeat | None]) -> list[Repeat]:
+        """Returns the order of all repeats in which these origins begin to release; empty if they begin in none."""
+        if origins in self.orders:
+            return origins  # type: ignore[return-value]
+        inner = origins[: RECORDED_REPEATS - 1]
+        return next((order for order in self.orders if inner in (order[1:], order[:-1])), [])
 
     def _origin_of_released(self, event: Event) -> Repeat | None:
         """Returns the repeat that allocated the storage of a release."""

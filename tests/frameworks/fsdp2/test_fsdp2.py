@@ -24,6 +24,7 @@ from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
 from llmcalc.frameworks.framework import RunOnRanks
 from llmcalc.frameworks.fsdp2.rank_memory import (
+    DIVIDED,
     communication,
     counted_rank,
     fsdp_memory,
@@ -262,6 +263,22 @@ def test_adapters_have_a_format_of_their_own_by_default() -> None:
     assert (fsdp.dtype, fsdp.frozen) == ("float32", "bfloat16")
     assert alone.adapters is not None
     assert alone.adapters.dtype is BFLOAT16
+
+
+def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layer's gradients are reduced after the pass, since its input has none. All layers one by one need as
+    many bytes.
+    """
+    settings = Settings("training", batch=1, seq=64, lora_rank=4)
+    run = memory(llmcalc.load("smollm2-135m?num_hidden_layers=12").model, settings)
+    training, fsdp = torchtitan_training(run.spec, run.training())
+    arguments = (run.spec, training, Layout(dp=4, zero=3), 0, HOPPER, fsdp)
+    folded = counted_rank(*arguments)
+    assert folded.repeating
+    monkeypatch.setattr(RepeatAnalysis, "_order_of_releases", lambda self, origins: [])
+    whole = counted_rank(*arguments)
+    assert not whole.repeating
+    assert folded.memory((), DIVIDED) == whole.memory((), DIVIDED)
 
 
 def test_adapters_under_version_1_are_refused() -> None:
