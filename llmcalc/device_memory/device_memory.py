@@ -26,15 +26,11 @@ from .linear_in_layers import extrapolate_layers, highest_pass, list_places, nod
 if TYPE_CHECKING:
     from .encoders import EncoderPeak
 
-MOST_REPLAYED_LAYERS = 400
-"""The largest number of layers of a run that is replayed whole on the allocator; `fit` replays six runs or more."""
+MOST_REPLAYED_LAYERS = 1000
+"""The largest number of layers of a run that is replayed whole on the allocator."""
 
 EXTRAPOLATED_FROM = 125, 250
-"""Layers of the two runs from which the allocator's overhead in a longer run is extrapolated.
-
-Of 17 runs of 500 to 1,000 layers on one device, the device's bytes are 0.8 % at most from those of a replay of all
-layers; of a rank of FSDP2, 3 %.
-"""
+"""Layers of the two runs from which the allocator's overhead in a longer run is extrapolated."""
 
 MOST_IRREGULAR_LAYERS = 256
 """The largest number of layers outside of the repeats of a pattern: each of them is recorded by itself."""
