@@ -119,7 +119,7 @@ def published_comparisons(outcomes: Iterable[Outcome]) -> list[Comparison]:
 def memory_comparisons() -> dict[str, list[Comparison]]:
     """What was compared → its rows."""
     return {
-        "reference": gpu_comparisons(gpu.reference_errors(), "requested_bytes"),
+        "reference": gpu_comparisons(gpu.reference_errors("h200"), "requested_bytes"),
         "classes": gpu_comparisons(gpu.class_errors(), "peak_bytes"),
         "tuning": published_comparisons(fine_tuning()),
         "servers": published_comparisons(servers()),

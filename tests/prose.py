@@ -207,14 +207,14 @@ def millions(value: float | Fraction, digits: int = 1) -> str:
     return f"{float(value) / 1e6:,.{digits}f} million"
 
 
-def gib(value: float) -> str:
+def gib(value: float | Fraction) -> str:
     """In units of 2³⁰ bytes."""
-    return f"{value / 2**30:,.2f} GiB"
+    return f"{float(value) / 2**30:,.2f} GiB"
 
 
-def kib(value: float) -> str:
+def kib(value: float | Fraction) -> str:
     """In units of 2¹⁰ bytes."""
-    return f"{value / 2**10:,.2f} KiB"
+    return f"{float(value) / 2**10:,.2f} KiB"
 
 
 def written(expression: str) -> str:
