@@ -29,7 +29,10 @@ QUANTITIES = {
     "cache_bytes": ("cache", "KV 缓存"),
 }
 MEMORY = {
-    "reference": ("llmcalc's PyTorch model on an H200 and an H100, requested bytes", "llmcalc 的 PyTorch 模型（H200 与 H100，请求的字节）"),
+    "reference": (
+        "llmcalc's PyTorch model on an H200 and an H100, requested bytes",
+        "llmcalc 的 PyTorch 模型（H200 与 H100，请求的字节）",
+    ),
     "classes": ("training steps of transformers' classes on both, peak", "transformers 各类的训练步（同上，峰值）"),
     "tuning": ("published peaks of fine-tuning", "公开的微调显存峰值"),
     "servers": ("published caches and weights of servers", "公开的推理服务缓存与权重"),
@@ -119,7 +122,9 @@ def published_comparisons(outcomes: Iterable[Outcome]) -> list[Comparison]:
 def memory_comparisons() -> dict[str, list[Comparison]]:
     """What was compared → its rows."""
     return {
-        "reference": gpu_comparisons((error for name in gpu.GPUS for error in gpu.reference_errors(name)), "requested_bytes"),
+        "reference": gpu_comparisons(
+            (error for name in gpu.GPUS for error in gpu.reference_errors(name)), "requested_bytes"
+        ),
         "classes": gpu_comparisons(gpu.class_errors(), "peak_bytes"),
         "tuning": published_comparisons(fine_tuning()),
         "servers": published_comparisons(servers()),

@@ -83,7 +83,10 @@ def _latent_attention(config: Config, indexer: Table, fields: Table) -> Table:
 
 def _linear_attention(config: Config) -> Table:
     """Returns Kimi delta attention, whose sizes a table `linear_attn_config` replaces."""
-    sizes = linear_attention_config(config, {"gate_lower_bound": config.get("linear_lower_bound"), "safe_gate": True})
+    own_bound = (
+        None if config.get("linear_lower_bound") is None else config.number("linear_lower_bound", minimum=-LARGEST)
+    )
+    sizes = linear_attention_config(config, {"gate_lower_bound": own_bound, "safe_gate": True})
     bound = sizes.get("gate_lower_bound")
     if bound is None and config.has("linear_attn_config") and sizes.flag("safe_gate"):
         bound = BOUND

@@ -94,7 +94,7 @@ FAMILIES = {
         },
         IGNORED | {"image_size", "num_channels", "patch_size"},
         aliases=ALIASES,
-        unread=UNREAD,
+        unread=UNREAD | {"head_dim"},
         uncounted_modules="patch_embed + encoder.embed_patches + decoder.embed_patches",
         writes={
             **T5_WRITES,
