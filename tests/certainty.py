@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -122,9 +123,7 @@ def published_comparisons(outcomes: Iterable[Outcome]) -> list[Comparison]:
 def memory_comparisons() -> dict[str, list[Comparison]]:
     """What was compared → its rows."""
     return {
-        "reference": gpu_comparisons(
-            (error for name in gpu.GPUS for error in gpu.reference_errors(name)), "requested_bytes"
-        ),
+        "reference": gpu_comparisons(chain.from_iterable(map(gpu.reference_errors, gpu.GPUS)), "requested_bytes"),
         "classes": gpu_comparisons(gpu.class_errors(), "peak_bytes"),
         "tuning": published_comparisons(fine_tuning()),
         "servers": published_comparisons(servers()),

@@ -242,10 +242,12 @@ class MLA(TokenMixer):
 
     def _latent_and_key(self, f: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
         """Returns the latents and the keys' rotary part that all heads share, of new and of cached tokens."""
-        key, latents = self._latent_key(), f.memo.setdefault("latents", {})
+        key = self._latent_key()
+        computed_latents: list[tuple[Any, Value, Value]] = f.memo.setdefault("latents", [])
         if self.kv_shared:
             alone = Value(x.rows, (latent,), fixed=True), Value(x.rows, (rope,), fixed=True)
-            c, k_rope = latents.get(key, alone)
+            last_first = reversed(computed_latents)
+            c, k_rope = next(((c, k_rope) for other_key, c, k_rope in last_first if other_key == key), alone)
             return c.view(latent), k_rope.view(rope)
         latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
         f.hold(latent=latent_and_rope)
@@ -257,7 +259,7 @@ class MLA(TokenMixer):
         k_rope = self._rotated(f, k_rope)
         c, k_rope = f.cache("cache", "latent_attention", c, k_rope, limit=self.sliding_window)
         f.hold(latent=c, k_rope=k_rope)
-        latents[key] = c, k_rope
+        computed_latents.append((key, c, k_rope))
         if f.memo.get("lends"):
             f.keep(**{f"latents of {key}": c, f"rotary keys of {key}": k_rope})
         return c, k_rope

@@ -35,7 +35,7 @@ OTHER_SHAPES: dict[str, list[dict[str, Any]]] = {
             for shape in WRAPPERS[kind][2]
             if shape["vision_config"]
         ]
-        for kind in ("gemma4", "embedding_gemma2")
+        for kind in ("gemma4", "embedding_gemma2", "diffusion_gemma")
     },
 }
 """Shapes that the class runs with images, where those of its parameters do not suffice."""

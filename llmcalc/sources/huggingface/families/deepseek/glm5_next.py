@@ -83,9 +83,8 @@ def _latent_attention(config: Config, indexer: Table, fields: Table) -> Table:
 
 def _linear_attention(config: Config) -> Table:
     """Returns Kimi delta attention, whose sizes a table `linear_attn_config` replaces."""
-    own_bound = (
-        None if config.get("linear_lower_bound") is None else config.number("linear_lower_bound", minimum=-LARGEST)
-    )
+    is_bounded = config.get("linear_lower_bound") is not None
+    own_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
     sizes = linear_attention_config(config, {"gate_lower_bound": own_bound, "safe_gate": True})
     bound = sizes.get("gate_lower_bound")
     if bound is None and config.has("linear_attn_config") and sizes.flag("safe_gate"):
