@@ -47,7 +47,7 @@ def causes(row: Row) -> set[Any]:
     return {row.set, (row["measure"], row.is_loaded), (row.trains, divided), how, *of_class}
 
 
-SLACK = 1.2
+SLACK = 1.4
 """How much larger the median error of a sample of a class may be than that of all its rows."""
 
 
