@@ -124,6 +124,8 @@ class ModelSpec(Part):
             self._check_encoder(self.encoder)
         elif self.shared_positions:
             raise ValueError("shared_positions: a model of one stack has one table; expected false")
+        if isinstance(self.head, LMHead) and self.head.clusters is not None:
+            self.head.clusters.check_vocabulary(self.vocab_size)
         change = self.head.transform if isinstance(self.head, LMHead) else None
         if change is not None and change.size is not None and self.tie_word_embeddings:
             raise ValueError(
@@ -307,6 +309,9 @@ class ModelSpec(Part):
         if has_two_stacks and self._reads_own_input:
             table = f.unread_table("embed_tokens", vocab, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
+        elif self.main.reads_no_embedding:
+            table = f.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
+            x = Value(TOKENS, (embedding_axis,), fixed=True)
         else:
             source = self._source_rows if has_two_stacks else TOKENS
             role = self._weight_role("embed_tokens")
@@ -414,8 +419,8 @@ def _reference_class() -> type[nn.Module]:
 
         source: the input of an encoder-decoder's encoder, ids or frames [batch, bins, frames].
         store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
-        with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a block's draft,
-            (logits, [score of acceptance]), with an empty list where it has none.
+        with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a draft, (logits,
+            [states for its next pass, score of acceptance]), without those that it does not have.
         with_pooled: whether to return (logits, output of the pooler).
         mla, grouped_experts, expert_capacity: as in `Run`.
         """
@@ -459,7 +464,8 @@ def _reference_class() -> type[nn.Module]:
                 self.projection = spec.head.reference(Context(mapped_width or hidden))
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(Context(hidden), spec.vocab_size, spec.embedding_size)
-                output: Any = self.lm_head if spec.head.transform is None else self.lm_head.decoder
+                is_one_layer = spec.head.transform is None and spec.head.clusters is None
+                output: Any = self.lm_head if is_one_layer else self.lm_head.decoder
                 if spec.tie_word_embeddings:
                     output.weight = self.embed_tokens.weight
                 if spec.proposal is not None:
@@ -547,9 +553,9 @@ def _reference_class() -> type[nn.Module]:
                 pooled_vector, scores = self.get_submodule("pooler")(x)
             out = self._record_output(pooled_vector if self.scores_pooled else None, x, last_only)
             if hasattr(self, "proposal"):
-                term, score = self.get_submodule("proposal")(x[:, -1:] if last_only else x, ids[:, -out.shape[1] :])
+                term, outputs = self.get_submodule("proposal")(x[:, -1:] if last_only else x, ids[:, -out.shape[1] :])
                 out = out + term
-                return (out, [] if score is None else [score]) if with_mtp else out
+                return (out, outputs) if with_mtp else out
             if with_pooled:
                 return out, scores
             return (out, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else out
