@@ -257,6 +257,7 @@ NOT_KNOWN: Mapping[str, str] = {
     "layer draft": DRAFTED,
     "streams target_states": DRAFTED,
     "part proposal": DRAFTED,
+    "part clusters": DRAFTED,
     "layer bottleneck": "new: MobileBERT's layer was not compared",
     "part inner_network": "new: MobileBERT's layer was not compared",
     "mixer grouped_projections": "new: convolutions of width 1 were not compared",

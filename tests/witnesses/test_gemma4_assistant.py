@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.costs.cache import kv
 from llmcalc.costs.flops import flops
 from llmcalc.costs.params import params
+from llmcalc.errors import InputError
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.builders import spec_of
@@ -59,3 +61,57 @@ def test_a_draft_has_the_parameters_and_flops_of_its_class(name: str, monkeypatc
     workload = Workload(batch=BATCH, seq=1, context=KEYS - 1, phase="decode")
     assert flops(spec, RunConfig(workload)).total == counter.get_total_flops()
     assert kv(spec, BATCH, KEYS, "bfloat16").bytes == 0
+
+
+E4B: dict[str, Any] = {
+    "architectures": ["Gemma4AssistantForCausalLM"],
+    "model_type": "gemma4_assistant",
+    "backbone_hidden_size": 2560,
+    "use_ordered_embeddings": True,
+    "num_centroids": 2048,
+    "centroid_intermediate_top_k": 32,
+    "tie_word_embeddings": True,
+    "text_config": {
+        "model_type": "gemma4_text",
+        "hidden_size": 256,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_kv_shared_layers": 4,
+        "vocab_size": 262144,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    },
+}
+"""Fields of google/gemma-4-E4B-it-assistant that change a count."""
+
+
+def test_the_draft_of_gemma_4_e4b_has_its_published_size() -> None:
+    """78.8M at https://huggingface.co/google/gemma-4-E4B-it-assistant, with a buffer of 262,144 token ids and 4 scales."""
+    draft = spec_of(E4B)
+    assert round((params(draft).total + draft.vocab_size + 4) / 1e6, 1) == 78.8
+    target = llmcalc.load("gemma4-e4b")
+    drafted = llmcalc.params(target, draft=E4B).draft
+    assert drafted is not None and drafted.params == params(draft).total
+    with pytest.raises(InputError, match="reads hidden states of width 2,560, and the target's have 5,376"):
+        llmcalc.params("gemma4-31b", draft=E4B)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_centroids": 2047}, "num_centroids: 2047; expected a divisor of 262144 tokens"),
+        ({"centroid_intermediate_top_k": 4096}, "centroid_intermediate_top_k: 4096; expected at most num_centroids"),
+        ({"text_config": {**E4B["text_config"], "num_kv_shared_layers": 2}}, "text_config.num_kv_shared_layers: 2"),
+        ({"text_config": {**E4B["text_config"], "enable_moe_block": True}}, "text_config.enable_moe_block: true"),
+        ({"text_config": {"model_type": "llama"}}, "text_config: 'llama'"),
+        ({"text_config": None}, "text_config"),
+    ],
+)
+def test_a_config_that_its_class_refuses_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        spec_of({**E4B, **changes})

@@ -327,6 +327,7 @@ class Attention(TokenMixer):
         if self.block_indexer is None:
             limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
             limits |= {} if self.grid_window is None else {"square": self.grid_window}
+            limits |= {"core": ops.ReceivedCore} if self.kv_shared and "from_target" in f.memo else {}
         else:
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(f, x, Rope(rope_theta=theta), keys, values)
@@ -341,7 +342,6 @@ class Attention(TokenMixer):
             bias=bias,
             sinks=self.sinks,
             float32=self.float32_softmax,
-            core=ops.ReceivedCore if "from_target" in f.memo and self.kv_shared else ops.AttentionCore,
             **limits,
         )
         f.hold(out=y)
@@ -401,6 +401,8 @@ class Attention(TokenMixer):
     ) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
+        if self.kv_shared and "from_target" in f.memo:
+            return f.received(x, heads, dim), f.received(x, heads, size)
         if self.kv_shared:
             placeholder = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
             shareable = (entry for entry in reversed(computed_keys_and_values) if self._can_share_with(entry[0]))
