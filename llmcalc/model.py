@@ -57,6 +57,8 @@ class ModelSpec(Part):
         reads every token; hidden_size by default. If the stack has an input_size, only a language-model head has the
         projection back (ELECTRA, ALBERT).
     embedding_projection_bias: whether the projection to hidden_size has a bias, false by default.
+    tied_projection: whether a language-model head alone has the projection back, with the weight of the projection to
+        hidden_size, transposed (NeoMME); false by default.
     embedding_kernel: the number of neighbouring tokens whose embeddings the projection to hidden_size reads, an odd
         number (MobileBERT); there is no projection back then. By default it reads one token.
     max_position_embeddings: the context length that the model was trained for, if positions are not learned; none by
@@ -83,6 +85,7 @@ class ModelSpec(Part):
     tie_word_embeddings: Flag
     embedding_size: Width | None = None
     embedding_projection_bias: Flag = False
+    tied_projection: Flag = False
     embedding_kernel: int | None = Field(default=None, ge=1, le=63, strict=True)
     max_position_embeddings: Positions | None = None
     shared_positions: Flag = False
@@ -141,6 +144,9 @@ class ModelSpec(Part):
     def _check_embedding_kernel(self) -> None:
         """Raises `ValueError` for a projection of neighbouring embeddings that does not fit the model."""
         kernel, head = self.embedding_kernel, self.head
+        is_projected = self.embedding_size is not None and self.main.input_size is None and kernel is None
+        if self.tied_projection and (not is_projected or self.kind == "encoder-decoder"):
+            raise ValueError("tied_projection: needs one stack and an embedding_size, without input_size or kernel; expected false")
         is_supported = self.kind == "encoder" and self.embedding_size is not None and self.main.input_size is None
         if kernel is not None and (not is_supported or kernel % 2 == 0):
             raise ValueError(
@@ -262,7 +268,7 @@ class ModelSpec(Part):
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
         on_all = self.head.type != "classification" or self.head.over == "token"
-        goes_back = self.main.input_size is None and self.embedding_kernel is None
+        goes_back = self.main.input_size is None and self.embedding_kernel is None and not self.tied_projection
         return self.embedding_size if on_all and goes_back else None
 
     def tree(self) -> Node:
@@ -348,7 +354,9 @@ class ModelSpec(Part):
         if self.embedding_kernel is not None:
             x = f.cat(*[x] * self.embedding_kernel, axes=(Beside((x.axes,) * self.embedding_kernel),))
             f.hold(neighbours=x)
-        return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding")
+        weight = Weight("embed_proj", (hidden,), x.axes) if self.tied_projection else None
+        f.memo["embed_proj"] = weight
+        return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding", weight=weight)
 
     @property
     def _source_rows(self) -> Rows:
@@ -378,7 +386,8 @@ class ModelSpec(Part):
         if self.top_size is not None:
             kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
             rows = x.rows if self.head.type in ("none", "projection") else LOGITS
-            x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind)
+            weight = f.memo["embed_proj"] if self.tied_projection else None
+            x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind, weight=weight)
         f.result = x
         if self.head.type == "classification":
             pooled_vector = values_read.get("pooler", x) if self.head.over == "sequence" else x
@@ -413,6 +422,16 @@ class ModelSpec(Part):
 def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
+
+    class Transposed(nn.Module):
+        """A linear layer with the weight of another, transposed."""
+
+        def __init__(self, linear: nn.Linear) -> None:
+            super().__init__()
+            self.weight = linear.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
 
     class ModelReference(nn.Module):
         """The whole model. ids: [batch, tokens] → logits [batch, tokens, vocab_size], or hidden states without a head.
@@ -457,7 +476,9 @@ def _reference_class() -> type[nn.Module]:
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
             if mapped_width is not None:
-                self.head_proj = nn.Linear(hidden, mapped_width, bias=False)
+                self.head_proj: nn.Module = nn.Linear(hidden, mapped_width, bias=False)
+                if spec.tied_projection:
+                    self.head_proj = Transposed(self.embed_proj)
             if spec.head.type == "classification":
                 self.classifier = spec.head.reference(Context(mapped_width or hidden))
             if spec.head.type == "projection":
@@ -492,7 +513,7 @@ def _reference_class() -> type[nn.Module]:
                 return None
             return (
                 None
-                if output_stack.input_size is not None or spec.embedding_kernel is not None
+                if output_stack.input_size is not None or spec.embedding_kernel is not None or spec.tied_projection
                 else spec.embedding_size
             )
 
