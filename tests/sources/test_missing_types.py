@@ -21,7 +21,7 @@ TASKS = (
 
 MISSING = {
     "a text model without a reader": """
-    funnel inkling2_text neomme perceiver qwen4_exp_text reformer
+    funnel inkling2_text perceiver qwen4_exp_text reformer
     """,
     "a wrapper of a text model without a reader": """
     blt inkling2 qwen4_exp

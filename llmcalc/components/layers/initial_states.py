@@ -41,9 +41,10 @@ class InitialStatesLayer(WholeLayer):
         assert isinstance(self.attention, Component)
         assert isinstance(self.feed_forward, Component)
         start: Value = f.memo.get("embedded", x)  # x itself where the layer is recorded alone
-        shares = f.vector("lambdas", Axis("mixed", 2))
+        one = (Axis("one", 1),)
+        share, start_share = f.split(f.vector("lambdas", Axis("mixed", 2)), one, one)
         f.hold(x=x)
-        mixed = f.add(f.mul(x, shares, axes=x.axes), f.mul(start, shares, axes=x.axes))
+        mixed = f.add(f.mul(x, share, axes=x.axes), f.mul(start, start_share, axes=x.axes))
         y = f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, mixed))
         x = f.add(x, f.dropout(y, "attention_output", ends_sublayer=True))
         f.hold(x=x)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ...algebra import same
+from ...algebra import exact_div, same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -97,17 +97,26 @@ class ExclusiveAttention(TokenMixer):
             values = f.add(values, f.memo.get("value_embeddings", values))
         f.mask(q, keys, causal=False, window=self.sliding_window)
         f.hold(q=q, k=keys, v=values)
-        keys, values = f.repeat(keys, heads), f.repeat(values, heads)
-        f.hold(k=keys, v=values)
-        y = f.attention("core", q, keys, values, causal=False, window=self.sliding_window)
-        f.hold(out=y)
-        unit = f.div(values, f.root_mean_square(values))
-        alpha = f.act(f.vector("alpha", heads), "tanh")
-        share = f.mul(f.sum(f.mul(y, unit), heads), alpha)
-        y = f.sub(y, f.mul(unit, share, axes=unit.axes))
+        repeated = f.repeat(keys, heads), f.repeat(values, heads)
+        f.hold(k=repeated[0], v=repeated[1])
+        y = f.attention("core", q, *repeated, causal=False, window=self.sliding_window)
+        f.hold(out=y, v=values)
+        y = self._without_own_value(f, y, values)
         f.hold(out=y)
         y = f.mul(y, f.act(f.linear("gate_proj", x, heads, dim), "sigmoid"))
         return f.linear("o_proj", y, *x.axes, bias=bias)
+
+    def _without_own_value(self, f: Flow, y: Value, values: Value) -> Value:
+        """Returns the output of the heads less a share of its projection on the token's value."""
+        kv_heads, dim = values.axes
+        assert isinstance(kv_heads, Axis)
+        heads = y.axes
+        group = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
+        y = y.view(kv_heads, group, dim)
+        unit = f.div(values, f.root_mean_square(values))
+        alpha = f.act(f.vector("alpha", kv_heads, group), "tanh")
+        share = f.mul(f.sum(f.mul(y, unit), kv_heads, group), alpha)
+        return f.sub(y, f.mul(unit, share, axes=y.axes)).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
         window = f", window {self.sliding_window}" if self.sliding_window else ""
