@@ -15,6 +15,7 @@ WITHOUT_PAPER = frozenset(
         "DeepSeek-V4 2026",
         "Gemma 3n 2025",
         "Gemma 4 2026",
+        "NeoMME 2026",
         "Muse Spark 2026",
         "Snowflake Arctic 2024",
         "Useful Sensors 2026",
