@@ -146,7 +146,9 @@ class ModelSpec(Part):
         kernel, head = self.embedding_kernel, self.head
         is_projected = self.embedding_size is not None and self.main.input_size is None and kernel is None
         if self.tied_projection and (not is_projected or self.kind == "encoder-decoder"):
-            raise ValueError("tied_projection: needs one stack and an embedding_size, without input_size or kernel; expected false")
+            raise ValueError(
+                "tied_projection: needs one stack and an embedding_size, without input_size or kernel; expected false"
+            )
         is_supported = self.kind == "encoder" and self.embedding_size is not None and self.main.input_size is None
         if kernel is not None and (not is_supported or kernel % 2 == 0):
             raise ValueError(
@@ -476,17 +478,15 @@ def _reference_class() -> type[nn.Module]:
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
             if mapped_width is not None:
-                self.head_proj: nn.Module = nn.Linear(hidden, mapped_width, bias=False)
-                if spec.tied_projection:
-                    self.head_proj = Transposed(self.embed_proj)
+                tied = spec.tied_projection
+                self.head_proj = Transposed(self.embed_proj) if tied else nn.Linear(hidden, mapped_width, bias=False)
             if spec.head.type == "classification":
                 self.classifier = spec.head.reference(Context(mapped_width or hidden))
             if spec.head.type == "projection":
                 self.projection = spec.head.reference(Context(mapped_width or hidden))
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(Context(hidden), spec.vocab_size, spec.embedding_size)
-                is_one_layer = spec.head.transform is None and spec.head.clusters is None
-                output: Any = self.lm_head if is_one_layer else self.lm_head.decoder
+                output: Any = getattr(self.lm_head, "decoder", self.lm_head)
                 if spec.tie_word_embeddings:
                     output.weight = self.embed_tokens.weight
                 if spec.proposal is not None:

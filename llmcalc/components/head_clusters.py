@@ -117,6 +117,7 @@ def _reference_class() -> type[nn.Module]:
             scores = self.scores(x, self.decoder(tokens))
             lowest = scores.amin() - 1
             out = lowest.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()
-            return out.scatter(-1, tokens, scores)
+            logits: Tensor = out.scatter(-1, tokens, scores)
+            return logits
 
     return ClusteredHead

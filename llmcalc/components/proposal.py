@@ -177,7 +177,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-            """Returns the term of the logits, and the other outputs: the next pass's states, the score of acceptance."""
+            """Returns the term of the logits, and the other outputs: the next states, the score of acceptance."""
             term: Any = 0
             outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):

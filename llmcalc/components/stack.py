@@ -193,7 +193,9 @@ class Stack(Component):
             for name, layer in self.kinds().items()
             if isinstance(layer.attention, TokenMixer)
         }
-        if self.reads_no_embedding or not any(field for results in shared_results.values() for field in results.values()):
+        if self.reads_no_embedding or not any(
+            field for results in shared_results.values() for field in results.values()
+        ):
             return
         computed: set[object] = set()
         for name in self.layer_names():

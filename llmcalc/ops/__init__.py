@@ -96,6 +96,7 @@ __all__ = [
     "Product",
     "ProjectedChunkedScan",
     "ProjectedHeadScan",
+    "ReceivedCore",
     "SampledBlocks",
     "SelectiveScan",
     "State",

@@ -96,7 +96,8 @@ def test_the_draft_of_gemma_4_e4b_has_its_published_size() -> None:
     assert round((params(draft).total + draft.vocab_size + 4) / 1e6, 1) == 78.8
     target = llmcalc.load("gemma4-e4b")
     drafted = llmcalc.params(target, draft=E4B).draft
-    assert drafted is not None and drafted.params == params(draft).total
+    assert drafted is not None
+    assert drafted.params == params(draft).total
     with pytest.raises(InputError, match="reads hidden states of width 2,560, and the target's have 5,376"):
         llmcalc.params("gemma4-31b", draft=E4B)
 

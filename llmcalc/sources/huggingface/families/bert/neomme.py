@@ -84,7 +84,9 @@ def _distances(config: Config, kinds: list[str]) -> list[int | None]:
         default = None if kind == "full" else LONG_WINDOW if is_long else short
         sliding += kind == "sliding"
         distance = stated.get(i, short) if is_listed else default
-        if (distance is None) != (kind == "full") or (distance is not None and not (is_whole(distance) and distance > 0)):
+        if (distance is None) != (kind == "full") or (
+            distance is not None and not (is_whole(distance) and distance > 0)
+        ):
             name = "per_layer_config" if is_listed else "sliding_window"
             raise config.wrong(name, table or short, "a whole number above 0 for sliding layers, null for full ones")
         distances.append(distance)
