@@ -1,6 +1,6 @@
 """Drafts of Gemma 4 against their classes, which transformers 5.23 can build only without its check of shared layers.
 
-The check (`kv_sharing_modes` of the text model's config) expects a layer that computes keys and values for the layers that
+The check (`kv_sharing_modes` of the text model's config) expects a layer that computes keys and values for those that
 share them. Here all layers share, as the classes say, and the target's keys and values are zeros.
 """
 
@@ -91,7 +91,7 @@ E4B: dict[str, Any] = {
 
 
 def test_the_draft_of_gemma_4_e4b_has_its_published_size() -> None:
-    """78.8M at https://huggingface.co/google/gemma-4-E4B-it-assistant, with a buffer of 262,144 token ids and 4 scales."""
+    """78.8M at https://huggingface.co/google/gemma-4-E4B-it-assistant, with a buffer of 262,144 ids and 4 scales."""
     draft = spec_of(E4B)
     assert round((params(draft).total + draft.vocab_size + 4) / 1e6, 1) == 78.8
     target = llmcalc.load("gemma4-e4b")
