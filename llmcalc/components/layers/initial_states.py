@@ -41,8 +41,8 @@ class InitialStatesLayer(WholeLayer):
         assert isinstance(self.attention, Component)
         assert isinstance(self.feed_forward, Component)
         start: Value = f.memo.get("embedded", x)  # x itself where the layer is recorded alone
-        one = (Axis("one", 1),)
-        share, start_share = f.split(f.vector("lambdas", Axis("mixed", 2)), one, one)
+        single = (Axis("one", 1),)
+        share, start_share = f.split(f.vector("lambdas", Axis("mixed", 2)), single, single)
         f.hold(x=x)
         mixed = f.add(f.mul(x, share, axes=x.axes), f.mul(start, start_share, axes=x.axes))
         y = f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, mixed))
