@@ -33,5 +33,6 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "mlp_bias": True,
         },
     ],
+    "NeoMMEForRetrieval": [{**SMALL, "num_hidden_layers": 3, "embedding_dim": 10}],
     "NeoMMEModel": [{**SMALL, "num_hidden_layers": 1}],
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config, is_whole
 from ...family import Family, Modules
-from ...parts import FULL_OR_SLIDING, Table, encoder, listed_kinds, mlp, rmsnorm, rope, stack_of_layers
+from ...parts import FULL_OR_SLIDING, Table, architecture, encoder, listed_kinds, mlp, rmsnorm, rope, stack_of_layers
 
 LONG_WINDOW = 1024
 """The distance that every second sliding layer attends to, unless the config lists windows."""
@@ -57,14 +57,28 @@ def _neomme(config: Config) -> Table:
         "embedding_norm": norm,
         "final_norm": norm,
     }
-    tied = config.flag("tie_word_embeddings") or config.head != "lm"
-    size = config.size("embedding_rank")
+    tied = config.flag("tie_word_embeddings")
     config.notes.append("patch_size: the projection of images' patches is not counted")
-    return encoder(config, block, stack, {}, embedding_size=size, **({"tied_projection": True} if tied else {}))
+    vector_size = config.size("embedding_dim")
+    projects = config.head == "lm" and architecture(config).endswith("ForRetrieval")
+    config.head = "none" if projects else config.head
+    table = encoder(config, block, stack, {}, embedding_size=config.size("embedding_rank"))
+    if projects:
+        table["head"] = {"type": "projection", "size": vector_size}
+    return {**table, "tied_projection": tied or table["head"]["type"] != "lm"}
 
 
 def _positions(config: Config, kind: str, share: float, theta: float) -> Table:
-    return {"type": "rope", "rope_theta": theta, **rope(config, share, kind=f"{kind}_attention")}
+    """Returns RoPE of the layers of a kind, whose angles are of rows and of columns in turn."""
+    table = {"type": "rope", "rope_theta": theta, **rope(config, share, kind=f"{kind}_attention")}
+    rotated = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
+    if rotated < 4 or rotated % 4:
+        raise config.wrong(
+            "head_dim",
+            config.size("head_dim"),
+            f"a size of which {kind}_attention rotates a multiple of 4 (partial_rotary_factor)",
+        )
+    return table
 
 
 def _distances(config: Config, kinds: list[str]) -> list[int | None]:
@@ -107,6 +121,7 @@ DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 16384,
     "norm_eps": 1e-6,
     "attention_bias": False,
+    "embedding_dim": 128,
     "layer_types": None,
     "sliding_window": 256,
     "tie_word_embeddings": True,
@@ -123,6 +138,7 @@ MODULES: Modules = {
     "gate_proj": "output_projection.gate_proj",
     "o_proj": "output_projection.o_proj",
     "head_proj": "unembedding_projection",
+    "projection": "multi_vector_head",
 }
 
 FAMILIES = {
@@ -131,7 +147,7 @@ FAMILIES = {
         DEFAULTS,
         frozenset(
             """
-            document_token_id embedding_dim image_token_id initializer_range patch_size residual_multiplier
+            document_token_id image_token_id initializer_range patch_size residual_multiplier
             """.split()  # noqa: SIM905
         ),
         uncounted_modules="model.patch_embeddings + patch_embeddings",
