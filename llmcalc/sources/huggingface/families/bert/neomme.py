@@ -139,6 +139,7 @@ MODULES: Modules = {
     "o_proj": "output_projection.o_proj",
     "head_proj": "unembedding_projection",
     "projection": "multi_vector_head",
+    "projection.proj": "proj",
 }
 
 FAMILIES = {
