@@ -57,6 +57,8 @@ class ModelSpec(Part):
         reads every token; hidden_size by default. If the stack has an input_size, only a language-model head has the
         projection back (ELECTRA, ALBERT).
     embedding_projection_bias: whether the projection to hidden_size has a bias, false by default.
+    tied_projection: whether a language-model head alone has the projection back, with the weight of the projection to
+        hidden_size, transposed (NeoMME); false by default.
     embedding_kernel: the number of neighbouring tokens whose embeddings the projection to hidden_size reads, an odd
         number (MobileBERT); there is no projection back then. By default it reads one token.
     max_position_embeddings: the context length that the model was trained for, if positions are not learned; none by
@@ -83,6 +85,7 @@ class ModelSpec(Part):
     tie_word_embeddings: Flag
     embedding_size: Width | None = None
     embedding_projection_bias: Flag = False
+    tied_projection: Flag = False
     embedding_kernel: int | None = Field(default=None, ge=1, le=63, strict=True)
     max_position_embeddings: Positions | None = None
     shared_positions: Flag = False
@@ -124,6 +127,8 @@ class ModelSpec(Part):
             self._check_encoder(self.encoder)
         elif self.shared_positions:
             raise ValueError("shared_positions: a model of one stack has one table; expected false")
+        if isinstance(self.head, LMHead) and self.head.clusters is not None:
+            self.head.clusters.check_vocabulary(self.vocab_size)
         change = self.head.transform if isinstance(self.head, LMHead) else None
         if change is not None and change.size is not None and self.tie_word_embeddings:
             raise ValueError(
@@ -139,6 +144,11 @@ class ModelSpec(Part):
     def _check_embedding_kernel(self) -> None:
         """Raises `ValueError` for a projection of neighbouring embeddings that does not fit the model."""
         kernel, head = self.embedding_kernel, self.head
+        is_projected = self.embedding_size is not None and self.main.input_size is None and kernel is None
+        if self.tied_projection and (not is_projected or self.kind == "encoder-decoder"):
+            raise ValueError(
+                "tied_projection: needs one stack and an embedding_size, without input_size or kernel; expected false"
+            )
         is_supported = self.kind == "encoder" and self.embedding_size is not None and self.main.input_size is None
         if kernel is not None and (not is_supported or kernel % 2 == 0):
             raise ValueError(
@@ -260,7 +270,7 @@ class ModelSpec(Part):
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
         on_all = self.head.type != "classification" or self.head.over == "token"
-        goes_back = self.main.input_size is None and self.embedding_kernel is None
+        goes_back = self.main.input_size is None and self.embedding_kernel is None and not self.tied_projection
         return self.embedding_size if on_all and goes_back else None
 
     def tree(self) -> Node:
@@ -307,6 +317,9 @@ class ModelSpec(Part):
         if has_two_stacks and self._reads_own_input:
             table = f.unread_table("embed_tokens", vocab, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
+        elif self.main.reads_no_embedding:
+            table = f.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
+            x = Value(TOKENS, (embedding_axis,), fixed=True)
         else:
             source = self._source_rows if has_two_stacks else TOKENS
             role = self._weight_role("embed_tokens")
@@ -343,7 +356,9 @@ class ModelSpec(Part):
         if self.embedding_kernel is not None:
             x = f.cat(*[x] * self.embedding_kernel, axes=(Beside((x.axes,) * self.embedding_kernel),))
             f.hold(neighbours=x)
-        return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding")
+        weight = Weight("embed_proj", (hidden,), x.axes) if self.tied_projection else None
+        f.memo["embed_proj"] = weight
+        return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding", weight=weight)
 
     @property
     def _source_rows(self) -> Rows:
@@ -373,7 +388,8 @@ class ModelSpec(Part):
         if self.top_size is not None:
             kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
             rows = x.rows if self.head.type in ("none", "projection") else LOGITS
-            x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind)
+            weight = f.memo["embed_proj"] if self.tied_projection else None
+            x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind, weight=weight)
         f.result = x
         if self.head.type == "classification":
             pooled_vector = values_read.get("pooler", x) if self.head.over == "sequence" else x
@@ -409,13 +425,23 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
+    class Transposed(nn.Module):
+        """A linear layer with the weight of another, transposed."""
+
+        def __init__(self, linear: nn.Linear) -> None:
+            super().__init__()
+            self.weight = linear.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
     class ModelReference(nn.Module):
         """The whole model. ids: [batch, tokens] → logits [batch, tokens, vocab_size], or hidden states without a head.
 
         source: the input of an encoder-decoder's encoder, ids or frames [batch, bins, frames].
         store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
-        with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a block's draft,
-            (logits, [score of acceptance]), with an empty list where it has none.
+        with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a draft, (logits,
+            [states for its next pass, score of acceptance]), without those that it does not have.
         with_pooled: whether to return (logits, output of the pooler).
         mla, grouped_experts, expert_capacity: as in `Run`.
         """
@@ -452,14 +478,15 @@ def _reference_class() -> type[nn.Module]:
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
             if mapped_width is not None:
-                self.head_proj = nn.Linear(hidden, mapped_width, bias=False)
+                tied = spec.tied_projection
+                self.head_proj = Transposed(self.embed_proj) if tied else nn.Linear(hidden, mapped_width, bias=False)
             if spec.head.type == "classification":
                 self.classifier = spec.head.reference(Context(mapped_width or hidden))
             if spec.head.type == "projection":
                 self.projection = spec.head.reference(Context(mapped_width or hidden))
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(Context(hidden), spec.vocab_size, spec.embedding_size)
-                output: Any = self.lm_head if spec.head.transform is None else self.lm_head.decoder
+                output: Any = getattr(self.lm_head, "decoder", self.lm_head)
                 if spec.tie_word_embeddings:
                     output.weight = self.embed_tokens.weight
                 if spec.proposal is not None:
@@ -486,7 +513,7 @@ def _reference_class() -> type[nn.Module]:
                 return None
             return (
                 None
-                if output_stack.input_size is not None or spec.embedding_kernel is not None
+                if output_stack.input_size is not None or spec.embedding_kernel is not None or spec.tied_projection
                 else spec.embedding_size
             )
 
@@ -547,9 +574,9 @@ def _reference_class() -> type[nn.Module]:
                 pooled_vector, scores = self.get_submodule("pooler")(x)
             out = self._record_output(pooled_vector if self.scores_pooled else None, x, last_only)
             if hasattr(self, "proposal"):
-                term, score = self.get_submodule("proposal")(x[:, -1:] if last_only else x, ids[:, -out.shape[1] :])
+                term, outputs = self.get_submodule("proposal")(x[:, -1:] if last_only else x, ids[:, -out.shape[1] :])
                 out = out + term
-                return (out, [] if score is None else [score]) if with_mtp else out
+                return (out, outputs) if with_mtp else out
             if with_pooled:
                 return out, scores
             return (out, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else out

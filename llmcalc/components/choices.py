@@ -14,6 +14,7 @@ MIXERS = PartChoice(
     "attention",
     {
         "attention": "mixers.attention:Attention",
+        "exclusive": "mixers.exclusive:ExclusiveAttention",
         "mla": "mixers.mla:MLA",
         "gated_delta_net": "mixers.gated_delta_net:GatedDeltaNet",
         "mamba": "mixers.mamba:Mamba",
@@ -97,6 +98,7 @@ LAYERS = PartChoice(
         "bottleneck": "layers.bottleneck:BottleneckLayer",
         "dense_residual": "layers.dense_residual:DenseResidualLayer",
         "residual_gate": "layers.residual_gate:ResidualGateLayer",
+        "initial_states": "layers.initial_states:InitialStatesLayer",
         "block_residual": "layers.block_residual:BlockResidualLayer",
         "conformer": "layers.conformer:ConformerLayer",
         "adapted": "layers.adapted:AdaptedLayer",
@@ -118,6 +120,7 @@ STREAMS = PartChoice(
         "self_conditioning": "self_conditioning:SelfConditioning",
         "predict_streams": "mixers.ngram:PredictStreams",
         "prompt_tokens": "prompt_tokens:PromptTokens",
+        "value_embeddings": "value_embeddings:ValueEmbeddings",
         "global_tokens": "layers.global_local:GlobalTokens",
     },
 )

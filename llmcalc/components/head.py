@@ -25,9 +25,10 @@ from .networks.feed_forward import activate
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from .head_clusters import Clusters
     from .head_transform import Transform
 else:
-    Transform = only("head_transform:Transform")
+    Transform, Clusters = only("head_transform:Transform"), only("head_clusters:Clusters")
 
 
 ONE = Axis("vocab", 1)
@@ -48,6 +49,7 @@ class LMHead(Component):
     more_columns: whether the output projection reads the whole width of the layers, with the embedding's weight for
         the first part of it and one of its own for the rest (MobileBERT); it needs a transform, and an embedding that
         is narrower than the layers. False by default.
+    clusters: the clusters of tokens, of which the best are scored alone (Gemma 4's drafts); none by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -61,11 +63,14 @@ class LMHead(Component):
     float32_loss: Flag = True
     logit_softcapping: Real | None = Field(default=None, gt=0)
     more_columns: Flag = False
+    clusters: Clusters | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.more_columns and (self.transform is None or self.transform.size is not None):
             raise ValueError("more_columns: needs a transform without a size; expected false")
+        if self.clusters is not None and (self.bias or self.transform is not None or self.draft_vocab_size is not None):
+            raise ValueError("clusters: are of a plain head; expected no bias, no transform and no draft_vocab_size")
         return self
 
     def source(self) -> str:
@@ -80,6 +85,8 @@ class LMHead(Component):
         """
         vocab = vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
         rows: Rows = replace(x.rows, of=LOGITS) if isinstance(x.rows, Multiple) else LOGITS  # of each predict stream
+        if self.clusters is not None:
+            return self.clusters.flow(f, x, vocab, output, rows)
         if self.transform is None:
             if output is not None and output.is_counted:
                 f.here.about["source"] = "Press & Wolf 2017"
@@ -157,6 +164,8 @@ def _reference_class() -> Callable[..., nn.Module]:
             return logits
 
     def build(spec: LMHead, context: Context, vocab_size: int, width: int) -> nn.Module:
+        if spec.clusters is not None:
+            return spec.clusters.reference(context, vocab_size)
         return (
             nn.Linear(width, vocab_size, bias=spec.bias)
             if spec.transform is None

@@ -1,4 +1,4 @@
-"""The terms that a block draft model adds to its logits, and its estimate of the chance that a proposal is accepted.
+"""What a draft model computes beside its head: terms of its logits, the chance of acceptance, its next input.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
@@ -37,6 +37,8 @@ class Proposal(OutputPart):
     gru_rank: the rank of the projection of its output and the hidden state to the vocabulary.
     confidence: whether a score says how likely a proposed token is accepted, false by default.
     confidence_reads_token: whether the score reads the previous token's row of the bias too, false by default.
+    state_size: the width of a projection of the hidden states, which the draft's next pass reads in the place of the
+        target's (Gemma 4); none by default.
     """
 
     kind: ClassVar[str] = "lm_head"
@@ -47,6 +49,7 @@ class Proposal(OutputPart):
     gru_rank: Inner | None = None
     confidence: Flag = False
     confidence_reads_token: Flag = False
+    state_size: Inner | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -61,7 +64,7 @@ class Proposal(OutputPart):
             raise ValueError("proposal: stands on a decoder with a language-model head")
 
     def source(self) -> str:
-        return "SpecForge 2026"
+        return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
     def flow(self, f: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
         """Records the part. x: the hidden states.
@@ -85,6 +88,8 @@ class Proposal(OutputPart):
             if self.confidence_reads_token and token is not None:
                 bias_input = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
             f.linear("confidence", bias_input, Axis("score", 1), bias=True)
+        if self.state_size is not None:
+            f.linear("state_proj", x, Axis("state", self.state_size))
         return x
 
     def _previous_token_bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
@@ -111,6 +116,7 @@ class Proposal(OutputPart):
             cls(markov_rank=3, markov="gated", confidence=True),
             cls(markov_rank=4, markov="rnn", confidence=True, confidence_reads_token=True),
             cls(gru_size=6, gru_rank=5),
+            cls(state_size=7),
         ]
 
 
@@ -140,6 +146,8 @@ def _reference_class() -> type[nn.Module]:
             if spec.confidence:
                 width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
                 self.confidence = nn.Linear(width, 1)
+            if spec.state_size is not None:
+                self.state_proj = nn.Linear(hidden, spec.state_size, bias=False)
 
         def _gated_row(self, x: Tensor, token: Tensor) -> Tensor:
             """Returns the input of the bias projection: the token's row, gated or through a recurrence."""
@@ -168,9 +176,12 @@ def _reference_class() -> type[nn.Module]:
                 states.append(state)
             return torch.cat(states, 1)
 
-        def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-            """Returns the term of the logits, and the score of acceptance if there is one."""
+        def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+            """Returns the term of the logits, and the other outputs: the next states, the score of acceptance."""
             term: Any = 0
+            outputs: list[Tensor] = []
+            if hasattr(self, "state_proj"):
+                outputs.append(self.state_proj(x))
             token: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token = self.markov_w1(ids)
@@ -180,9 +191,9 @@ def _reference_class() -> type[nn.Module]:
                 up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))
                 term = term + up_projection
             if not hasattr(self, "confidence"):
-                return term, None
+                return term, outputs
             if self.spec.confidence_reads_token and token is not None:
                 x = torch.cat([x, token], -1)
-            return term, self.confidence(x)
+            return term, [*outputs, self.confidence(x)]
 
     return ProposalReference

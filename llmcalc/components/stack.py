@@ -193,7 +193,9 @@ class Stack(Component):
             for name, layer in self.kinds().items()
             if isinstance(layer.attention, TokenMixer)
         }
-        if not any(field for results in shared_results.values() for field in results.values()):
+        if self.reads_no_embedding or not any(
+            field for results in shared_results.values() for field in results.values()
+        ):
             return
         computed: set[object] = set()
         for name in self.layer_names():
@@ -205,6 +207,11 @@ class Stack(Component):
                     )
                 if not field:
                     computed.add(key)
+
+    @property
+    def reads_no_embedding(self) -> bool:
+        """Whether the stack reads hidden states, keys and values of a target model, and no embedding."""
+        return self.streams is not None and self.streams.from_target
 
     def kinds(self) -> dict[str, Layer]:
         """Returns every kind of layer: name in a pattern → layer."""

@@ -18,6 +18,11 @@ class ResidualStreams(StackPart):
 
     noun: ClassVar[str] = "streams"
 
+    @property
+    def from_target(self) -> bool:
+        """Whether all that the layers read is a target model's: its embedding, its states, its keys and values."""
+        return False
+
     def record_split(self, f: Flow, x: Value) -> Value:
         """Records the split of one residual stream into several. x: the first layer's input without streams."""
         raise TypeError(f"{type(self).__name__} has no streams to split into")

@@ -34,6 +34,8 @@ class TargetStates(ResidualStreams):
     start: what the residual stream starts from. `joined`: the projection of the token embedding beside the states
         (EAGLE). `states`: the projection of the states (EAGLE-3); the first layer, of type `draft`, reads the
         embedding. `embedding`: the embedding; attention of type `context` reads the projection of the states (DFlash).
+        `target`: the projection of the states, one of which is the target's embedding of the token; no layer reads an
+        embedding, and attention with `kv_shared` reads the target's cached keys and values (Gemma 4).
     states: the number of hidden states of a token, of as many layers of the target.
     size: the width of one state, hidden_size by default.
     bias: whether the projection has a bias, false by default.
@@ -47,7 +49,7 @@ class TargetStates(ResidualStreams):
     kind: ClassVar[str] = "embedding"
 
     type: Literal["target_states"] = "target_states"
-    start: Literal["joined", "states", "embedding"] = "states"
+    start: Literal["joined", "states", "embedding", "target"] = "states"
     states: int = Field(ge=1, le=256, strict=True)
     size: Width | None = None
     bias: Flag = False
@@ -62,21 +64,27 @@ class TargetStates(ResidualStreams):
             raise ValueError("state_norm and joined_norm: the states have one or the other; expected one of them")
         return self
 
+    @property
+    def from_target(self) -> bool:
+        return self.start == "target"
+
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         starts = {
             layer.requires()["streams"].get("start") for layer in layers.values() if "streams" in layer.requires()
         }
-        if starts != ({self.start} - {"joined"}):
+        if starts != ({self.start} - {"joined", "target"}):
             raise ValueError(
                 f"streams.start: '{self.start}' does not fit the layers; expected 'states' for layers of type 'draft', "
-                "'embedding' for attention of type 'context', 'joined' for others"
+                "'embedding' for attention of type 'context', 'joined' or 'target' for others"
             )
 
     def source(self) -> str:
-        return {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH}[self.start]
+        return {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH, "target": "Gemma 4 2026"}[self.start]
 
     def record_split(self, f: Flow, x: Value) -> Value:
         projected = f.part("target_states", self, x)
+        if self.from_target:
+            f.memo["from_target"] = True
         if self.start != "embedding":
             return projected
         f.memo["target_states"] = projected

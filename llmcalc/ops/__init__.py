@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .attention import AttentionCore, KVCache
+from .attention import AttentionCore, KVCache, ReceivedCore
 from .base import Buffer, Elementwise, Op, ParamTensor, Weight
 from .linear import Embedding, ExpertLinear, Linear, Norm
 
@@ -96,6 +96,7 @@ __all__ = [
     "Product",
     "ProjectedChunkedScan",
     "ProjectedHeadScan",
+    "ReceivedCore",
     "SampledBlocks",
     "SelectiveScan",
     "State",

@@ -76,6 +76,16 @@ class AttentionCore(Op):
 
 
 @frozen(slots=True)
+class ReceivedCore(AttentionCore):
+    """Attention to keys and values of another model, which get no gradients."""
+
+    def backward_flops(self, run: RunConfig) -> Number:
+        """Returns the FLOPs of dQ and dP. Flash recomputes the scores once (Dao 2023, §3.1)."""
+        scores = 2 if run.attention in ("flash", "sdpa") else 1
+        return 2 * run.batch * self.heads * self.pairs(run) * (scores * self.qk_dim + self.v_dim)
+
+
+@frozen(slots=True)
 class OverlappingChunks(AttentionCore):
     """A centred attention window, computed as in Longformer's classes in overlapping chunks (Beltagy et al. 2020).
 

@@ -18,6 +18,7 @@ WITHOUT_PAPER = frozenset(
         "Gemma 4 2026",
         "Inkling 2026",
         "Muse Spark 2026",
+        "NeoMME 2026",
         "Snowflake Arctic 2024",
         "Useful Sensors 2026",
         "Voxtral Realtime 2026",

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InputError
 from ..sources.huggingface.family import Family
 from ..sources.huggingface.heads import architecture_of
-from ..sources.huggingface.registry import family_of, model_types, usual_name
+from ..sources.huggingface.registry import classes, family_of, model_types, usual_name
 
 HUB_FIELDS = ("model_type", "auto_map", "quantization_config", "transformers_version")
 """Fields that do not affect what a class builds."""
@@ -41,8 +41,13 @@ def family_of_class(model_type: str) -> Family | None:
 
 
 def require_library_class(config: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a model type whose class is code of the model's own repository."""
+    """Raises `InputError` for a model type whose class is code of the model's own repository, or cannot be built."""
     family = family_of_class(config["model_type"])
+    if family is not None and family.code and config["model_type"] in classes():
+        raise InputError(
+            f"--against transformers: transformers cannot build the class of '{config['model_type']}', whose source is "
+            f"{family.code}; expected --against reference"
+        )
     if family is not None and family.code:
         raise InputError(
             f"--against transformers: the class of '{config['model_type']}' is code of its own repository, which "

@@ -23,6 +23,7 @@ from llmcalc.components.layers.conformer import ConformerLayer
 from llmcalc.components.layers.global_local import GlobalLocalAttention, GlobalLocalLayer, GlobalTokens
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
+from llmcalc.components.mixers.exclusive import ExclusiveAttention
 from llmcalc.components.mixers.fourier import FourierMixer
 from llmcalc.components.mixers.grouped_projections import GroupedProjectionAttention
 from llmcalc.components.mixers.local import LocalAttention
@@ -127,6 +128,7 @@ def around_a_model(part: Component) -> ModelSpec:
         case (
             RelativeAttention()
             | FourierMixer()
+            | ExclusiveAttention()
             | GroupedProjectionAttention()
             | SampledBlockAttention()
             | SpanConvolution()

@@ -21,13 +21,10 @@ TASKS = (
 
 MISSING = {
     "a text model without a reader": """
-    funnel inkling2_text neomme perceiver qwen4_exp_text reformer
+    funnel inkling2_text perceiver qwen4_exp_text reformer
     """,
     "a wrapper of a text model without a reader": """
     blt inkling2 qwen4_exp
-    """,
-    "a draft model for speculative decoding": """
-    gemma4_assistant gemma4_unified_assistant
     """,
     "no language model: it generates music, speech or the actions of a robot, and no text": """
     dia musicgen musicgen_melody pi0 pop2piano

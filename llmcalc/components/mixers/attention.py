@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 
 from pydantic import Field, model_validator
 
+from ... import ops
 from ...algebra import Number, exact_div, same
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
@@ -91,7 +92,7 @@ class Attention(TokenMixer):
         BitNet); none by default.
     v_norm: the norm on each value head, none by default.
     kv_shared: whether keys and values come from the nearest lower layer that computes its own with the same heads and
-        window (Gemma 3n, Gemma 4); false by default.
+        window (Gemma 3n, Gemma 4), or from a target model's cache (drafts of Gemma 4); false by default.
     attn_logit_softcapping: the soft cap of the scores, none by default.
     position: the position encoding of queries and keys, none by default.
     block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3), none by default.
@@ -326,6 +327,7 @@ class Attention(TokenMixer):
         if self.block_indexer is None:
             limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
             limits |= {} if self.grid_window is None else {"square": self.grid_window}
+            limits |= {"core": ops.ReceivedCore} if self.kv_shared and "from_target" in f.memo else {}
         else:
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(f, x, Rope(rope_theta=theta), keys, values)
@@ -399,6 +401,8 @@ class Attention(TokenMixer):
     ) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
+        if self.kv_shared and "from_target" in f.memo:
+            return f.received(x, heads, dim), f.received(x, heads, size)
         if self.kv_shared:
             placeholder = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
             shareable = (entry for entry in reversed(computed_keys_and_values) if self._can_share_with(entry[0]))
@@ -685,12 +689,21 @@ def _reference_class() -> type[nn.Module]:
             sharing_key = (
                 "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
             )  # fmt: skip
+            if spec.kv_shared and sharing_key not in run.memo:
+                run.memo[sharing_key] = self._of_target(x, run)
             keys_and_values: tuple[Tensor, Tensor] = (
                 run.memo[sharing_key] if spec.kv_shared else self._keys_and_values(x, run, value_input)
             )
             if run.lends:
                 run.memo[sharing_key] = keys_and_values
             return keys_and_values
+
+        def _of_target(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+            """Returns the keys and values that a target model has cached (zeros here), and those of this pass."""
+            limit = self.spec.sliding_window or self.spec.attention_chunk_size
+            past = run.past if limit is None else min(run.past, limit - 1)
+            heads = x.shape[0], self.kv_heads, past + x.shape[1]
+            return x.new_zeros(*heads, self.head_dim), x.new_zeros(*heads, self.value_dim)
 
         def _mask_and_bias(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""

@@ -11,7 +11,7 @@ from ..axis import Axis, Beside, Shape
 from ..recorder import Recorder
 from ..value import Value, Weight
 
-Index: TypeAlias = Literal["ids", "known ids", "positions", "types", "all"]
+Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "all"]
 
 
 class Normed(Protocol):
@@ -119,6 +119,7 @@ class WeightVerbs(Recorder):
 
         by: what is looked up: the ids of the tokens, or numbers that all sequences share (their positions, types).
             `known ids`: the ids, and the first row for a token beyond the rows of the table.
+            `chosen`: tokens that the pass itself chooses.
             `all`: nothing; the value is the table itself.
         """
         weight = Weight(name, dim, (rows,))

@@ -135,8 +135,9 @@ class Family:
         which `classes.json` lists; also the usual names of `unread`.
     unread: usual names in `aliases` that are not in its `attribute_map`, so that its class does not read them.
     like: the model type whose `transformers` class computes it, if it has no class of its own.
-    code: the published source of its class, if that is code of the model's own repository (`auto_map`). It is never
-        run: the witnesses of such a family are the reference and the sizes of published checkpoints.
+    code: the published source of its class, if that is code of the model's own repository (`auto_map`), or a class that
+        `transformers` cannot build. It is never run: the witnesses of such a family are the reference and the sizes of
+        published checkpoints.
     projection: for a class that projects the hidden state of every token to a vector (ColPali) around a wrapper of
         images, the field with the vector's size and its default; none by default.
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the

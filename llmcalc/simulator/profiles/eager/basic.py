@@ -88,6 +88,8 @@ class BasicKernels(Lowering):
                 raise self.unsupported(f"no kernels for a look-up by {rows.name}")
             ids = self.inputs[rows]
             return ids if index_kind == "ids" else self.t.like(ids, self.t.compare(ids))
+        if index_kind == "chosen":
+            raise self.unsupported("no kernels for a look-up of tokens that the pass chooses")
         local_tensors = self.frames[-1].local_tensors
         if index_kind == "positions" or index_kind not in local_tensors:
             local_tensors[index_kind] = self.t.new((self.run_config.new(rows),), INT64)

@@ -1,0 +1,123 @@
+"""A language-model head that scores the tokens of some clusters only: those whose centroids score highest.
+
+transformers: models/gemma4_assistant (`Gemma4AssistantMaskedEmbedder`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field, model_validator
+
+from .. import ops
+from ..algebra import exact_div
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value, Weight
+from ..workload.derived_rows import Multiple
+from ..workload.rows import Rows
+from .base import Context, Part
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from torch import Tensor, nn
+
+
+class Clusters(Part):
+    """Clusters of equally many tokens. Each position scores all centroids, and the tokens of the best clusters.
+
+    num_centroids: the number of clusters.
+    centroid_intermediate_top_k: the number of clusters whose tokens are scored.
+    """
+
+    kind: ClassVar[str] = "lm_head"
+
+    num_centroids: int = Field(ge=1, le=2**24, strict=True)
+    centroid_intermediate_top_k: int = Field(ge=1, le=2**24, strict=True)
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.centroid_intermediate_top_k > self.num_centroids:
+            raise ValueError(
+                f"centroid_intermediate_top_k: {self.centroid_intermediate_top_k} is more than the "
+                f"{self.num_centroids} clusters; expected at most num_centroids"
+            )
+        return self
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises `ValueError` if the clusters cannot have equally many tokens."""
+        if vocab_size % self.num_centroids:
+            raise ValueError(
+                f"head.clusters.num_centroids: {self.num_centroids} does not divide vocab_size {vocab_size}; expected "
+                "a divisor, for clusters have equally many tokens"
+            )
+
+    def flow(self, f: Flow, x: Value, vocab: Axis, output: Weight | None, rows: Rows) -> Value:
+        """Records the head. x: the hidden states. output: the embedding's weight if the head is tied to it."""
+        (hidden,) = x.axes
+        assert isinstance(hidden, Axis)
+        with f.scope("centroids", role="no_grad"):  # their scores choose clusters, and enter no logit
+            f.linear("", x, Axis("centroids", self.num_centroids), rows=rows)
+        f.buffer("token_ordering", vocab, indices=True)
+        weight = f.unread_table("decoder", vocab, hidden) if output is None else output
+        count = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
+        embeddings = f.look_up(weight, Multiple(of=rows, by=count), by="chosen")
+        scored = Axis("vocab", count)
+        return f.core(
+            "scores",
+            ops.Product(1, hidden.size, count, rows),
+            x.view(hidden, rows=rows),
+            embeddings.view(scored, hidden, rows=rows),
+            axes=(scored,),
+        )
+
+    def reference(self, context: Context, vocab_size: int) -> nn.Module:
+        return _reference_class()(self, context.hidden_size, vocab_size)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Scores(nn.Module):
+        """The scores of chosen embeddings. x: [batch, positions, hidden] → [batch, positions, chosen]."""
+
+        def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
+            return (embeddings @ x[..., None])[..., 0]
+
+    class Ordering(nn.Module):
+        """The tokens, ordered by cluster."""
+
+        tokens: Tensor
+
+        def __init__(self, vocab_size: int) -> None:
+            super().__init__()
+            self.register_buffer("tokens", torch.arange(vocab_size))
+
+    class ClusteredHead(nn.Module):
+        """The head of clusters. x: [batch, positions, hidden] → [batch, positions, vocab_size].
+
+        Tokens of other clusters have a score below all others.
+        """
+
+        def __init__(self, spec: Clusters, hidden: int, vocab_size: int) -> None:
+            super().__init__()
+            self.top_k = spec.centroid_intermediate_top_k
+            self.centroids = nn.Linear(hidden, spec.num_centroids, bias=False)
+            self.decoder = nn.Embedding(vocab_size, hidden)
+            self.token_ordering = Ordering(vocab_size)
+            self.scores = Scores()
+
+        def forward(self, x: Tensor) -> Tensor:
+            clusters = self.centroids(x).topk(self.top_k, -1).indices
+            tokens = self.token_ordering.tokens.unflatten(0, (self.centroids.out_features, -1))[clusters].flatten(-2)
+            scores = self.scores(x, self.decoder(tokens))
+            lowest = scores.amin() - 1
+            out = lowest.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()
+            logits: Tensor = out.scatter(-1, tokens, scores)
+            return logits
+
+    return ClusteredHead

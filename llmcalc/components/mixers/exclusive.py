@@ -1,0 +1,180 @@
+"""Exclusive attention of an encoder: each head's output loses a share of what is parallel to the token's own value.
+
+transformers: models/neomme (`NeoMMEAttention`, `NeoMMEExclusiveSelfAttention`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...algebra import exact_div, same
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Unscalable, Window, check_groups
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..runtime import Run, apply_dropout, attention_mask, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ExclusiveAttention(TokenMixer):
+    """Grouped-query attention whose output, y − tanh(α) · (y · u) · u with the unit value u of the token, is gated.
+
+    num_attention_heads: the number of query heads, each with its α.
+    num_key_value_heads: the number of key and value heads.
+    head_dim: the size of a head.
+    attention_bias: whether the projections have a bias, false by default; the gate has none.
+    norm: the norm on each query and key head, before RoPE.
+    position: RoPE on queries and keys.
+    sliding_window: the number of tokens, centred on each token, that it attends to; all by default.
+    adds_embeddings: whether the stack's value embeddings are added to the values, false by default.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    type: Literal["exclusive"] = "exclusive"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    attention_bias: Flag = False
+    norm: Norm
+    position: Rope = Rope()
+    sliding_window: Window | None = None
+    adds_embeddings: Flag = False
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        return self
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def window(self) -> int | None:
+        return self.sliding_window
+
+    def reach(self) -> tuple[int, ...]:
+        return () if self.sliding_window is None else (self.sliding_window,)
+
+    def trait(self) -> str:
+        return "full" if self.sliding_window is None else "sliding"
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.kv_heads, self.num_key_value_heads) or not same(sizes.head_dim, self.head_dim):
+            raise Unscalable("the stack's value embeddings have its key and value heads; expected the same")
+        return self.model_copy(update={"num_attention_heads": sizes.heads})
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        if not self.adds_embeddings:
+            return {}
+        heads = {"num_key_value_heads": self.num_key_value_heads, "head_dim": self.head_dim}
+        return {"streams": {"type": "value_embeddings", **heads}}
+
+    def source(self) -> str:
+        return "NeoMME 2026"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
+        q = f.linear("q_proj", x, heads, dim, bias=bias)
+        keys = f.linear("k_proj", x, kv_heads, dim, bias=bias)
+        values = f.linear("v_proj", x, kv_heads, dim, bias=bias)
+        q = f.rope(f.norm("q_norm", q, self.norm, (dim,)), self.position)
+        keys = f.rope(f.norm("k_norm", keys, self.norm, (dim,)), self.position)
+        if self.adds_embeddings:
+            values = f.add(values, f.memo.get("value_embeddings", values))
+        f.mask(q, keys, causal=False, window=self.sliding_window)
+        f.hold(q=q, k=keys, v=values)
+        repeated = f.repeat(keys, heads), f.repeat(values, heads)
+        f.hold(k=repeated[0], v=repeated[1])
+        y = f.attention("core", q, *repeated, causal=False, window=self.sliding_window)
+        f.hold(out=y, v=values)
+        y = self._without_own_value(f, y, values)
+        f.hold(out=y)
+        y = f.mul(y, f.act(f.linear("gate_proj", x, heads, dim), "sigmoid"))
+        return f.linear("o_proj", y, *x.axes, bias=bias)
+
+    def _without_own_value(self, f: Flow, y: Value, values: Value) -> Value:
+        """Returns the output of the heads less a share of its projection on the token's value."""
+        kv_heads, dim = values.axes
+        assert isinstance(kv_heads, Axis)
+        heads = y.axes
+        group = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
+        y = y.view(kv_heads, group, dim)
+        unit = f.div(values, f.root_mean_square(values))
+        alpha = f.act(f.vector("alpha", kv_heads, group), "tanh")
+        share = f.mul(f.sum(f.mul(y, unit), kv_heads, group), alpha)
+        return f.sub(y, f.mul(unit, share, axes=y.axes)).view(*heads)
+
+    def describe(self, hidden_size: int) -> str:
+        window = f", window {self.sliding_window}" if self.sliding_window else ""
+        return f"exclusive GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        norm = Norm(type="rmsnorm", weight=False)
+        base = cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, norm=norm)
+        return [base, base.model_copy(update={"attention_bias": True, "sliding_window": 5})]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """Softmax attention. q, k, v: [batch, heads, tokens, d] → same shape."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~mask, float("-inf"))
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+
+    class ExclusiveReference(nn.Module):
+        """Exclusive attention. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: ExclusiveAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, size, bias = spec, spec.head_dim, spec.attention_bias
+            self.q_proj = nn.Linear(hidden, spec.num_attention_heads * size, bias=bias)
+            self.k_proj = nn.Linear(hidden, spec.num_key_value_heads * size, bias=bias)
+            self.v_proj = nn.Linear(hidden, spec.num_key_value_heads * size, bias=bias)
+            self.q_norm, self.k_norm = norm_reference(spec.norm, size), norm_reference(spec.norm, size)
+            self.core = Core()
+            self.alpha = vector(torch.zeros(spec.num_attention_heads))
+            self.gate_proj = nn.Linear(hidden, spec.num_attention_heads * size, bias=False)
+            self.o_proj = nn.Linear(spec.num_attention_heads * size, hidden, bias=bias)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, tokens = self.spec, x.shape[1]
+            q, k, v = (
+                projection(x).unflatten(-1, (-1, spec.head_dim)).transpose(1, 2)
+                for projection in (self.q_proj, self.k_proj, self.v_proj)
+            )
+            q, k = (spec.position.rotated(norm(h), run, 0) for norm, h in ((self.q_norm, q), (self.k_norm, k)))
+            v = v + run.memo["value_embeddings"] if spec.adds_embeddings else v
+            group = spec.num_attention_heads // spec.num_key_value_heads
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            mask = attention_mask(run, tokens, tokens, tokens, x.device, causal=False, window=spec.sliding_window)
+            out = self.core(q, k, v, mask)
+            unit = nn.functional.normalize(v.float(), dim=-1).to(out.dtype)
+            share = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit).sum(-1, keepdim=True)
+            out = (out - share * unit).transpose(1, 2).flatten(2)
+            result: Tensor = self.o_proj(out * torch.sigmoid(self.gate_proj(x)))
+            return result
+
+    return ExclusiveReference

@@ -1,0 +1,79 @@
+"""A second table of embeddings, whose rows attention of some layers adds to its values.
+
+transformers: models/neomme (`NeoMMEModel.value_embeddings`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Context, HeadDim, Heads, Vocab
+from .runtime import Run
+from .streams import ResidualStreams
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ValueEmbeddings(ResidualStreams):
+    """A table with a value for each key/value head of a token. The residual stream does not read it.
+
+    vocab_size: the number of its rows, the model's vocabulary.
+    num_key_value_heads, head_dim: the heads of the attention that reads it.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    type: Literal["value_embeddings"] = "value_embeddings"
+    vocab_size: Vocab
+    num_key_value_heads: Heads
+    head_dim: HeadDim
+
+    def source(self) -> str:
+        return "NeoMME 2026"
+
+    def record_split(self, f: Flow, x: Value) -> Value:
+        values = f.part("value_embeddings", self, x)
+        f.memo["value_embeddings"] = values
+        f.keep(value_embeddings=values)
+        return x
+
+    def record_merge(self, f: Flow, x: Value) -> Value:
+        return x
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Records the look-up. x: the first layer's input."""
+        axes = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
+        values, _ = f.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
+        return values
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class ValueEmbeddingsReference(nn.Module):
+        """Looks up a value per key/value head of each token, [batch, heads, tokens, head_dim], for the layers."""
+
+        def __init__(self, spec: ValueEmbeddings) -> None:
+            super().__init__()
+            self.heads = spec.num_key_value_heads
+            self.value_embeddings = nn.Embedding(spec.vocab_size, self.heads * spec.head_dim)
+
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+            assert run.ids is not None
+            rows = self.value_embeddings(run.ids)
+            run.memo["value_embeddings"] = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            return x
+
+        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+            return x
+
+    return ValueEmbeddingsReference

@@ -1,0 +1,157 @@
+"""NeoMME, an encoder of text and of patches of images: exclusive attention, value embeddings, a factorized table.
+
+transformers: models/neomme. The first and the last layer with full attention add value embeddings. Sliding layers have
+a short and a long window in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, is_whole
+from ...family import Family, Modules
+from ...parts import FULL_OR_SLIDING, Table, architecture, encoder, listed_kinds, mlp, rmsnorm, rope, stack_of_layers
+
+LONG_WINDOW = 1024
+"""The distance that every second sliding layer attends to, unless the config lists windows."""
+
+
+def _neomme(config: Config) -> Table:
+    norm = rmsnorm(config.number("norm_eps"), weight=False)
+    depth, heads = config.size("num_hidden_layers"), config.size("num_attention_heads")
+    kv_heads, head_dim = config.size("num_key_value_heads"), config.size("head_dim")
+    if heads % kv_heads:
+        raise config.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+    default = ["full" if (i + 1) % 6 == 0 or i == depth - 1 else "sliding" for i in range(depth)]
+    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    if "full" not in kinds:
+        raise config.wrong("layer_types", config.get("layer_types"), "at least one full_attention")
+    full_layers = [i for i, kind in enumerate(kinds) if kind == "full"]
+    positions = {"full": _positions(config, "full", 0.25, 1e6), "sliding": _positions(config, "sliding", 1.0, 1e4)}
+    layers: list[tuple[str, Table]] = []
+    for i, (kind, distance) in enumerate(zip(kinds, _distances(config, kinds), strict=True)):
+        mixer: Table = {"position": positions[kind]}
+        name = kind
+        if distance is not None:
+            name = f"sliding_{distance}"
+            mixer["sliding_window"] = 2 * distance + 1
+        elif i in (full_layers[0], full_layers[-1]):
+            name, mixer["adds_embeddings"] = "full_with_embeddings", True
+        layers.append((name, {"attention": mixer}))
+    attention = {
+        "type": "exclusive",
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "attention_bias": config.flag("attention_bias"),
+        "norm": norm,
+    }
+    bias = config.flag("mlp_bias")
+    network = mlp(config.size("intermediate_size"), "relu2", bias)
+    config.must("hidden_act", "relu2")
+    block = {"type": "initial_states", "attention": attention, "feed_forward": network, "norm": norm}
+    values = {"vocab_size": config.size("vocab_size"), "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    stack = {
+        **stack_of_layers(layers),
+        "streams": {"type": "value_embeddings", **values},
+        "embedding_norm": norm,
+        "final_norm": norm,
+    }
+    tied = config.flag("tie_word_embeddings")
+    config.notes.append("patch_size: the projection of images' patches is not counted")
+    vector_size = config.size("embedding_dim")
+    projects = config.head == "lm" and architecture(config).endswith("ForRetrieval")
+    config.head = "none" if projects else config.head
+    table = encoder(config, block, stack, {}, embedding_size=config.size("embedding_rank"))
+    if projects:
+        table["head"] = {"type": "projection", "size": vector_size}
+    return {**table, "tied_projection": tied or table["head"]["type"] != "lm"}
+
+
+def _positions(config: Config, kind: str, share: float, theta: float) -> Table:
+    """Returns RoPE of the layers of a kind, whose angles are of rows and of columns in turn."""
+    table = {"type": "rope", "rope_theta": theta, **rope(config, share, kind=f"{kind}_attention")}
+    rotated = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
+    if rotated < 4 or rotated % 4:
+        raise config.wrong(
+            "head_dim",
+            config.size("head_dim"),
+            f"a size of which {kind}_attention rotates a multiple of 4 (partial_rotary_factor)",
+        )
+    return table
+
+
+def _distances(config: Config, kinds: list[str]) -> list[int | None]:
+    """Returns the tokens on each side that each layer attends to; None for all."""
+    short = config.maybe("sliding_window")
+    is_listed = config.has("per_layer_config")
+    table = config.table("per_layer_config") if is_listed else {}
+    stated: dict[int, Any] = {}
+    for name, fields in table.items():
+        if not name.isdecimal() or not isinstance(fields, dict) or set(fields) - {"sliding_window"}:
+            raise config.wrong("per_layer_config", table, "the sliding_window of some layers")
+        stated[int(name)] = fields.get("sliding_window", short)
+    distances: list[int | None] = []
+    sliding = 0
+    for i, kind in enumerate(kinds):
+        is_long = kind == "sliding" and sliding % 2 == 1
+        default = None if kind == "full" else LONG_WINDOW if is_long else short
+        sliding += kind == "sliding"
+        distance = stated.get(i, short) if is_listed else default
+        if (distance is None) != (kind == "full") or (
+            distance is not None and not (is_whole(distance) and distance > 0)
+        ):
+            name = "per_layer_config" if is_listed else "sliding_window"
+            raise config.wrong(name, table or short, "a whole number above 0 for sliding layers, null for full ones")
+        distances.append(distance)
+    return distances
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 131072,
+    "embedding_rank": 256,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "hidden_act": "relu2",
+    "mlp_bias": False,
+    "num_hidden_layers": 17,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 16384,
+    "norm_eps": 1e-6,
+    "attention_bias": False,
+    "embedding_dim": 128,
+    "layer_types": None,
+    "sliding_window": 256,
+    "tie_word_embeddings": True,
+}
+
+MODULES: Modules = {
+    "embed_tokens": "embed_tokens.word_embeddings",
+    "embed_proj": "embed_tokens.embedding_projection",
+    "embed_norm": "embedding_norm",
+    "norm": "final_norm",
+    "self_attn_pre_norm": "input_layernorm",
+    "mlp_pre_norm": "post_attention_layernorm",
+    "alpha": "exclusive_self_attention.alpha",
+    "gate_proj": "output_projection.gate_proj",
+    "o_proj": "output_projection.o_proj",
+    "head_proj": "unembedding_projection",
+    "projection": "multi_vector_head",
+    "projection.proj": "proj",
+}
+
+FAMILIES = {
+    "neomme": Family(
+        _neomme,
+        DEFAULTS,
+        frozenset(
+            """
+            document_token_id image_token_id initializer_range patch_size residual_multiplier
+            """.split()  # noqa: SIM905
+        ),
+        uncounted_modules="model.patch_embeddings + patch_embeddings",
+        modules=MODULES,
+    ),
+}

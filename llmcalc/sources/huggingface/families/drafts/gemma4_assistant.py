@@ -1,0 +1,114 @@
+"""Gemma 4's drafts: layers that read a target's cached keys and values, between two projections of its states.
+
+transformers: models/gemma4_assistant, models/gemma4_unified_assistant. Their layers are those of Gemma 4 in which all
+share keys and values; the input is the target's embedding of the token beside its last hidden state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...dropout import dropout_of
+from ...family import Family, Modules
+from ...parts import Table
+from ...registry import config_of, family_of
+
+
+def _assistant(config: Config) -> Table:
+    """Reads the draft of a Gemma 4, which has no experts, no per-layer embeddings and no wider networks."""
+    return _draft(config, "gemma4_text", {"enable_moe_block": False, "use_double_wide_mlp": False})
+
+
+def _unified_assistant(config: Config) -> Table:
+    return _draft(config, "gemma4_unified_text", {})
+
+
+def _draft(config: Config, kind: str, only: dict[str, Any]) -> Table:
+    """Reads a draft. kind: the model type of its layers. only: fields of theirs with the value that the class takes."""
+    fields, family = config.table("text_config"), family_of(kind)
+    if fields.get("model_type", kind) != kind:
+        raise config.wrong("text_config", fields["model_type"], f"a table of fields with the model_type {kind}")
+    stated = config_of(fields, kind, family, "lm", "text_config.")
+    for name, value in only.items():
+        stated.must(name, value)
+    if "hidden_size_per_layer_input" in family.defaults:
+        stated.must("hidden_size_per_layer_input", 0)
+    stated.must("num_kv_shared_layers", 0, stated.size("num_hidden_layers"))
+    stated.must("use_bidirectional_attention", None, "vision")
+    is_wide = stated.flag("use_double_wide_mlp")
+    text = config_of(
+        {**fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")},
+        kind,
+        family,
+        "lm",
+        "text_config.",
+    )
+    assert family.read is not None
+    table = {**family.read(text), **dropout_of(text, family)}
+    text.close(family.ignored, config)
+    config.notes += text.notes
+    _share_all(table["decoder"], is_wide)
+    size = config.size("backbone_hidden_size")
+    table["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": size}
+    table["proposal"] = {"state_size": size}
+    names = ("num_centroids", "centroid_intermediate_top_k")
+    if config.flag("use_ordered_embeddings"):
+        clusters = {name: config.size(name) for name in names}
+        if table["vocab_size"] % clusters["num_centroids"]:
+            raise config.wrong("num_centroids", clusters["num_centroids"], f"a divisor of {table['vocab_size']} tokens")
+        if clusters["centroid_intermediate_top_k"] > clusters["num_centroids"]:
+            raise config.wrong(
+                "centroid_intermediate_top_k", clusters["centroid_intermediate_top_k"], "at most num_centroids"
+            )
+        table["head"]["clusters"] = clusters
+    config.fields_read.update(names)
+    return table
+
+
+def _share_all(stack: Table, is_wide: bool) -> None:
+    """Makes every layer read keys and values of the target. is_wide: whether networks have twice their width."""
+    block = dict(stack["block"])
+    block["attention"] = {**block["attention"], "kv_shared": True}
+    if is_wide:
+        network = block["feed_forward"]
+        block["feed_forward"] = {**network, "intermediate_size": 2 * network["intermediate_size"]}
+    stack["block"] = block
+
+
+DEFAULTS: dict[str, Any] = {
+    "backbone_hidden_size": 1536,
+    "use_ordered_embeddings": False,
+    "num_centroids": 2048,
+    "centroid_intermediate_top_k": 32,
+    "tie_word_embeddings": True,
+}
+IGNORED = frozenset({"block_size"})
+MODULES: Modules = {
+    "target_states": "",
+    "target_states.fc": "pre_projection",
+    "proposal.state_proj": "post_projection",
+    "lm_head.centroids": "masked_embedding.centroids",
+    "lm_head.token_ordering": "masked_embedding.token_ordering",
+}
+SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/models/"
+
+FAMILIES = {
+    "gemma4_assistant": Family(
+        _assistant,
+        DEFAULTS,
+        IGNORED,
+        modules=MODULES,
+        code=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py",
+    ),
+    "gemma4_unified_assistant": Family(
+        _unified_assistant,
+        {**DEFAULTS, "backbone_hidden_size": 3840},
+        IGNORED,
+        modules=MODULES,
+        code=f"{SOURCE}gemma4_unified_assistant/modeling_gemma4_unified_assistant.py",
+    ),
+}
+"""The classes of transformers 5.23 refuse to be built: their check of layers that share keys and values expects a layer
+that computes them, which is in the target.
+"""
