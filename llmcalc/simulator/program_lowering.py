@@ -291,7 +291,7 @@ class ProgramLowering(CacheTensors):
             return
         run: Callable[[Step], None] | None = getattr(self, f"do_{step.verb}", None)
         if run is None:
-            raise self.unsupported(f"no kernels for '{step.verb}'", step.name)
+            raise self.not_modelled(step, step.verb)
         run(step)
         self.release(step, step.ins)
 

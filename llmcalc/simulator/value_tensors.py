@@ -216,6 +216,11 @@ class ValueTensors:
         """Creates the error for a step without a kernel. name: the step's name."""
         return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {reason}")
 
+    def not_modelled(self, step: Step, operation: str) -> Unsupported:
+        """Creates the error for a step whose operation no profile has."""
+        reason = f"the memory of {operation!r} is not modelled; params, flops and kv count this model"
+        return self.unsupported(reason, step.name)
+
     def _frames_copy(self) -> list[Frame]:
         """Copies the stack of running modules, without their local variables."""
         return [Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner) for frame in self.frames]

@@ -21,6 +21,7 @@ from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.mla import MLA
+from llmcalc.components.mixers.ngram import NgramAttention
 from llmcalc.components.mixers.rwkv import RwkvChannelMix
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import Latent, MoE
@@ -251,10 +252,12 @@ CHECKPOINTED = {
     **{
         f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
         for mixer in MIXERS.classes()
-        if "decoder" in getattr(mixer, "sides", ()) and mixer not in (MergedAttention, ContextAttention)
+        if "decoder" in getattr(mixer, "sides", ())
+        if mixer not in (MergedAttention, ContextAttention, NgramAttention)
         for at in dict.fromkeys((0, len(mixer.examples()) - 1))
     },
     **{f"merged-{i}": around_a_model(part) for i, part in enumerate(MergedAttention.examples())},
+    **{f"ngram-{i}": around_a_model(part) for i, part in enumerate(NgramAttention.examples())},
     "local": around_a_model(LocalAttention.examples()[0]),
     "product keys": decoder(feed_forward=ProductKeyMoE.examples()[0]),
     **{f"channel-{i}": decoder(feed_forward=part) for i, part in enumerate(RwkvChannelMix.examples())},

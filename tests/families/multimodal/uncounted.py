@@ -148,6 +148,7 @@ WRAPPERS = {
     "voxtral_realtime": UncountedModules(
         "VoxtralRealtimeForConditionalGeneration", "audio_tower + multi_modal_projector", runs=False
     ),
+    "inkling_mm_model": UncountedModules("InklingForConditionalGeneration", "vision_tower + audio_tower", runs=False),
     "florence2": UncountedModules("Florence2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "blip-2": UncountedModules("Blip2ForConditionalGeneration", BLIP, text_model="language_model"),
     "instructblip": UncountedModules("InstructBlipForConditionalGeneration", BLIP, text_model="language_model"),
@@ -160,7 +161,10 @@ WRAPPERS = {
 UNBUILT = {
     **dict.fromkeys(("fast_vlm", "perception_lm"), "its class needs timm"),
     **dict.fromkeys(
-        (*("multi_modality", "nvembed", "openvla", "ultravox", "videollama3_qwen2", "youtu_vl"),),
+        (
+            *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "multi_modality", "nvembed", "openvla"),
+            *("ultravox", "videollama3_qwen2", "youtu_vl"),
+        ),
         "its class is code of its repository",
     ),
 }

@@ -132,7 +132,10 @@ SHAPES = {
         {**LING2, "model_type": "sarvam_moe", "rotary_dim": None},
         {**LING, "model_type": "sarvam_moe", "moe_router_enable_expert_bias": True, "head_dim": 16},
     ],
-    "Param2MoEForCausalLM": [{**LING2, "model_type": "param2moe", "use_qk_norm": True}],
+    "Param2MoEForCausalLM": [
+        {**LING2, "model_type": "param2moe", "use_qk_norm": True},
+        {**LING2, "model_type": "param2moe", "use_qk_norm": False, "num_hidden_layers": 3},
+    ],
     "SarvamMLAForCausalLM": [
         {**SARVAM, "first_k_dense_replace": 1},
         {**SARVAM, "q_lora_rank": 8, "num_shared_experts": 0, "moe_router_enable_expert_bias": False},

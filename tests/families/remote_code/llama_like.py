@@ -45,7 +45,10 @@ SHAPES = {
         {"model_type": "maincoder", **GROUPED, "head_dim": 16},
         {"model_type": "maincoder", **SMALL, "attention_bias": True, "tie_word_embeddings": True},
     ],
-    "KORMoForCausalLM": [{"model_type": "kormo", **GROUPED, "mask_type": None}],
+    "KORMoForCausalLM": [
+        {"model_type": "kormo", **GROUPED, "mask_type": None},
+        {"model_type": "kormo", **SMALL, "mask_type": None, "tie_word_embeddings": True},
+    ],
     "PLMForCausalLM": [
         {
             "model_type": "plm",
@@ -55,7 +58,16 @@ SHAPES = {
             "qk_rope_head_dim": 4,
             "v_head_dim": 8,
             "hidden_act": "relu2",
-        }
+        },
+        {
+            "model_type": "plm",
+            **SMALL,
+            "kv_lora_rank": 12,
+            "qk_nope_head_dim": 4,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 4,
+            "hidden_act": "relu2",
+        },
     ],
     "LilleForCausalLM": [
         {
@@ -67,7 +79,17 @@ SHAPES = {
             "n_kv_heads": 2,
             "block_size": 64,
             "layer_norm_eps": 1e-5,
-        }
+        },
+        {
+            "model_type": "lille-130m",
+            "vocab_size": 96,
+            "n_embd": 64,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_kv_heads": 4,
+            "block_size": 64,
+            "layer_norm_eps": 1e-5,
+        },
     ],
     "OrionForCausalLM": [
         {"model_type": "orion", **GROUPED},

@@ -41,7 +41,9 @@ class AttentionVariantKernels(AttentionKernels):
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
         """Computes scores with rows shared by all heads: x [batch, tokens, heads, d] → [batch, heads, tokens, rows]."""
-        return self.t.matmul(self.heads_first(x), self.t.permute(rows, (1, 2, 0)))
+        by_head = len(rows.shape) == 3
+        transposed = self.t.permute(rows, (1, 2, 0)) if by_head else self.t.transpose(rows, -1, -2)
+        return self.t.matmul(self.heads_first(x), transposed)
 
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 

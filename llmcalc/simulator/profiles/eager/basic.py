@@ -255,7 +255,7 @@ class BasicKernels(Lowering):
         name = type(step.op).__name__
         run = getattr(self, f"core_{name}", None)
         if run is None:
-            raise self.unsupported(f"no kernels for '{name}'", step.name)
+            raise self.not_modelled(step, name)
         run(step)
 
     @compared(BY_TORCH)
