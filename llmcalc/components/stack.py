@@ -376,6 +376,7 @@ class Stack(Component):
     def examples(cls) -> list[Self]:
         from .layers.altup import AltUp, AltUpLayer
         from .layers.block_residual import BlockResiduals, block_residual_example
+        from .layers.convolved_residual import convolved_residual_example
         from .layers.draft import draft_example
         from .layers.gemma4 import Gemma4Layer
         from .layers.hyper import HyperStreams, hyper_example
@@ -477,6 +478,19 @@ class Stack(Component):
                 },
                 first_layers=("first", BASE, "second", "last"),
                 streams=BlockResiduals(blocks=2, norm=rms),
+                final_norm=rms,
+            ),
+            cls(
+                num_hidden_layers=3,
+                block=convolved_residual_example(),
+                variants={
+                    "second": convolved_residual_example(attention_blocks=1, starts_block=False),
+                    "last": convolved_residual_example(
+                        attention_blocks=1, feed_forward_blocks=2, separate_inputs=False
+                    ),
+                },
+                first_layers=(BASE, "second", "last"),
+                streams=BlockResiduals(blocks=2, norm=Norm(type="rmsnorm", weight=False), normed_values=True),
                 final_norm=rms,
             ),
             cls(
