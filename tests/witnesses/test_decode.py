@@ -96,8 +96,8 @@ MORE: Mapping[str, More] = {
         "without its kernel the class runs a convolution over the new input and all that its state keeps, which is one "
         "more than the kernel's width, and drops the first of two outputs",
         "bailing_hybrid bamba falcon_h1 falcon_mamba glm5_next_text granitemoehybrid inkling2_text inkling_text jamba "
-        "kimi_linear lfm2 lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba "
-        "zamba2",
+        "kimi_linear lfm2 lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next "
+        "zamba zamba2",
         _one_more_output,
     ),
     "convolution by hand": More(

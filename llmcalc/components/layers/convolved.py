@@ -39,7 +39,7 @@ class ConvolvedLayer(WholeLayer):
     cross_attention: None = None
 
     def source(self) -> str:
-        return "transformers models/inkling"
+        return "Inkling 2026"
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):

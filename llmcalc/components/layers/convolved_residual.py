@@ -51,7 +51,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         return self
 
     def source(self) -> str:
-        return "transformers models/inkling2"
+        return "Inkling 2 2026"
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
@@ -114,13 +114,14 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ConvolvedResidualLayer, context: Context) -> None:
             super().__init__()
             self.spec, queries = spec, 3 if spec.separate_inputs else 1
+            weightless = Norm(type="rmsnorm", weight=False, eps=1e-6)
             for name, part, block_count, count in (
                 ("self_attn", spec.attention, spec.attention_blocks, queries),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
                 assert isinstance(part, Component)
                 if block_count:
-                    self.add_module(f"{name}_residual", mix(WEIGHTLESS, context, True, count))
+                    self.add_module(f"{name}_residual", mix(weightless, context, True, count))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
                 self.add_module(name, part.reference(context))
                 convolution = residual_convolution_class()(context.hidden_size, spec.conv_kernel_size)

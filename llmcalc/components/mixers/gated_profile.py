@@ -16,8 +16,8 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Context, Flag
 from ..norm import Norm, norm_reference
-from ..residual_convolution import add_convolution, residual_convolution_class
-from ..runtime import Run, attention_mask, cache_class, state_class, vector
+from ..residual_convolution import add_convolution
+from ..runtime import Run, attention_mask, state_class, vector
 from .profile import ProfileAttention, profile_classes
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 WEIGHTLESS = Norm(type="rmsnorm", weight=False, eps=1e-6)
 """The norm of values; the bound of a length is recorded as one too, since it divides each head by its length."""
-
-LONGEST_HEAD, LONGEST_SHARES = 512**0.5, 8.0
-"""The largest lengths of a query or key head, and of a head's weights of the profiles, by default of the class."""
 
 
 class GatedProfileAttention(ProfileAttention):
@@ -42,18 +39,19 @@ class GatedProfileAttention(ProfileAttention):
     dynamic_convolutions: Flag = False
 
     def source(self) -> str:
-        return "transformers models/inkling2"
+        return "Inkling 2 2026"
 
-    def flow(
-        self, f: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None
-    ) -> Value:
+    def flow(self, f: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
         """Records attention. key_input, value_input: the inputs of keys and of values, by default x."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, window, rank = Axis("head_dim", self.head_dim), self.sliding_window, Axis("profiles", self.relative_rank)
         q = f.linear("q_proj", x, heads, dim)
         keys, values = (
             self._convolved(f, f"{name}_conv", f.linear(f"{name}_proj", y, kv_heads, dim), y)
-            for name, y in (("k", x if key_input is None else key_input), ("v", x if value_input is None else value_input))
+            for name, y in (
+                ("k", x if key_input is None else key_input),
+                ("v", x if value_input is None else value_input),
+            )
         )
         shares, gate = f.linear("r_proj", x, heads, rank), f.linear("gate_proj", x, heads, dim)
         sinks = f.linear("sink_proj", x, heads)
@@ -158,14 +156,13 @@ def _reference_class() -> type[nn.Module]:
             heads, size, kernel = spec.num_attention_heads, spec.head_dim, spec.conv_kernel_size
             kv_heads, hidden = spec.num_key_value_heads, context.hidden_size
             if spec.dynamic_convolutions:
-                self.k_conv, self.v_conv = (
-                    TokenConvolution(hidden, kv_heads, kv_heads * size, kernel) for _ in "kv"
-                )
+                self.k_conv, self.v_conv = (TokenConvolution(hidden, kv_heads, kv_heads * size, kernel) for _ in "kv")
             self.gate_proj = nn.Linear(hidden, heads * size, bias=False)
             self.sink_proj = nn.Linear(hidden, heads, bias=False)
             self.q_scale = vector(torch.ones(heads, size))
             self.share_scale = vector(torch.ones(heads, spec.relative_rank))
-            self.v_norm, self.core = norm_reference(WEIGHTLESS, size), Core()
+            self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), size)
+            self.core = Core()
 
         def _convolved(self, name: str, x: Tensor, run: Run) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
@@ -181,12 +178,12 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_proj(x).unflatten(-1, (heads, -1)) * self.q_scale.weight
             k = self._convolved("k", x if key_input is None else key_input, run)
             v = self._convolved("v", x if value_input is None else value_input, run)
-            q = bounded(q, LONGEST_HEAD).transpose(1, 2)
-            k, v = self.cache(run, bounded(k, LONGEST_HEAD), self.v_norm(v))
+            q = bounded(q, 512**0.5).transpose(1, 2)
+            k, v = self.cache(run, bounded(k, 512**0.5), self.v_norm(v))
             end = run.past + x.shape[1]
             mask = attention_mask(run, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window)
             shares = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
-            bias = self.bias_of(bounded(shares, LONGEST_SHARES).transpose(1, 2), run, end, k.shape[2])
+            bias = self.bias_of(bounded(shares, 8.0).transpose(1, 2), run, end, k.shape[2])
             k, v = (t.repeat_interleave(heads // spec.num_key_value_heads, 1) for t in (k, v))
             y = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
             out: Tensor = self.o_proj(y * self.gate_proj(x).sigmoid())

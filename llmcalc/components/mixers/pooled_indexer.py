@@ -64,7 +64,7 @@ class PooledIndexer(Part):
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
     def source(self) -> str:
-        return "transformers models/glm5_next"
+        return "GLM-5.3 2026"
 
     def flow(self, f: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all complete pools and selects some of them.

@@ -86,7 +86,7 @@ class ProfileAttention(TokenMixer):
         return self.model_copy(update={"num_key_value_heads": number})
 
     def source(self) -> str:
-        return "transformers models/inkling"
+        return "Inkling 2026"
 
     def flow(self, f: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)

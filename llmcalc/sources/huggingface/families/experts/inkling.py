@@ -159,9 +159,7 @@ MIXER_WRITES: Writes = {
     "swa_head_dim": lambda s: _sliding(s).head_dim,
     "sliding_window_size": lambda s: _sliding(s).sliding_window,
     "conv_kernel_size": lambda s: s.first.block.conv_kernel_size,
-    "layer_types": lambda s: [
-        "hybrid" if mixer.sliding_window is None else "hybrid_sliding" for mixer in s.mixers
-    ],
+    "layer_types": lambda s: ["hybrid" if mixer.sliding_window is None else "hybrid_sliding" for mixer in s.mixers],
 }
 """Fields of attention, and of the pattern of layers."""
 

@@ -106,6 +106,24 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+EARLIER = {
+    "self_attn.q_proj": "attn.wq_du",
+    "self_attn.k_proj": "attn.wk_dv",
+    "self_attn.v_proj": "attn.wv_dv",
+    "self_attn.r_proj": "attn.wr_du",
+    "self_attn.o_proj": "attn.wo_ud",
+    "self_attn.gate_proj": "attn.gate_attn",
+    "self_attn.sink_proj": "attn.attn_sink_proj",
+    "self_attn": "attn",
+    "experts.gate_up_proj": "experts.w13_weight",
+    "experts.down_proj": "experts.w2_weight",
+    "lm_head": "model.llm.unembed",
+    "model.embed_tokens": "model.llm.embed",
+    "model.layers": "model.llm.layers",
+    "model.language_model.layers": "model.llm.layers",
+}
+"""Names in the published checkpoint, as `transformers` converts them."""
+
 FAMILIES = {
     "inkling2_text": Family(
         _inkling2_text,
@@ -135,6 +153,7 @@ FAMILIES = {
             "mlp_conv.conv": ".post_mlp_convolution.conv1d",
             "proj": "query",
         },
+        earlier=EARLIER,
         deviations=(FLOAT32_STATES,),
     ),
     "inkling2": Family(
