@@ -81,11 +81,18 @@ INDEXERS = PartChoice(
 )
 """Parts of latent attention that select the tokens to attend to."""
 
+BLOCK_INDEXERS = PartChoice(
+    "blocks",
+    {"blocks": "mixers.block_indexer:BlockIndexer", "means": "mixers.mean_indexer:MeanIndexer"},
+)
+"""Parts of attention that select the blocks of tokens to attend to."""
+
 LAYERS = PartChoice(
     "block",
     {
         "block": "layers.block:Block",
         "hyper": "layers.hyper:HyperLayer",
+        "gated_streams": "layers.gated_streams:GatedStreamsLayer",
         "hybrid": "layers.hybrid:HybridBlock",
         "zamba": "layers.zamba:ZambaLayer",
         "gemma4": "layers.gemma4:Gemma4Layer",
@@ -115,6 +122,7 @@ STREAMS = PartChoice(
     {
         "altup": "layers.altup:AltUp",
         "hyper": "layers.hyper:HyperStreams",
+        "gated_streams": "layers.gated_streams:GatedStreams",
         "target_states": "target_states:TargetStates",
         "block_residual": "layers.block_residual:BlockResiduals",
         "self_conditioning": "self_conditioning:SelfConditioning",
@@ -172,6 +180,7 @@ if TYPE_CHECKING:
     Streams: TypeAlias = Any
     AnyStem: TypeAlias = Any
     AnyIndexer: TypeAlias = Any
+    AnyBlockIndexer: TypeAlias = Any
 else:
     Mixer = Annotated[Part, MIXERS]
     ChannelMixer = Annotated[Part, CHANNEL_MIXERS]
@@ -180,6 +189,7 @@ else:
     Streams = Annotated[Part, STREAMS]
     AnyStem = Annotated[Part, STEMS]
     AnyIndexer = Annotated[Part, INDEXERS]
+    AnyBlockIndexer = Annotated[Part, BLOCK_INDEXERS]
 
 
 def parts() -> tuple[type[Component], ...]:
