@@ -18,6 +18,7 @@ from ...flow.value import Value
 from ..base import Component, Context, LayerParts, QueryRank, Streams
 from ..choice import only
 from ..mixers.attention import Attention
+from ..mixers.mean_indexer import MeanIndexer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm, norm_reference
 from ..position import Rope
@@ -138,8 +139,9 @@ class GatedStreams(ResidualStreams):
 
 def gated_streams_example(**fields: Any) -> GatedStreamsLayer:
     """Returns a small layer. fields: values that override its default fields."""
+    indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
     defaults = {
-        "attention": Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope()),
+        "attention": Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer),
         "feed_forward": FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
         "norm": Norm(type="rmsnorm"),
         "hc_mult": 3,

@@ -93,7 +93,8 @@ class Attention(TokenMixer):
         window (Gemma 3n, Gemma 4); false by default.
     attn_logit_softcapping: the soft cap of the scores, none by default.
     position: the position encoding of queries and keys, none by default.
-    block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3, Qwen4-Exp), none by default.
+    block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3, Qwen4-Exp); none by
+        default.
     float32_softmax: whether the softmax of the scores is in float32, true by default; in their own number format
         otherwise (GPT-2, gpt-oss). Fused kernels of attention keep no scores. Parameters and FLOPs do not change.
     fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
@@ -459,7 +460,6 @@ class Attention(TokenMixer):
     def examples(cls) -> list[Self]:
         from ..distance import Alibi, LayerBias, TransformerXL
         from .block_indexer import BlockIndexer
-        from .mean_indexer import MeanIndexer
         from .output_gate import OutputGate
         from .qk_norm import QKNorm
         from .query_factors import QueryFactors
@@ -492,12 +492,6 @@ class Attention(TokenMixer):
             cls(num_attention_heads=4, attention_chunk_size=6, attn_logit_softcapping=30.0),
             cls(num_attention_heads=4, position=TransformerXL()),
             cls(num_attention_heads=4, num_key_value_heads=2, position=rope, block_indexer=indexer),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                position=rope,
-                block_indexer=MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2),
-            ),
             cls(
                 num_attention_heads=4,
                 head_dim=8,

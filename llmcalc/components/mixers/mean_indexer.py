@@ -1,8 +1,8 @@
 """An indexer that selects blocks of tokens by the mean of their keys: Qwen Sparse Attention (Qwen4-Exp).
 
-Each complete block of tokens has one key, the mean of its tokens' keys, which is then normalized and rotated. The tokens
-of the best blocks are attended to, and those after the last complete block. Keys of all tokens are cached, and their
-means computed anew in each pass. transformers: models/qwen4_exp (`Qwen4ExpTextQSAIndexer`).
+Each complete block of tokens has one key, the mean of its tokens' keys, which is then normalized and rotated. The
+tokens of the best blocks are attended to, and those after the last complete block. Keys of all tokens are cached, and
+their means computed anew in each pass. transformers: models/qwen4_exp (`Qwen4ExpTextQSAIndexer`).
 """
 
 from __future__ import annotations
