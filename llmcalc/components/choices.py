@@ -82,8 +82,8 @@ INDEXERS = PartChoice(
 """Parts of latent attention that select the tokens to attend to."""
 
 BLOCK_INDEXERS = PartChoice(
-    "blocks",
-    {"blocks": "mixers.block_indexer:BlockIndexer", "means": "mixers.mean_indexer:MeanIndexer"},
+    "block_indexer",
+    {"block_indexer": "mixers.block_indexer:BlockIndexer", "mean_indexer": "mixers.mean_indexer:MeanIndexer"},
 )
 """Parts of attention that select the blocks of tokens to attend to."""
 

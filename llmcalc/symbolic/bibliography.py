@@ -19,6 +19,7 @@ WITHOUT_PAPER = frozenset(
         "Inkling 2 2026",
         "Inkling 2026",
         "Muse Spark 2026",
+        "Qwen4-Exp 2026",
         "Snowflake Arctic 2024",
         "Useful Sensors 2026",
         "Voxtral Realtime 2026",

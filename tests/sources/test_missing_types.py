@@ -21,10 +21,10 @@ TASKS = (
 
 MISSING = {
     "a text model without a reader": """
-    funnel neomme perceiver qwen4_exp_text reformer
+    funnel neomme perceiver reformer
     """,
     "a wrapper of a text model without a reader": """
-    blt qwen4_exp
+    blt
     """,
     "a draft model for speculative decoding": """
     gemma4_assistant gemma4_unified_assistant

@@ -60,7 +60,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         query_input, *others = self._inputs(f, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1)
         named = zip(("key", "value"), others, strict=False)
         others = [f.part(f"self_attn_{name}_norm", self.norm, y) for name, y in named]
-        inputs = dict(zip(("key_input", "value_input"), others, strict=False))
+        inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), others, strict=False))
         y = f.part("self_attn", attention, f.part("self_attn_pre_norm", self.norm, query_input), **inputs)
         y = add_convolution(f, "self_attn_conv", y, kernel)
         x = y if self.starts_block else f.add(x, y)
@@ -147,6 +147,7 @@ def _reference_class() -> type[nn.Module]:
             x = y if spec.starts_block else x + y
             (mixed,) = part("mlp_residual")(run.memo["block_sums"][: spec.feed_forward_blocks], x)
             y = part("mlp")(part("mlp_pre_norm")(mixed), run)
-            return x + part("mlp_conv")(y, run)
+            out: Tensor = x + part("mlp_conv")(y, run)
+            return out
 
     return ConvolvedResidualReference

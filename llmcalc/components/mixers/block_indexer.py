@@ -37,7 +37,7 @@ class BlockIndexer(Part):
 
     witness: ClassVar[PartWitness] = BY_TORCH
 
-    type: Literal["blocks"] = "blocks"
+    type: Literal["block_indexer"] = "block_indexer"
     index_n_heads: Heads
     index_head_dim: HeadDim
     index_block_size: Window

@@ -34,7 +34,7 @@ class GatedProfileAttention(ProfileAttention):
         some that each token's input gives for each head; false by default. Their elementwise products count no FLOPs.
     """
 
-    type: Literal["gated_profile"] = "gated_profile"
+    type: Literal["gated_profile"] = "gated_profile"  # type: ignore[assignment]
     norm: None = None
     dynamic_convolutions: Flag = False
 
@@ -113,7 +113,8 @@ def _reference_class() -> type[nn.Module]:
     def bounded(x: Tensor, longest: float) -> Tensor:
         """Returns vectors of at most that length. x: [..., size] → same shape."""
         length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
-        return (x.float() * (longest / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
+        scaled: Tensor = (x.float() * (longest / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
+        return scaled
 
     class TokenConvolution(nn.Module):
         """A causal convolution with taps of each token, and the sum with its input. x: [batch, tokens, width]."""

@@ -37,7 +37,7 @@ class MeanIndexer(BlockIndexer):
 
     witness = UNTESTED
 
-    type: Literal["means"] = "means"  # type: ignore[assignment]
+    type: Literal["mean_indexer"] = "mean_indexer"  # type: ignore[assignment]
     index_local_blocks: None = None  # type: ignore[assignment]
 
     def check_attention(self, attention: AttentionFields) -> None:

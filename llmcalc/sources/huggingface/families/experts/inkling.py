@@ -170,7 +170,7 @@ MODULES = {
     "self_attn.v_conv": "v_sconv",
     "k_conv.conv": "conv1d",
     "v_conv.conv": "conv1d",
-    "self_attn.profiles": "rel_logits_proj",
+    "self_attn.profiles": "rel_logits_proj.proj",
     "self_attn.profile_core": "rel_logits_proj",
     "mlp.router": "gate",
 }

@@ -96,7 +96,7 @@ def _indexer(config: Config, norm: Table) -> Table:
     if budget % ratio:
         raise config.wrong("indexer_budget", budget, f"a multiple of indexer_compress_ratio {ratio}")
     return {
-        "type": "means",
+        "type": "mean_indexer",
         "index_n_heads": config.size("indexer_n_heads"),
         "index_head_dim": config.size("indexer_head_dim"),
         "index_block_size": ratio,
