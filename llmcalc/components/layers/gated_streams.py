@@ -78,7 +78,7 @@ class GatedStreamsLayer(WholeLayer):
             x = f.add(x, f.part("ngram_input", self.ngram_input, x))
         for part, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
             assert isinstance(part, Component)
-            with f.scope(connection, kind="residual"):
+            with f.scope(connection, kind="stream_gate"):
                 sublayer_input, normed = record_gated_mean(f, x, self.norm, self.hc_lowrank)
                 written = f.scale(f.act(f.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
             f.hold(x=x, written=written)
@@ -104,7 +104,7 @@ class GatedStreams(ResidualStreams):
     norm: the norm on each stream.
     """
 
-    kind: ClassVar[str] = "residual"
+    kind: ClassVar[str] = "stream_gate"
 
     type: Literal["gated_streams"] = "gated_streams"
     hc_mult: Streams

@@ -37,6 +37,7 @@ SHAPES = {
             "conv_kernel_size": 3,
             "n_layers_per_attn_res_block": 2,
         },
+        {**SMALL, "num_hidden_layers": 5, "layer_types": ["hybrid"] * 5, "n_layers_per_attn_res_block": 1},
     ],
     "Inkling2TextModel": [SMALL],
 }

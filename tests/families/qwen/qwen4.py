@@ -8,7 +8,8 @@ SMALL: dict[str, Any] = {
     "model_type": "qwen4_exp_text",
     "vocab_size": 96,
     "hidden_size": 32,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -35,7 +36,8 @@ SHAPES = {
         SMALL,
         {
             **SMALL,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention", "indexed_attention"],
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "ple_layer_ids": [1, 3],
             "ple_embed_dim": 24,
             "ple_conv_kernel_size": 3,
@@ -47,5 +49,5 @@ SHAPES = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ],
-    "Qwen4ExpTextModel": [SMALL],
+    "Qwen4ExpTextModel": [{**SMALL, "num_hidden_layers": 1, "full_attention_interval": 1}],
 }

@@ -171,7 +171,6 @@ MODULES = {
     "k_conv.conv": "conv1d",
     "v_conv.conv": "conv1d",
     "self_attn.profiles": "rel_logits_proj.proj",
-    "self_attn.profile_core": "rel_logits_proj",
     "mlp.router": "gate",
 }
 """Modules of the embedding, of attention and of the router."""

@@ -244,5 +244,11 @@ FAMILIES = {
         quirks=Quirks(reads_values=EVERY),
         deviations=(QUERY_BY_QUERY,),
     ),
-    "qwen4_exp": Family(None, {"tie_word_embeddings": False}, text="qwen4_exp_text", tower_file="qwen"),
+    "qwen4_exp": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="qwen4_exp_text",
+        tower_file="qwen",
+        quirks=Quirks(reads_values=EVERY),
+    ),
 }
