@@ -115,6 +115,7 @@ def _reference_class() -> type[nn.Module]:
             gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
             gated = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
             convolved = F.silu(self._convolved(self.conv_norm(gated.flatten(2)), run))
-            return gated + convolved.unflatten(-1, (streams, -1))
+            added: Tensor = gated + convolved.unflatten(-1, (streams, -1))
+            return added
 
     return NgramInputReference

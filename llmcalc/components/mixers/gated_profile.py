@@ -124,10 +124,10 @@ def _reference_class() -> type[nn.Module]:
             self.heads, self.kernel, self.size = heads, kernel, width // heads
             self.static_weight = vector(torch.zeros(width, kernel))
             self.weight_proj = nn.Linear(hidden, heads * kernel, bias=False)
-            self.conv_state = state_class()()
+            self.conv_state: Any = state_class()()
 
         def forward(self, x: Tensor, token: Tensor, run: Run) -> Tensor:
-            stored: Any = self.conv_state.load(run)
+            stored = self.conv_state.load(run)
             earlier = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored is None else stored[0]
             inputs = torch.cat([earlier, x], 1)
             self.conv_state.keep(run, inputs[:, -self.kernel :])

@@ -8,13 +8,14 @@ their means computed anew in each pass. transformers: models/qwen4_exp (`Qwen4Ex
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ... import ops
+from ...evidence import UNTESTED
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import UNTESTED, AttentionFields, Context
+from ..base import AttentionFields, Context, PartWitness
 from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate
@@ -35,7 +36,7 @@ class MeanIndexer(BlockIndexer):
     norm: the norm on queries and on the means of keys.
     """
 
-    witness = UNTESTED
+    witness: ClassVar[PartWitness] = UNTESTED
 
     type: Literal["mean_indexer"] = "mean_indexer"  # type: ignore[assignment]
     index_local_blocks: None = None  # type: ignore[assignment]
