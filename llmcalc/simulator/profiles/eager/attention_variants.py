@@ -40,9 +40,9 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(step.outs[0], scores)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Computes scores with rows shared by all sequences: x [batch, tokens, heads, d] → [batch, heads, tokens, rows].
+        """Computes scores with rows that all sequences share, [batch, heads, tokens, rows].
 
-        rows: [rows, heads, d], or [rows, d] for all heads.
+        x: [batch, tokens, heads, d]. rows: [rows, heads, d], or [rows, d] for all heads.
         """
         if len(rows.shape) == 2:
             return self.t.matmul(self.heads_first(x), self.t.transpose(rows, -1, -2))
