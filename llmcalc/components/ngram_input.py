@@ -57,8 +57,8 @@ class NgramInput(Component):
         streams, hidden = x.axes
         assert isinstance(streams, Axis)
         dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
-        found_rows = Multiple(of=x.rows, by=self.ngram_heads)
-        rows, _ = f.table("embedding", Axis("ngrams", self.ngram_rows), dim, of=found_rows, kind=self.kind)
+        looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
+        rows, _ = f.table("embedding", Axis("ngrams", self.ngram_rows), dim, of=looked_up_rows, kind=self.kind)
         vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
         keys = f.norm("key_norm", f.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
         value = f.linear("value_proj", vectors, hidden)

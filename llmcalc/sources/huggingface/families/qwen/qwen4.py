@@ -172,8 +172,8 @@ def _indexer_of(facts: Facts) -> Any:
 
 
 def _inputs(facts: Facts) -> dict[int, Any]:
-    found = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(facts.layers)}
-    return {number: part for number, part in found.items() if part is not None}
+    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(facts.layers)}
+    return {number: part for number, part in parts.items() if part is not None}
 
 
 def _input_of(facts: Facts) -> Any:
