@@ -98,11 +98,11 @@ def _reference_class() -> type[nn.Module]:
 
         def _convolved(self, x: Tensor, run: Run) -> Tensor:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
-            kept = (self.spec.conv_kernel_size - 1) * self.spec.dilation
+            past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
             stored = self.conv_state.load(run)
-            earlier = x.new_zeros(x.shape[0], x.shape[2], kept) if stored is None else stored[0]
+            earlier = x.new_zeros(x.shape[0], x.shape[2], past_length) if stored is None else stored[0]
             inputs = torch.cat([earlier, x.transpose(1, 2)], -1)
-            self.conv_state.keep(run, inputs[..., inputs.shape[-1] - kept :])
+            self.conv_state.keep(run, inputs[..., inputs.shape[-1] - past_length :])
             convolved: Tensor = self.conv1d(inputs).transpose(1, 2)
             return convolved
 

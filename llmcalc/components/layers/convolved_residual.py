@@ -57,10 +57,12 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
         assert isinstance(attention, Component)
         assert isinstance(network, Component)
-        query_input, *others = self._inputs(f, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1)
-        named = zip(("key", "value"), others, strict=False)
-        others = [f.part(f"self_attn_{name}_norm", self.norm, y) for name, y in named]
-        inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), others, strict=False))
+        query_input, *kv_inputs = self._inputs(
+            f, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
+        )
+        named = zip(("key", "value"), kv_inputs, strict=False)
+        kv_inputs = [f.part(f"self_attn_{name}_norm", self.norm, y) for name, y in named]
+        inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
         y = f.part("self_attn", attention, f.part("self_attn_pre_norm", self.norm, query_input), **inputs)
         y = add_convolution(f, "self_attn_conv", y, kernel)
         x = y if self.starts_block else f.add(x, y)
@@ -133,9 +135,11 @@ def _reference_class() -> type[nn.Module]:
             """Returns the output of attention. sums: those of finished blocks."""
             separate, part = self.spec.separate_inputs, self.get_submodule
             inputs = part("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate else 1)
-            query, *others = inputs
-            others = [part(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), others, strict=False)]
-            y: Tensor = part("self_attn")(part("self_attn_pre_norm")(query), run, *others)
+            query, *kv_inputs = inputs
+            kv_inputs = [
+                part(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
+            ]
+            y: Tensor = part("self_attn")(part("self_attn_pre_norm")(query), run, *kv_inputs)
             return y
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
