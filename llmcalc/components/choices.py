@@ -41,6 +41,7 @@ MIXERS = PartChoice(
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
         "profile": "mixers.profile:ProfileAttention",
+        "gated_profile": "mixers.gated_profile:GatedProfileAttention",
         "global_local": "layers.global_local:GlobalLocalAttention",
         "ngram": "mixers.ngram:NgramAttention",
         "sampled_blocks": "mixers.sampled_blocks:SampledBlockAttention",
@@ -81,11 +82,18 @@ INDEXERS = PartChoice(
 )
 """Parts of latent attention that select the tokens to attend to."""
 
+BLOCK_INDEXERS = PartChoice(
+    "block_indexer",
+    {"block_indexer": "mixers.block_indexer:BlockIndexer", "mean_indexer": "mixers.mean_indexer:MeanIndexer"},
+)
+"""Parts of attention that select the blocks of tokens to attend to."""
+
 LAYERS = PartChoice(
     "block",
     {
         "block": "layers.block:Block",
         "hyper": "layers.hyper:HyperLayer",
+        "gated_streams": "layers.gated_streams:GatedStreamsLayer",
         "hybrid": "layers.hybrid:HybridBlock",
         "zamba": "layers.zamba:ZambaLayer",
         "gemma4": "layers.gemma4:Gemma4Layer",
@@ -104,6 +112,7 @@ LAYERS = PartChoice(
         "adapted": "layers.adapted:AdaptedLayer",
         "conditioned": "layers.conditioned:ConditionedLayer",
         "convolved": "layers.convolved:ConvolvedLayer",
+        "convolved_residual": "layers.convolved_residual:ConvolvedResidualLayer",
         "global_local": "layers.global_local:GlobalLocalLayer",
         "adapter": "layers.adapter:AdapterLayer",
     },
@@ -115,6 +124,7 @@ STREAMS = PartChoice(
     {
         "altup": "layers.altup:AltUp",
         "hyper": "layers.hyper:HyperStreams",
+        "gated_streams": "layers.gated_streams:GatedStreams",
         "target_states": "target_states:TargetStates",
         "block_residual": "layers.block_residual:BlockResiduals",
         "self_conditioning": "self_conditioning:SelfConditioning",
@@ -173,6 +183,7 @@ if TYPE_CHECKING:
     Streams: TypeAlias = Any
     AnyStem: TypeAlias = Any
     AnyIndexer: TypeAlias = Any
+    AnyBlockIndexer: TypeAlias = Any
 else:
     Mixer = Annotated[Part, MIXERS]
     ChannelMixer = Annotated[Part, CHANNEL_MIXERS]
@@ -181,6 +192,7 @@ else:
     Streams = Annotated[Part, STREAMS]
     AnyStem = Annotated[Part, STEMS]
     AnyIndexer = Annotated[Part, INDEXERS]
+    AnyBlockIndexer = Annotated[Part, BLOCK_INDEXERS]
 
 
 def parts() -> tuple[type[Component], ...]:

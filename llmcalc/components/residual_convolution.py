@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 def add_convolution(f: Flow, name: str, x: Value, kernel: Number) -> Value:
     """Records the convolution as a module of that name, and the sum with its input. kernel: its width in tokens."""
     with f.scope(name):
-        y = f.conv("conv", x, *x.axes, kernel=kernel, groups=x.width, padding=kernel - 1, kind="convolution")
+        y = f.conv(
+            "conv",
+            x,
+            *x.axes,
+            kernel=kernel,
+            groups=x.width,
+            padding=kernel - 1,
+            state="conv_state",
+            kind="convolution",
+        )
         f.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
         return f.add(y, x)
 

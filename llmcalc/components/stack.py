@@ -383,11 +383,14 @@ class Stack(Component):
     def examples(cls) -> list[Self]:
         from .layers.altup import AltUp, AltUpLayer
         from .layers.block_residual import BlockResiduals, block_residual_example
+        from .layers.convolved_residual import convolved_residual_example
         from .layers.draft import draft_example
+        from .layers.gated_streams import GatedStreams, gated_streams_example
         from .layers.gemma4 import Gemma4Layer
         from .layers.hyper import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
+        from .ngram_input import NgramInput
         from .self_conditioning import SelfConditioning
         from .target_states import TargetStates
 
@@ -484,6 +487,38 @@ class Stack(Component):
                 },
                 first_layers=("first", BASE, "second", "last"),
                 streams=BlockResiduals(blocks=2, norm=rms),
+                final_norm=rms,
+            ),
+            cls(
+                num_hidden_layers=3,
+                block=gated_streams_example(),
+                variants={
+                    "ngrams": gated_streams_example(
+                        ngram_input=NgramInput(
+                            ngram_rows=40,
+                            ngram_heads=4,
+                            ngram_head_dim=3,
+                            streams=3,
+                            conv_kernel_size=3,
+                            dilation=2,
+                            norm=rms,
+                        )
+                    )
+                },
+                first_layers=(BASE, "ngrams"),
+                streams=GatedStreams(hc_mult=3, hc_lowrank=5, norm=rms),
+            ),
+            cls(
+                num_hidden_layers=3,
+                block=convolved_residual_example(),
+                variants={
+                    "second": convolved_residual_example(attention_blocks=1, starts_block=False),
+                    "last": convolved_residual_example(
+                        attention_blocks=1, feed_forward_blocks=2, separate_inputs=False
+                    ),
+                },
+                first_layers=(BASE, "second", "last"),
+                streams=BlockResiduals(blocks=2, norm=Norm(type="rmsnorm", weight=False), normed_values=True),
                 final_norm=rms,
             ),
             cls(

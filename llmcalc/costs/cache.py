@@ -148,7 +148,12 @@ class CacheSize:
 
     @property
     def what_if(self) -> list[WhatIf]:
-        """Yields the cache sizes of the same model with other key/value heads or without windows."""
+        """Returns the cache sizes of the same model with other key/value heads or without windows.
+
+        It is empty for a model that caches nothing of its own, such as a draft that reads the target's cache.
+        """
+        if not self.bytes:
+            return []
         changed_caches = [
             (change, replace(self, spec=spec, tree=_cached_tree(spec))) for change, spec in changed_models(self.spec)
         ]

@@ -21,10 +21,10 @@ TASKS = (
 
 MISSING = {
     "a text model without a reader": """
-    funnel inkling2_text perceiver qwen4_exp_text reformer
+    funnel perceiver reformer
     """,
     "a wrapper of a text model without a reader": """
-    blt inkling2 qwen4_exp
+    blt
     """,
     "no language model: it generates music, speech or the actions of a robot, and no text": """
     dia musicgen musicgen_melody pi0 pop2piano

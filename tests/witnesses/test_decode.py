@@ -95,8 +95,9 @@ MORE: Mapping[str, More] = {
     "convolutions": More(
         "without its kernel the class runs a convolution over the new input and all that its state keeps, which is one "
         "more than the kernel's width, and drops the first of two outputs",
-        "bailing_hybrid bamba falcon_h1 falcon_mamba glm5_next_text granitemoehybrid inkling_text jamba kimi_linear "
-        "lfm2 lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2",
+        "bailing_hybrid bamba falcon_h1 falcon_mamba glm5_next_text granitemoehybrid inkling2_text inkling_text jamba "
+        "kimi_linear lfm2 lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next "
+        "qwen4_exp_text zamba zamba2",
         _one_more_output,
     ),
     "convolution by hand": More(
@@ -108,7 +109,7 @@ MORE: Mapping[str, More] = {
         "eager attention computes the scores of all keys and masks those that are not chosen; decoding is counted over "
         "the chosen ones",
         "axk2 deepseek_v32 deepseek_v4 dots3_note_text glm5_next_text glm_moe_dsa hy_v4 minimax_m3_vl_text "
-        "mistral_large4_text",
+        "mistral_large4_text qwen4_exp_text",
         _every_key,
     ),
     "windows": More("its local layers keep and read every token", "gpt_neo", _no_window),

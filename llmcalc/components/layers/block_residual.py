@@ -34,27 +34,33 @@ SOURCE = "Kimi Team 2026 (arXiv:2607.24653), §2.2"
 MOST_BLOCKS = 1000
 
 
-def _record_mix(f: Flow, name: str, x: Value, block_count: int, norm: Norm) -> Value:
-    """Records the weighted sum of the sums of finished blocks and the running one.
+def record_mix(
+    f: Flow, name: str, x: Value, block_count: int, norm: Norm, *, normed_values: bool = False, queries: int = 1
+) -> list[Value]:
+    """Records weighted sums of the sums of finished blocks and the running one, one for each query.
 
     x: the running sum. block_count: the number of finished blocks.
+    normed_values: whether the sums that are added up are those after the norm.
     """
     if not block_count:
-        return x
-    (hidden,), sources, single = x.axes, Axis("sources", block_count + 1), Axis("one", 1)
+        return [x] * queries
+    (hidden,), sources, of_queries = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
+    query_axes = () if queries == 1 else (of_queries,)
     with f.scope(name, kind="residual", source=SOURCE):
         earlier_sums = f.copies(x, Axis("sources", block_count))  # as large as those of other layers
         values = f.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(sources, hidden))
         f.hold(values=values)
         keys = f.norm("norm", values, norm, (hidden,))
-        f.hold(keys=keys)
-        query = f.vector("proj", hidden)
-        scores = f.core("scores", ops.Product(sources.size, hidden.size, 1, x.rows), keys, query, axes=(sources,))
+        values = keys if normed_values else values
+        f.hold(keys=keys, values=values)
+        query = f.vector("proj", *query_axes, hidden)
+        product = ops.Product(sources.size, hidden.size, queries, x.rows)
+        scores = f.core("scores", product, keys, query, axes=(*query_axes, sources))
         shares = f.act(scores, "softmax")
         f.hold(shares=shares)
-        mix = ops.Product(1, sources.size, hidden.size, x.rows)
-        mixed = f.core("mix", mix, shares.view(single, sources), values, axes=(single, hidden))
-        return mixed.view(hidden)
+        mix = ops.Product(queries, sources.size, hidden.size, x.rows)
+        mixed = f.core("mix", mix, shares.view(of_queries, sources), values, axes=(of_queries, hidden))
+        return [mixed.view(hidden)] if queries == 1 else [f.take(mixed, hidden) for _ in range(queries)]
 
 
 class BlockResidualLayer(WholeLayer):
@@ -88,7 +94,7 @@ class BlockResidualLayer(WholeLayer):
         return self
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), "streams": {"type": self.type}}
+        return {**super().requires(), "streams": {"type": "block_residual"}}
 
     def source(self) -> str:
         return SOURCE
@@ -99,7 +105,7 @@ class BlockResidualLayer(WholeLayer):
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
             assert isinstance(part, Component)
-            sublayer_input = _record_mix(f, f"{name}_residual", x, block_count, self.norm)
+            (sublayer_input,) = record_mix(f, f"{name}_residual", x, block_count, self.norm)
             f.hold(x=x, read=sublayer_input)
             y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, sublayer_input))
             f.hold(y=y)
@@ -108,7 +114,7 @@ class BlockResidualLayer(WholeLayer):
         return x
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["layer"](self, context)
+        return block_residual_classes()["layer"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -121,6 +127,7 @@ class BlockResiduals(ResidualStreams):
 
     blocks: the number of blocks whose sums the output reads when the last layer has run.
     norm: the norm on the sums, of which the scores are computed.
+    normed_values: whether the sums that are added up are those after the norm (Inkling 2), false by default.
     """
 
     kind: ClassVar[str] = "residual"
@@ -128,6 +135,7 @@ class BlockResiduals(ResidualStreams):
     type: Literal["block_residual"] = "block_residual"
     blocks: int = Field(ge=1, le=MOST_BLOCKS, strict=True)
     norm: Norm
+    normed_values: Flag = False
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required = {"type": self.type}
@@ -141,13 +149,14 @@ class BlockResiduals(ResidualStreams):
         return x
 
     def record_merge(self, f: Flow, x: Value) -> Value:
-        return _record_mix(f, "output_residual", x, self.blocks, self.norm)
+        (mixed,) = record_mix(f, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values)
+        return mixed
 
     def flow(self, f: Flow, x: Value) -> Value:
         return self.record_merge(f, x)
 
     def reference(self, context: Context) -> nn.Module:
-        return _references()["streams"](self, context)
+        return block_residual_classes()["streams"](self, context)
 
 
 def block_residual_example(**fields: Any) -> BlockResidualLayer:
@@ -166,34 +175,42 @@ def block_residual_example(**fields: Any) -> BlockResidualLayer:
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
+def block_residual_classes() -> dict[str, type[nn.Module]]:
+    """Returns the classes of the reference: of a layer, of the streams, and of the mix of sums."""
     import torch
     from torch import nn
 
     class Scores(nn.Module):
-        """Scores sums with a query. keys: [.., sums, hidden], query: [hidden] → [.., sums]."""
+        """Scores sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
 
         def forward(self, keys: Tensor, query: Tensor) -> Tensor:
-            return (keys @ query[:, None]).squeeze(-1)
+            return (keys @ query.reshape(-1, query.shape[-1]).t()).transpose(-1, -2)
 
     class WeightedSum(nn.Module):
-        """Adds up weighted sums. shares: [.., sums], values: [.., sums, hidden] → [.., hidden]."""
+        """Adds up weighted sums. shares: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
 
         def forward(self, shares: Tensor, values: Tensor) -> Tensor:
-            return (shares[..., None, :] @ values).squeeze(-2)
+            return shares @ values
 
     class Mix(nn.Module):
-        """Attends over residual sums. block_sums: earlier ones, x: the running one; each [batch, tokens, hidden]."""
+        """Attends over residual sums. block_sums: earlier ones, x: the running one; each [batch, tokens, hidden].
 
-        def __init__(self, norm: Norm, context: Context) -> None:
+        Returns one mix for each query, of that shape.
+        """
+
+        def __init__(self, norm: Norm, context: Context, normed_values: bool = False, queries: int = 1) -> None:
             super().__init__()
-            self.norm, self.proj = norm.reference(context), vector(torch.zeros(context.hidden_size))
+            shape = (context.hidden_size,) if queries == 1 else (queries, context.hidden_size)
+            self.norm, self.proj = norm.reference(context), vector(torch.zeros(shape))
+            self.normed_values, self.scale = normed_values, context.hidden_size**-0.5 if normed_values else 1.0
             self.scores, self.mix = Scores(), WeightedSum()
 
-        def forward(self, block_sums: list[Tensor], x: Tensor) -> Tensor:
+        def forward(self, block_sums: list[Tensor], x: Tensor) -> tuple[Tensor, ...]:
             values = torch.stack([*block_sums, x], 2)
-            mixed: Tensor = self.mix(self.scores(self.norm(values), self.proj.weight).softmax(-1), values)
-            return mixed
+            keys = self.norm(values)
+            shares = (self.scores(keys, self.proj.weight) * self.scale).softmax(-1)
+            mixed = self.mix(shares, keys if self.normed_values else values)
+            return tuple(mixed[..., i, :] for i in range(mixed.shape[-2]))
 
     class LayerReference(nn.Module):
         """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""
@@ -216,7 +233,7 @@ def _references() -> dict[str, type[nn.Module]]:
             for name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
                 sums = run.memo["block_sums"][:block_count]  # without those of layers above, when the layer runs again
                 assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
-                sublayer_input = self.get_submodule(f"{name}_residual")(sums, x) if block_count else x
+                (sublayer_input,) = self.get_submodule(f"{name}_residual")(sums, x) if block_count else (x,)
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), run)
                 starts = name == "self_attn" and spec.starts_block
                 if starts:
@@ -229,14 +246,15 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: BlockResiduals, context: Context) -> None:
             super().__init__()
-            self.output_residual = Mix(spec.norm, context)
+            self.output_residual = Mix(spec.norm, context, spec.normed_values)
 
         def split_streams(self, x: Tensor, run: Run) -> Tensor:
             run.memo["block_sums"] = []
             return x
 
         def merge_streams(self, x: Tensor, run: Run) -> Tensor:
-            mixed: Tensor = self.output_residual(run.memo["block_sums"], x)
-            return mixed
+            (mixed,) = self.output_residual(run.memo["block_sums"], x)
+            output: Tensor = mixed
+            return output
 
-    return {"layer": LayerReference, "streams": StreamsReference}
+    return {"layer": LayerReference, "streams": StreamsReference, "mix": Mix}

@@ -37,6 +37,7 @@ from ..base import (
     check_groups,
 )
 from ..choice import only
+from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
 from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
@@ -44,7 +45,6 @@ from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .block_indexer import BlockIndexer
     from .output_gate import OutputGate
     from .qk_norm import QKNorm
     from .query_factors import QueryFactors
@@ -53,7 +53,6 @@ else:
     QKNorm, QueryFactors = only("mixers.qk_norm:QKNorm"), only("mixers.query_factors:QueryFactors")
     OutputGate = only("mixers.output_gate:OutputGate")
     ValueConvolution = only("mixers.value_convolution:ValueConvolution")
-    BlockIndexer = only("mixers.block_indexer:BlockIndexer")
 
 
 IdleName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
@@ -95,7 +94,8 @@ class Attention(TokenMixer):
         window (Gemma 3n, Gemma 4), or from a target model's cache (drafts of Gemma 4); false by default.
     attn_logit_softcapping: the soft cap of the scores, none by default.
     position: the position encoding of queries and keys, none by default.
-    block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3), none by default.
+    block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3, Qwen4-Exp); none by
+        default.
     float32_softmax: whether the softmax of the scores is in float32, true by default; in their own number format
         otherwise (GPT-2, gpt-oss). Fused kernels of attention keep no scores. Parameters and FLOPs do not change.
     fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
@@ -137,7 +137,7 @@ class Attention(TokenMixer):
     kv_shared: Flag = False
     attn_logit_softcapping: Real | None = Field(default=None, gt=0)
     position: ScorePosition | None = None
-    block_indexer: BlockIndexer | None = None
+    block_indexer: AnyBlockIndexer | None = None
     float32_softmax: Flag = True
     fused_qkv: Flag = False
     whole_pass: Flag = False

@@ -8,7 +8,7 @@ them. transformers: models/minimax_m3_vl (`MiniMaxM3VLIndexer`).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ... import ops
 from ...flow.axis import Axis
@@ -37,6 +37,7 @@ class BlockIndexer(Part):
 
     witness: ClassVar[PartWitness] = BY_TORCH
 
+    type: Literal["block_indexer"] = "block_indexer"
     index_n_heads: Heads
     index_head_dim: HeadDim
     index_block_size: Window

@@ -46,7 +46,7 @@ class ProfileAttention(TokenMixer):
     relative_extent: the number of distances with a bias; farther keys have none.
     conv_kernel_size: the width in tokens of the convolutions of keys and values.
     sliding_window: the number of tokens that each token attends to, itself included; all by default.
-    norm: the norm on each query and key head.
+    norm: the norm on each query and key head; null for none.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -60,7 +60,7 @@ class ProfileAttention(TokenMixer):
     relative_extent: Positions
     conv_kernel_size: Kernel
     sliding_window: Window | None = None
-    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+    norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -91,16 +91,16 @@ class ProfileAttention(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = f.norm("q_norm", f.linear("q_proj", x, heads, dim), self.norm, (dim,))
+        q = self._normed(f, "q_norm", f.linear("q_proj", x, heads, dim))
         keys, values = (
             add_convolution(f, f"{name}_conv", f.linear(f"{name}_proj", x, kv_heads, dim), self.conv_kernel_size)
             for name in ("k", "v")
         )
-        keys = f.norm("k_norm", keys, self.norm, (dim,))
+        keys = self._normed(f, "k_norm", keys)
         cache_kind = "full_attention" if window is None else "sliding_attention"
         keys, values = f.cache("cache", cache_kind, keys, values, limit=window)
         f.mask(q, keys, causal=True, window=window)
-        bias = self._bias(f, x, q, keys, heads)
+        bias = self.bias_of(f, f.linear("r_proj", x, heads, Axis("profiles", self.relative_rank)), q, keys)
         f.hold(q=q, k=keys, v=values, bias=bias)
         keys, values = f.repeat(keys, heads), f.repeat(values, heads)
         f.hold(k=keys, v=values)
@@ -108,12 +108,14 @@ class ProfileAttention(TokenMixer):
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes)
 
-    def _bias(self, f: Flow, x: Value, q: Value, keys: Value, heads: Axis) -> Value:
-        """Returns the bias of every head, query and key."""
+    def _normed(self, f: Flow, name: str, x: Value) -> Value:
+        return x if self.norm is None else f.norm(name, x, self.norm, x.axes[1:])
+
+    def bias_of(self, f: Flow, shares: Value, q: Value, keys: Value) -> Value:
+        """Records the bias of every head, query and key. shares: each head's weights of the profiles."""
         from ...workload.derived_rows import Table
 
-        rank, extent = Axis("profiles", self.relative_rank), Axis("distances", self.relative_extent)
-        shares = f.linear("r_proj", x, heads, rank)
+        rank, extent = shares.axes[-1], Axis("distances", self.relative_extent)
         profiles, _ = f.table("profiles", extent, rank, of=Table(length=extent.size), by="all")
         by_distance = f.scores("profile_core", shares, profiles, cross=True)
         return f.at_distance(by_distance, f.distances(q, keys, clamped=True, shifted=False))
@@ -124,7 +126,7 @@ class ProfileAttention(TokenMixer):
         return f"GQA {groups} × {self.head_dim}, {self.relative_rank} profiles{window}"
 
     def reference(self, context: Context) -> nn.Module:
-        return _reference_class()(self, context)
+        return profile_classes()["attention"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -136,11 +138,16 @@ class ProfileAttention(TokenMixer):
             relative_extent=7,
             conv_kernel_size=3,
         )
-        return [base, base.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4})]
+        return [
+            base,
+            base.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4}),
+            base.model_copy(update={"norm": None}),
+        ]
 
 
 @cache
-def _reference_class() -> type[nn.Module]:
+def profile_classes() -> dict[str, type[nn.Module]]:
+    """Returns the class of the reference, under the name `attention`."""
     import torch
     from torch import nn
 
@@ -173,18 +180,22 @@ def _reference_class() -> type[nn.Module]:
             self.q_proj = nn.Linear(hidden, heads * size, bias=False)
             self.k_proj, self.v_proj = nn.Linear(hidden, kv_width, bias=False), nn.Linear(hidden, kv_width, bias=False)
             self.k_conv, self.v_conv = (residual_convolution_class()(kv_width, spec.conv_kernel_size) for _ in "kv")
-            self.q_norm, self.k_norm = norm_reference(spec.norm, size), norm_reference(spec.norm, size)
+            self.q_norm, self.k_norm = (
+                nn.Identity() if spec.norm is None else norm_reference(spec.norm, size) for _ in "qk"
+            )
             self.r_proj = nn.Linear(hidden, heads * spec.relative_rank, bias=False)
             self.profiles, self.profile_core = Profiles(spec.relative_extent, spec.relative_rank), ProfileCore()
             self.core, self.cache = Core(), cache_class()(spec.sliding_window)
             self.o_proj = nn.Linear(heads * size, hidden, bias=False)
 
-        def _bias(self, x: Tensor, run: Run, keys: int) -> Tensor:
-            """Returns the bias on the scores of the last `keys` tokens, [batch, heads, tokens, keys]."""
-            spec, end = self.spec, run.past + x.shape[1]
-            shares = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
+        def bias_of(self, shares: Tensor, run: Run, end: int, keys: int) -> Tensor:
+            """Returns the bias on the scores of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
+
+            shares: each head's weights of the profiles, [batch, heads, tokens, rank].
+            """
+            spec, device = self.spec, shares.device
             by_distance = self.profile_core(shares, self.profiles.weight)
-            queries, key_positions = run.span(run.past, end, x.device), run.span(end - keys, end, x.device)
+            queries, key_positions = run.span(run.past, end, device), run.span(end - keys, end, device)
             distance = queries[:, None] - key_positions
             index = distance.clamp(0, spec.relative_extent - 1).expand(*by_distance.shape[:-1], -1)
             bias: Tensor = by_distance.gather(-1, index)
@@ -197,9 +208,10 @@ def _reference_class() -> type[nn.Module]:
             q, (k, v) = self.q_norm(q), self.cache(run, self.k_norm(k), v)
             end = run.past + x.shape[1]
             mask = attention_mask(run, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window)
-            bias = self._bias(x, run, k.shape[2])
+            shares = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
+            bias = self.bias_of(shares, run, end, k.shape[2])
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             out: Tensor = self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
             return out
 
-    return ProfileAttentionReference
+    return {"attention": ProfileAttentionReference}

@@ -450,6 +450,14 @@ WRAPPERS: dict[str, Shapes] = {
             {"vision_config": {**QWEN, "out_hidden_size": 40, "deepstack_visual_indexes": []}},
         ],
     ),
+    "qwen4_exp": (
+        "Qwen4ExpForConditionalGeneration",
+        VISUAL,
+        [
+            {"vision_config": {"model_type": "qwen4_exp_vision", **QWEN}},
+            {"vision_config": {**QWEN, "out_hidden_size": 40}},
+        ],
+    ),
     "kimi_k25": (
         "Kimi_K25ForConditionalGeneration",
         {"vision_tower": ("vision_tower",), "mm_projector": ("mm_projector",)},

@@ -40,10 +40,13 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(step.outs[0], scores)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Computes scores with rows shared by all heads: x [batch, tokens, heads, d] → [batch, heads, tokens, rows]."""
-        by_head = len(rows.shape) == 3
-        transposed = self.t.permute(rows, (1, 2, 0)) if by_head else self.t.transpose(rows, -1, -2)
-        return self.t.matmul(self.heads_first(x), transposed)
+        """Computes scores with rows that all sequences share, [batch, heads, tokens, rows].
+
+        x: [batch, tokens, heads, d]. rows: [rows, heads, d], or [rows, d] for all heads.
+        """
+        if len(rows.shape) == 2:
+            return self.t.matmul(self.heads_first(x), self.t.transpose(rows, -1, -2))
+        return self.t.matmul(self.heads_first(x), self.t.permute(rows, (1, 2, 0)))
 
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 

@@ -38,10 +38,12 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_Product(self, step: Step) -> None:
-        """Multiplies the streams of each row by its matrix of weights, or by a vector that all rows share."""
+        """Multiplies the streams of each row by its matrix of weights, or by vectors that all rows share."""
         t, (matrix, x) = self.t, map(self.get, step.ins)
         if len(x.shape) == 1:
             self.set(step.outs[0], t.select(t.linear(matrix, t.unsqueeze(x, 0)), 3))
+        elif len(x.shape) == 2:
+            self.set(step.outs[0], t.transpose(t.linear(matrix, x), -1, -2))
         else:
             self.set(step.outs[0], t.matmul(matrix, x))
 

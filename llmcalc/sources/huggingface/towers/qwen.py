@@ -2,8 +2,8 @@
 
 Cohere Compass, Cosmos 3, EXAONE 4.5 and HyperCLOVA X Vision 2 have Qwen's.
 
-transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, exaone4_5, cosmos3_omni,
-    hyperclovax_vision_v2, kimi_k25, ernie4_5_vl_moe, minimax_m3_vl.
+transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen4_exp, exaone4_5,
+    cosmos3_omni, hyperclovax_vision_v2, kimi_k25, ernie4_5_vl_moe, minimax_m3_vl.
 """
 
 from __future__ import annotations
@@ -308,6 +308,7 @@ WRAPPERS = {
     "cohere_compass": {"vision_config": Section(_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3})},
     "qwen3_5": {"vision_config": Section(_qwen3_5, {"qwen3_5_vision": QWEN3_5, "qwen3_5": QWEN3_5})},
     "qwen3_5_moe": {"vision_config": Section(_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5, "qwen3_5_moe": QWEN3_5})},
+    "qwen4_exp": {"vision_config": Section(_qwen3_5, {"qwen4_exp_vision": QWEN3_5, "qwen4_exp": QWEN3_5})},
     "kimi_k25": {
         "vision_config": Section(
             _kimi,

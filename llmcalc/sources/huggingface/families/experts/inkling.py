@@ -13,6 +13,7 @@ from ...absent import present
 from ...config import Config
 from ...family import Deviation, Family
 from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm
+from ...writes import Writes
 from ..deepseek.deepseek import SIGMOID
 
 if TYPE_CHECKING:
@@ -147,6 +148,33 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+MIXER_WRITES: Writes = {
+    "num_attention_heads": lambda s: _full(s).num_attention_heads,
+    "num_key_value_heads": lambda s: _full(s).num_key_value_heads,
+    "head_dim": lambda s: _full(s).head_dim,
+    "rel_extent": lambda s: _full(s).relative_extent,
+    "d_rel": "relative_rank",
+    "swa_num_attention_heads": lambda s: _sliding(s).num_attention_heads,
+    "swa_num_key_value_heads": lambda s: _sliding(s).num_key_value_heads,
+    "swa_head_dim": lambda s: _sliding(s).head_dim,
+    "sliding_window_size": lambda s: _sliding(s).sliding_window,
+    "conv_kernel_size": lambda s: s.first.block.conv_kernel_size,
+    "layer_types": lambda s: ["hybrid" if mixer.sliding_window is None else "hybrid_sliding" for mixer in s.mixers],
+}
+"""Fields of attention, and of the pattern of layers."""
+
+MODULES = {
+    "embed_norm": "embed_tokens.embed_norm",
+    "embed_tokens": "embed_tokens - embed_tokens.embed_norm",
+    "self_attn.k_conv": "k_sconv",
+    "self_attn.v_conv": "v_sconv",
+    "k_conv.conv": "conv1d",
+    "v_conv.conv": "conv1d",
+    "self_attn.profiles": "rel_logits_proj.proj",
+    "mlp.router": "gate",
+}
+"""Modules of the embedding, of attention and of the router."""
+
 FAMILIES = {
     "inkling_text": Family(
         _inkling_text,
@@ -158,37 +186,14 @@ FAMILIES = {
             rms_norm_eps_moe_gate route_scale shared_expert_sink tie_word_embeddings unpadded_vocab_size
             """.split()  # noqa: SIM905
         ),
-        writes={
-            "num_attention_heads": lambda s: _full(s).num_attention_heads,
-            "num_key_value_heads": lambda s: _full(s).num_key_value_heads,
-            "head_dim": lambda s: _full(s).head_dim,
-            "rel_extent": lambda s: _full(s).relative_extent,
-            "d_rel": "relative_rank",
-            "swa_num_attention_heads": lambda s: _sliding(s).num_attention_heads,
-            "swa_num_key_value_heads": lambda s: _sliding(s).num_key_value_heads,
-            "swa_head_dim": lambda s: _sliding(s).head_dim,
-            "sliding_window_size": lambda s: _sliding(s).sliding_window,
-            "conv_kernel_size": lambda s: s.first.block.conv_kernel_size,
-            "layer_types": lambda s: [
-                "hybrid" if mixer.sliding_window is None else "hybrid_sliding" for mixer in s.mixers
-            ],
-            "n_shared_experts": lambda s: present(s.moe.shared_scores).shared_experts,
-        },
+        writes={**MIXER_WRITES, "n_shared_experts": lambda s: present(s.moe.shared_scores).shared_experts},
         modules={
-            "embed_norm": "embed_tokens.embed_norm",
-            "embed_tokens": "embed_tokens - embed_tokens.embed_norm",
-            "self_attn.k_conv": "k_sconv",
-            "self_attn.v_conv": "v_sconv",
-            "k_conv.conv": "conv1d",
-            "v_conv.conv": "conv1d",
-            "self_attn.profiles": "rel_logits_proj",
-            "self_attn.profile_core": "rel_logits_proj",
+            **MODULES,
             "self_attn_conv": ".attn_sconv",
             "mlp_conv": ".mlp_sconv",
             "self_attn_conv.conv": ".attn_sconv.conv1d",
             "mlp_conv.conv": ".mlp_sconv.conv1d",
             "mlp.output_scale": "global_scale",
-            "mlp.router": "gate",
             "mlp.shared_router": "gate",
             "mlp.shared_scale": "gate",
         },

@@ -1,0 +1,157 @@
+"""Block attention residuals around sublayers that each pass a short convolution over the last tokens.
+
+Each sum of a block is normalized, without weights, before it is scored and added up. Queries, keys and values of
+attention may have an input each. transformers: models/inkling2 (`Inkling2SlidingDecoderLayer`,
+`Inkling2FullDecoderLayer`, `Inkling2BlockAttentionResidual`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Component, Context, Flag, Kernel
+from ..mixers.gated_profile import GatedProfileAttention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..residual_convolution import add_convolution, residual_convolution_class
+from ..runtime import Run
+from .block import Sharing
+from .block_residual import BlockResidualLayer, block_residual_classes, record_mix
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+WEIGHTLESS = Norm(type="rmsnorm", weight=False, eps=1e-6)
+"""The norm on the sums of blocks."""
+
+
+class ConvolvedResidualLayer(BlockResidualLayer):
+    """A layer whose sublayers read sums of earlier blocks of layers, and whose outputs pass a convolution each.
+
+    conv_kernel_size: the width in tokens of both convolutions.
+    separate_inputs: whether queries, keys and values read a sum and a norm each, false by default.
+    """
+
+    plain: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+
+    type: Literal["convolved_residual"] = "convolved_residual"  # type: ignore[assignment]
+    conv_kernel_size: Kernel
+    separate_inputs: Flag = False
+
+    @model_validator(mode="after")
+    def _check_inputs(self) -> Self:
+        if self.separate_inputs and not isinstance(self.attention, GatedProfileAttention):
+            raise ValueError("separate_inputs: needs attention of type 'gated_profile'; expected false")
+        return self
+
+    def source(self) -> str:
+        return "Inkling 2 2026"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
+        assert isinstance(attention, Component)
+        assert isinstance(network, Component)
+        query_input, *kv_inputs = self._inputs(
+            f, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
+        )
+        named = zip(("key", "value"), kv_inputs, strict=False)
+        kv_inputs = [f.part(f"self_attn_{name}_norm", self.norm, y) for name, y in named]
+        inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
+        y = f.part("self_attn", attention, f.part("self_attn_pre_norm", self.norm, query_input), **inputs)
+        y = add_convolution(f, "self_attn_conv", y, kernel)
+        x = y if self.starts_block else f.add(x, y)
+        f.hold(x=x)
+        (network_input,) = self._inputs(f, "mlp", x, self.feed_forward_blocks, 1)
+        y = f.part("mlp", network, f.part("mlp_pre_norm", self.norm, network_input))
+        x = f.add(x, add_convolution(f, "mlp_conv", y, kernel))
+        f.hold(x=x)
+        return x
+
+    def _inputs(self, f: Flow, name: str, x: Value, block_count: int, queries: int) -> list[Value]:
+        return record_mix(f, f"{name}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries)
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context)
+
+
+def convolved_residual_example(**fields: Any) -> ConvolvedResidualLayer:
+    """Returns a small layer, by default the first one. fields: values that override its default fields."""
+    attention = GatedProfileAttention(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        relative_rank=3,
+        relative_extent=7,
+        conv_kernel_size=3,
+        dynamic_convolutions=True,
+    )
+    defaults = {
+        "attention": attention,
+        "feed_forward": FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
+        "norm": Norm(type="rmsnorm"),
+        "attention_blocks": 0,
+        "feed_forward_blocks": 1,
+        "starts_block": True,
+        "conv_kernel_size": 3,
+        "separate_inputs": True,
+    }
+    return ConvolvedResidualLayer(**{**defaults, **fields})
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    mix = block_residual_classes()["mix"]
+
+    class ConvolvedResidualReference(nn.Module):
+        """The layer. x: the running sum, [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: ConvolvedResidualLayer, context: Context) -> None:
+            super().__init__()
+            self.spec, queries = spec, 3 if spec.separate_inputs else 1
+            weightless = Norm(type="rmsnorm", weight=False, eps=1e-6)
+            for name, part, block_count, count in (
+                ("self_attn", spec.attention, spec.attention_blocks, queries),
+                ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
+            ):
+                assert isinstance(part, Component)
+                if block_count:
+                    self.add_module(f"{name}_residual", mix(weightless, context, True, count))
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                self.add_module(name, part.reference(context))
+                convolution = residual_convolution_class()(context.hidden_size, spec.conv_kernel_size)
+                self.add_module(f"{name}_conv", convolution)
+            for name in ("key", "value") if spec.separate_inputs else ():
+                self.add_module(f"self_attn_{name}_norm", spec.norm.reference(context))
+
+        def _attended(self, sums: list[Tensor], x: Tensor, run: Run) -> Tensor:
+            """Returns the output of attention. sums: those of finished blocks."""
+            separate, part = self.spec.separate_inputs, self.get_submodule
+            inputs = part("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate else 1)
+            query, *kv_inputs = inputs
+            kv_inputs = [
+                part(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
+            ]
+            y: Tensor = part("self_attn")(part("self_attn_pre_norm")(query), run, *kv_inputs)
+            return y
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, part = self.spec, self.get_submodule
+            sums = run.memo["block_sums"][: spec.attention_blocks]
+            y = part("self_attn_conv")(self._attended(sums, x, run), run)
+            if spec.starts_block:
+                run.memo["block_sums"] = [*sums, x]
+            x = y if spec.starts_block else x + y
+            (mixed,) = part("mlp_residual")(run.memo["block_sums"][: spec.feed_forward_blocks], x)
+            y = part("mlp")(part("mlp_pre_norm")(mixed), run)
+            out: Tensor = x + part("mlp_conv")(y, run)
+            return out
+
+    return ConvolvedResidualReference

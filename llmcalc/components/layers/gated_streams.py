@@ -1,0 +1,211 @@
+"""Hyper-connections of Qwen4-Exp: sublayers read an elementwise gated mean of several residual streams.
+
+All streams of a token are normalized; a projection of low rank gives each element's gate, and another one the factor
+with which each stream takes the sublayer's output. The streams are not mixed with each other. Before its sublayers a
+layer may add embeddings of n-grams. transformers: models/qwen4_exp (`Qwen4ExpTextGatedResidual`,
+`Qwen4ExpTextDecoderLayer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Component, Context, LayerParts, QueryRank, Streams
+from ..choice import only
+from ..mixers.attention import Attention
+from ..mixers.mean_indexer import MeanIndexer
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..runtime import Run
+from ..streams import ResidualStreams
+from .block import Sharing
+from .whole_layer import WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ..ngram_input import NgramInput
+else:
+    NgramInput = only("ngram_input:NgramInput")
+
+
+def record_gated_mean(f: Flow, x: Value, norm: Norm, rank: int) -> tuple[Value, Value]:
+    """Returns the gated mean of all streams, and the normalized streams. x: all streams."""
+    streams, hidden = x.axes
+    assert isinstance(streams, Axis)
+    normed = f.norm("norm", x, norm, groups=streams)
+    gate = f.act(f.linear("down", normed, Axis("rank", rank)), "silu")
+    gate = f.act(f.linear("up", gate, streams, hidden), "sigmoid")
+    f.hold(normed=normed, gate=gate)
+    return f.sum(f.mul(gate, normed), hidden, mean=True), normed
+
+
+class GatedStreamsLayer(WholeLayer):
+    """A layer whose sublayers read a gated mean of several residual streams and write to all of them.
+
+    hc_mult: the number of streams.
+    hc_lowrank: the rank of the projection that gives the gates.
+    ngram_input: the embeddings of n-grams that are added to all streams first; none by default.
+    norm: the norm on each stream, with one weight vector for all; the sublayers have no norm besides.
+    """
+
+    plain: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+
+    type: Literal["gated_streams"] = "gated_streams"
+    hc_mult: Streams
+    hc_lowrank: QueryRank
+    ngram_input: NgramInput | None = None
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().requires(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
+
+    def source(self) -> str:
+        return "Qwen4-Exp 2026"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        """Records the layer. x: all streams."""
+        if self.ngram_input is not None:
+            x = f.add(x, f.part("ngram_input", self.ngram_input, x))
+        for part, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
+            assert isinstance(part, Component)
+            with f.scope(connection, kind="stream_gate"):
+                sublayer_input, normed = record_gated_mean(f, x, self.norm, self.hc_lowrank)
+                written = f.scale(f.act(f.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
+            f.hold(x=x, written=written)
+            y = f.part(part.node_name, part, sublayer_input)
+            x = f.add(x, f.mul(written, y, axes=x.axes))
+            f.hold(x=x)
+        return x
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Returns no examples: the layer needs the stack's streams, and one of the stack's examples uses it."""
+        return []
+
+
+class GatedStreams(ResidualStreams):
+    """The streams: copies of the embedding, of which a gated mean is the output.
+
+    hc_mult: the number of streams.
+    hc_lowrank: the rank of the projection that gives the gates.
+    norm: the norm on each stream.
+    """
+
+    kind: ClassVar[str] = "stream_gate"
+
+    type: Literal["gated_streams"] = "gated_streams"
+    hc_mult: Streams
+    hc_lowrank: QueryRank
+    norm: Norm
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        required_fields = {"type": self.type, "hc_mult": self.hc_mult}
+        if any(layer.requires().get("streams") != required_fields for layer in layers.values()):
+            raise ValueError(
+                "streams: those of type 'gated_streams' stand where every layer is of that type with their hc_mult, "
+                "and nowhere else"
+            )
+
+    def source(self) -> str:
+        return "Qwen4-Exp 2026"
+
+    def record_split(self, f: Flow, x: Value) -> Value:
+        return f.copies(x, Axis("streams", self.hc_mult))
+
+    def record_merge(self, f: Flow, x: Value) -> Value:
+        return f.part("stream_output", self, x)
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Returns the gated mean of the streams. x: all streams."""
+        mean, _ = record_gated_mean(f, x, self.norm, self.hc_lowrank)
+        return mean
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["streams"](self, context)
+
+
+def gated_streams_example(**fields: Any) -> GatedStreamsLayer:
+    """Returns a small layer. fields: values that override its default fields."""
+    indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
+    defaults = {
+        "attention": Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer),
+        "feed_forward": FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
+        "norm": Norm(type="rmsnorm"),
+        "hc_mult": 3,
+        "hc_lowrank": 5,
+    }
+    return GatedStreamsLayer(**{**defaults, **fields})
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Connection(nn.Module):
+        """Reads streams, [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
+
+        def __init__(self, norm: Norm, streams: int, rank: int, hidden: int, writes: bool) -> None:
+            super().__init__()
+            self.streams, width = streams, streams * hidden
+            self.norm = norm_reference(norm, width, groups=streams)
+            self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+            self.write = nn.Linear(width, streams, bias=False) if writes else None
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+            normed = self.norm(x.flatten(2))
+            gate = self.up(F.silu(self.down(normed) / self.streams)).sigmoid()
+            mean = (gate * normed).unflatten(-1, (self.streams, -1)).mean(2)
+            return mean, None if self.write is None else 2 * (self.write(normed) / self.streams).sigmoid()
+
+    class LayerReference(nn.Module):
+        """The layer. x: [batch, tokens, streams, hidden] → same shape."""
+
+        def __init__(self, spec: GatedStreamsLayer, context: Context) -> None:
+            super().__init__()
+            self.sublayers = []
+            self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(context)
+            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(part, Component)
+                connection = Connection(spec.norm, spec.hc_mult, spec.hc_lowrank, context.hidden_size, True)
+                self.add_module(f"{name}_connection", connection)
+                self.add_module(part.node_name, part.reference(context))
+                self.sublayers.append((f"{name}_connection", part.node_name))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            x = x if self.ngram_input is None else x + self.ngram_input(x, run)
+            for connection, name in self.sublayers:
+                mean, written = self.get_submodule(connection)(x)
+                x = x + written[..., None] * self.get_submodule(name)(mean, run)[:, :, None]
+            return x
+
+    class StreamsReference(nn.Module):
+        """Copies one residual stream into n streams, [batch, tokens, n, hidden], and reads their gated mean."""
+
+        def __init__(self, spec: GatedStreams, context: Context) -> None:
+            super().__init__()
+            self.n = spec.hc_mult
+            self.stream_output = Connection(spec.norm, spec.hc_mult, spec.hc_lowrank, context.hidden_size, False)
+
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+            return x[:, :, None].expand(-1, -1, self.n, -1)
+
+        def merge_streams(self, x: Tensor, run: Run) -> Tensor:
+            mean, _ = self.stream_output(x)
+            stream: Tensor = mean
+            return stream
+
+    return {"layer": LayerReference, "streams": StreamsReference}

@@ -1,0 +1,142 @@
+"""An indexer that selects blocks of tokens by the mean of their keys: Qwen Sparse Attention (Qwen4-Exp).
+
+Each complete block of tokens has one key, the mean of its tokens' keys, which is then normalized and rotated. The
+tokens of the best blocks are attended to, and those after the last complete block. Keys of all tokens are cached, and
+their means computed anew in each pass. transformers: models/qwen4_exp (`Qwen4ExpTextQSAIndexer`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ... import ops
+from ...evidence import UNTESTED
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import AttentionFields, Context, PartWitness
+from ..norm import norm_reference
+from ..position import Rope
+from ..rotation import rotate
+from ..runtime import Run, cache_class
+from .block_indexer import BlockIndexer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class MeanIndexer(BlockIndexer):
+    """Small query heads that score one key per complete block of tokens, and select blocks for all attention heads.
+
+    index_n_heads: the number of small query heads, whose scores are summed.
+    index_head_dim: the size of a query and of a key.
+    index_block_size: the number of tokens in a block.
+    index_topk_blocks: the number of selected blocks; the tokens after the last complete block come on top.
+    norm: the norm on queries and on the means of keys.
+    """
+
+    witness: ClassVar[PartWitness] = UNTESTED
+
+    type: Literal["mean_indexer"] = "mean_indexer"  # type: ignore[assignment]
+    index_local_blocks: None = None  # type: ignore[assignment]
+
+    def check_attention(self, attention: AttentionFields) -> None:
+        if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
+            raise ValueError(
+                "block_indexer: selects among all earlier tokens; expected no window, no chunks and no kv_shared"
+            )
+        if self.index_head_dim % 2:
+            raise ValueError(f"block_indexer.index_head_dim: {self.index_head_dim} is odd; expected an even number")
+
+    @property
+    def chosen_tokens(self) -> int:
+        return self.index_block_size * (self.index_topk_blocks + 1) - 1
+
+    def flow(
+        self, f: Flow, x: Value, position: Rope, keys: Value, values: Value
+    ) -> tuple[Value, Value, dict[str, Any]]:
+        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        pool, chosen = Axis("pool", self.index_block_size), self.index_block_size * self.index_topk_blocks
+        with f.scope("indexer", role="no_grad"):
+            q = f.rope(f.norm("q_norm", f.linear("q_proj", x, heads, dim), self.norm, (dim,)), position)
+            (all_keys,) = f.cache("cache", "indexer", f.linear("k_proj", x, dim))
+            means = f.sum(f.windows(all_keys, pool, past=True), dim, mean=True)
+            means = f.rope(f.norm("k_norm", means, self.norm), position, every=pool.size)
+            f.hold(q=q, k=means)
+            scores = f.act(f.scores("core", q, means, cross=True, core=ops.EntryScores, rate=pool.size), "relu")
+            f.select(f.sum(scores), all_keys, chosen, pool=pool.size)
+        mask, keys, values = f.selected(q, keys, values)
+        f.hold(k=keys, v=values, mask=mask)
+        return keys, values, {"core": ops.PooledCore, "selection": mask, "selected": chosen, "pool": pool.size}
+
+    def reference(self, context: Context, theta: float) -> nn.Module:
+        return _reference_class()(self, context.hidden_size, theta)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """Scores of blocks. q: [batch, queries, heads, d], k: [batch, blocks, d] → [batch, queries, heads, blocks]."""
+
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return q @ k[:, None].transpose(-1, -2)
+
+    class MeanIndexerReference(nn.Module):
+        """The indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
+
+        A position may stand more than once for a token with fewer earlier tokens than others.
+        """
+
+        def __init__(self, spec: MeanIndexer, hidden: int, theta: float) -> None:
+            super().__init__()
+            self.spec, self.theta, size = spec, theta, spec.index_head_dim
+            self.q_proj = nn.Linear(hidden, spec.index_n_heads * size, bias=False)
+            self.k_proj = nn.Linear(hidden, size, bias=False)
+            self.q_norm, self.k_norm = norm_reference(spec.norm, size), norm_reference(spec.norm, size)
+            self.cache, self.core = cache_class()(), Core()
+
+        @torch.no_grad()
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, tokens, block = self.spec, x.shape[1], self.spec.index_block_size
+            size = spec.index_head_dim
+            q = self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1))).transpose(1, 2)
+            q = rotate(q, run, run.past, size, self.theta).transpose(1, 2)
+            (keys,) = self.cache(run, self.k_proj(x))
+            blocks = keys.shape[1] // block
+            means = self.k_norm(keys[:, : blocks * block].unflatten(1, (blocks, block)).mean(2))
+            starts = torch.arange(blocks, device=x.device) * block
+            angles = starts[:, None] / self.theta ** (torch.arange(0, size, 2, device=x.device) / size)
+            cos, sin = (t.to(x.dtype) for t in (angles.cos(), angles.sin()))
+            left, right = means.chunk(2, -1)
+            means = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+            scores = torch.relu(self.core(q, means)).sum(2) * size**-0.5
+            known = run.span(run.past, run.past + tokens, x.device)[:, None] + 1
+            complete = torch.arange(blocks, device=x.device) < known // block
+            ranked = scores.masked_fill(~complete, float("-inf")).sort(-1, descending=True).indices
+            chosen_blocks = ranked[..., : spec.index_topk_blocks]
+            chosen = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)
+            if tokens == 1:
+                end = run.past + 1
+                rest = torch.arange(end - end % block, end, device=x.device).expand(x.shape[0], 1, -1)
+                return torch.cat([chosen, rest], -1)
+            rest = known - known % block + torch.arange(block - 1, device=x.device)
+            rest = rest.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
+            return torch.cat([chosen, rest], -1)
+
+        def narrow(self, x: Tensor, k: Tensor, v: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
+            """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
+            selected, keys, tokens = self(x, run), k.shape[2], x.shape[1]
+            if run.past and tokens == 1:
+                index = selected[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
+                k, v = (t.gather(2, index.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
+                return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
+            positions, all_keys = run.span(run.past, run.past + tokens, x.device), run.span(0, keys, x.device)
+            mask = torch.zeros(x.shape[0], tokens, keys, dtype=torch.bool, device=x.device)
+            mask = mask.scatter(-1, selected, True) & (all_keys <= positions[:, None])
+            return k, v, mask[:, None]
+
+    return MeanIndexerReference

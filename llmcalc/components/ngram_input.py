@@ -1,0 +1,121 @@
+"""Embeddings of hashed n-grams that a layer adds to its residual streams, gated by them (Qwen4-Exp).
+
+The n-grams that end at a token are hashed to rows of one table, several for each length. Their vectors side by side
+give a value, and a key for each stream; the product of key and stream gates the value, and a dilated convolution adds
+the values of earlier tokens. transformers: models/qwen4_exp (`Qwen4ExpTextPLELayer`, `Qwen4ExpTextNGramEmbedding`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import LARGEST, Component, Context, Kernel
+from .norm import Norm, norm_reference
+from .runtime import Run, state_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Size = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
+
+
+class NgramInput(Component):
+    """A table of n-grams, a value and keys of them, and a convolution. The ids that it keeps are not cached elements.
+
+    ngram_rows: the number of rows of the table.
+    ngram_heads: the number of rows that are looked up for a token.
+    ngram_head_dim: the width of a row.
+    streams: the number of residual streams.
+    conv_kernel_size: the number of tokens that the convolution reads.
+    dilation: the distance between them.
+    norm: the norm on keys, streams and values, of each stream separately.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    ngram_rows: Size
+    ngram_heads: Size
+    ngram_head_dim: Size
+    streams: Size
+    conv_kernel_size: Kernel
+    dilation: Size
+    norm: Norm
+
+    def source(self) -> str:
+        return "Qwen4-Exp 2026"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Returns what is added to all streams. x: the streams, [tokens, streams, hidden]."""
+        from ..workload.derived_rows import Multiple
+
+        streams, hidden = x.axes
+        assert isinstance(streams, Axis)
+        dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
+        looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
+        rows, _ = f.table("embedding", Axis("ngrams", self.ngram_rows), dim, of=looked_up_rows, kind=self.kind)
+        vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
+        keys = f.norm("key_norm", f.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
+        value = f.linear("value_proj", vectors, hidden)
+        queries = f.norm("query_norm", x, self.norm, groups=streams)
+        gate = f.act(f.sum(f.mul(keys, queries), streams), "sigmoid")
+        gated = f.mul(gate, value, axes=x.axes)
+        normed = f.norm("conv_norm", gated, self.norm, groups=streams)
+        convolved = f.conv("conv1d", normed, *x.axes, kernel=kernel, groups=x.width)
+        f.state("conv_state", *x.axes, Axis("kernel", (kernel - 1) * self.dilation), kind="conv_state")
+        return f.add(gated, f.act(convolved, "silu"))
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context.hidden_size)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class NgramInputReference(nn.Module):
+        """The embeddings of n-grams. x: [batch, tokens, streams, hidden] → same shape."""
+
+        def __init__(self, spec: NgramInput, hidden: int) -> None:
+            super().__init__()
+            self.spec, width, size = spec, spec.streams * hidden, spec.ngram_heads * spec.ngram_head_dim
+            self.embedding = nn.Embedding(spec.ngram_rows, spec.ngram_head_dim)
+            self.key_proj, self.value_proj = nn.Linear(size, width, bias=False), nn.Linear(size, hidden, bias=False)
+            self.key_norm, self.query_norm, self.conv_norm = (
+                norm_reference(spec.norm, width, groups=spec.streams) for _ in range(3)
+            )
+            self.conv1d = nn.Conv1d(
+                width, width, spec.conv_kernel_size, groups=width, dilation=spec.dilation, bias=False
+            )
+            self.conv_state: Any = state_class()()
+
+        def _convolved(self, x: Tensor, run: Run) -> Tensor:
+            """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
+            past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
+            stored = self.conv_state.load(run)
+            earlier = x.new_zeros(x.shape[0], x.shape[2], past_length) if stored is None else stored[0]
+            inputs = torch.cat([earlier, x.transpose(1, 2)], -1)
+            self.conv_state.keep(run, inputs[..., inputs.shape[-1] - past_length :])
+            convolved: Tensor = self.conv1d(inputs).transpose(1, 2)
+            return convolved
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            streams = self.spec.streams
+            ids = torch.zeros(*x.shape[:2], self.spec.ngram_heads, dtype=torch.long, device=x.device)
+            vectors = self.embedding(ids).flatten(2)
+            keys, queries = self.key_norm(self.key_proj(vectors)), self.query_norm(x.flatten(2))
+            gate = (keys * queries).unflatten(-1, (streams, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
+            gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
+            gated = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
+            convolved = F.silu(self._convolved(self.conv_norm(gated.flatten(2)), run))
+            added: Tensor = gated + convolved.unflatten(-1, (streams, -1))
+            return added
+
+    return NgramInputReference

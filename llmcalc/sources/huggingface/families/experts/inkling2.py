@@ -1,0 +1,165 @@
+"""Inkling 2: block attention residuals around Inkling's attention, with gates, sinks and bounded queries and keys.
+
+Its layers with full attention compute queries, keys and values from a sum each. Elementwise factors and bounds, as of
+the logits and of the experts' inner values, change no count. transformers: models/inkling2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .....algebra import ceil_div
+from ...config import Config
+from ...family import Family
+from ...parts import Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_layers
+from ..deepseek.deepseek import SIGMOID
+from .inkling import FLOAT32_STATES, MIXER_WRITES, MODULES, RANGES
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
+
+
+def _inkling2_text(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    kernel, window = config.size("conv_kernel_size"), config.size("sliding_window_size")
+    full: Table = {
+        "type": "gated_profile",
+        "num_attention_heads": config.size("num_attention_heads"),
+        "num_key_value_heads": config.size("num_key_value_heads"),
+        "head_dim": config.size("head_dim"),
+        "relative_rank": config.size("d_rel"),
+        "relative_extent": config.size("rel_extent"),
+        "conv_kernel_size": kernel,
+        "dynamic_convolutions": True,
+    }
+    sliding: Table = {
+        "num_attention_heads": config.size("swa_num_attention_heads"),
+        "num_key_value_heads": config.size("swa_num_key_value_heads"),
+        "head_dim": config.size("swa_head_dim"),
+        "relative_extent": window,
+        "sliding_window": window,
+        "dynamic_convolutions": False,
+    }
+    experts = moe(
+        config.size("n_routed_experts"),
+        config.size("num_experts_per_tok"),
+        {**glu(config, width=config.size("moe_intermediate_size")), "hidden_act": "situ"},
+        **SIGMOID,
+    )
+    block: Table = {
+        "type": "convolved_residual",
+        "attention": full,
+        "feed_forward": experts,
+        "norm": norm,
+        "norm_placement": "pre",
+        "conv_kernel_size": kernel,
+        "attention_blocks": 1,
+        "feed_forward_blocks": 1,
+        "separate_inputs": True,
+    }
+    changes: dict[str, Table] = {"full": {}, "sliding": {"attention": sliding, "separate_inputs": False}}
+    default = ["sliding" if (i + 1) % 6 else "full" for i in range(depth)]
+    block_size, layers = config.size("n_layers_per_attn_res_block"), []
+    for i, kind in enumerate(listed_kinds(config, "layer_types", RANGES, default)):
+        finished, starts = ceil_div(i, block_size), i % block_size == 0
+        residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
+        layers.append((f"{kind}_{finished}" + ("_start" if starts else ""), {**changes[kind], **residuals}))
+    streams: Table = {
+        "type": "block_residual",
+        "blocks": ceil_div(depth, block_size),
+        "norm": {"type": "rmsnorm", "weight": False, "eps": 1e-6},
+        "normed_values": True,
+    }
+    stack = {**stack_of_layers(layers), "streams": streams, "embedding_norm": norm}
+    return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
+
+
+def _block_size(facts: Facts) -> int:
+    """Returns the number of layers of a block: the index of the second layer that starts one, or all layers."""
+    starts = [i for i, layer in enumerate(facts.layers) if getattr(layer, "starts_block", False)]
+    return starts[1] if len(starts) > 1 else len(facts.layers)
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 201024,
+    "hidden_size": 4608,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "swa_num_attention_heads": 48,
+    "swa_num_key_value_heads": 8,
+    "swa_head_dim": 128,
+    "sliding_window_size": 1024,
+    "d_rel": 16,
+    "rel_extent": 1024,
+    "layer_types": None,
+    "max_position_embeddings": 1048576,
+    "rms_norm_eps": 1e-6,
+    "conv_kernel_size": 4,
+    "hidden_act": "silu",
+    "moe_intermediate_size": 2304,
+    "n_routed_experts": 384,
+    "num_experts_per_tok": 8,
+    "n_layers_per_attn_res_block": 6,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": False,
+}
+
+EARLIER = {
+    "self_attn.q_proj": "attn.wq_du",
+    "self_attn.k_proj": "attn.wk_dv",
+    "self_attn.v_proj": "attn.wv_dv",
+    "self_attn.r_proj": "attn.wr_du",
+    "self_attn.o_proj": "attn.wo_ud",
+    "self_attn.gate_proj": "attn.gate_attn",
+    "self_attn.sink_proj": "attn.attn_sink_proj",
+    "self_attn": "attn",
+    "experts.gate_up_proj": "experts.w13_weight",
+    "experts.down_proj": "experts.w2_weight",
+    "lm_head": "model.llm.unembed",
+    "model.embed_tokens": "model.llm.embed",
+    "model.layers": "model.llm.layers",
+    "model.language_model.layers": "model.llm.layers",
+}
+"""Names in the published checkpoint, as `transformers` converts them."""
+
+FAMILIES = {
+    "inkling2_text": Family(
+        _inkling2_text,
+        DEFAULTS,
+        frozenset(
+            """
+            log_scaling_alpha log_scaling_n_floor mlp_gate_softcap mlp_up_softcap qk_l2_clip_threshold
+            rel_l2_clip_threshold route_scale scoring_func tie_word_embeddings unpadded_vocab_size
+            """.split()  # noqa: SIM905
+        ),
+        writes={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
+        modules={
+            **MODULES,
+            "k_conv": "k_sconv",
+            "v_conv": "v_sconv",
+            "q_scale": "q_l2_clip",
+            "share_scale": "rel_l2_clip",
+            "self_attn_residual": ".attention_input",
+            "mlp_residual": ".mlp_input",
+            "output_residual": "final_input",
+            "self_attn_pre_norm": ".input_layernorm | .q_input_layernorm",
+            "self_attn_key_norm": ".k_input_layernorm",
+            "self_attn_value_norm": ".v_input_layernorm",
+            "self_attn_conv": ".post_attention_convolution",
+            "mlp_conv": ".post_mlp_convolution",
+            "self_attn_conv.conv": ".post_attention_convolution.conv1d",
+            "mlp_conv.conv": ".post_mlp_convolution.conv1d",
+            "proj": "query",
+        },
+        earlier=EARLIER,
+        deviations=(FLOAT32_STATES,),
+    ),
+    "inkling2": Family(
+        None,
+        text="inkling2_text",
+        ties="never",
+        uncounted_encoders={"vision_config": "inkling2_vision"},
+    ),
+}

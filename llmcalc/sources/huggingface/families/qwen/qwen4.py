@@ -1,0 +1,254 @@
+"""Qwen4-Exp: Qwen3.5's layers between several residual streams, sparse attention, and embeddings of n-grams.
+
+transformers: models/qwen4_exp. `full_attention` in `layer_types` is attention with an indexer.
+"""
+
+from __future__ import annotations
+
+from itertools import count, islice
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+from .....algebra import ceil_div
+from .....frozen import frozen
+from .....ops import Op
+from .....ops.sparse import EntryScores
+from ...absent import present
+from ...config import Config
+from ...family import EVERY, Deviation, Family, Quirks
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    listed_kinds,
+    moe,
+    offset_rmsnorm,
+    qk_norm,
+    rope,
+    stack_of_layers,
+)
+from ...writes import PARTIAL_ROTARY
+from ..recurrent.delta import MOE, QWEN, QWEN3_5_MODULES, gated_delta_net
+
+if TYPE_CHECKING:
+    from .....workload.run_config import RunConfig
+    from ....to_hf.facts import Facts
+
+KINDS = {"linear_attention": "linear", "indexed_attention": "full", "full_attention": "full"}
+
+MOST_TABLES, LARGEST_TABLE = 256, 2**32
+"""The most rows that a token looks up in all layers, and the largest table of one of them: primes are searched."""
+
+
+def _qwen4(config: Config) -> Table:
+    depth, streams, rank = config.size("num_hidden_layers"), config.size("hc_count"), config.size("hc_lowrank")
+    norm, has_bias = offset_rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
+    full: Table = {
+        "type": "attention",
+        **attention(
+            config,
+            position=rope(config, 1.0),
+            output_gate={"per": "element", "bias": has_bias},
+            block_indexer=_indexer(config, norm),
+            **biases(has_bias, *QKVO),
+            **qk_norm(norm),
+        ),
+    }
+    experts = moe(
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, width=config.size("shared_expert_intermediate_size")),
+        shared_expert_gate=True,
+    )
+    block: Table = {
+        "type": "gated_streams",
+        "attention": gated_delta_net(config),
+        "feed_forward": experts,
+        "norm": norm,
+        "norm_placement": "pre",
+        "hc_mult": streams,
+        "hc_lowrank": rank,
+    }
+    period = config.size("full_attention_interval")
+    kinds = listed_kinds(
+        config, "layer_types", KINDS, ["full" if (i + 1) % period == 0 else "linear" for i in range(depth)]
+    )
+    inputs = _ngram_inputs(config, norm, streams)
+    layers: list[tuple[str, Table]] = []
+    for i, kind in enumerate(kinds):
+        if i + 1 in inputs and kind == "full":
+            raise config.wrong("ple_layer_ids", sorted(inputs), "numbers of layers with linear attention")
+        changes: Table = {"attention": full} if kind == "full" else {}
+        layers.append((kind + ("_ngrams" if i + 1 in inputs else ""), changes | inputs.get(i + 1, {})))
+    shared: Table = {"hc_mult": streams, "hc_lowrank": rank, "norm": norm}
+    stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared}}
+    return decoder(config, block, None, stack=stack)
+
+
+def _indexer(config: Config, norm: Table) -> Table:
+    """Returns the indexer, which every layer with attention has."""
+    config.must("indexer_kv_heads", 1)
+    budget, ratio = config.size("indexer_budget"), config.size("indexer_compress_ratio")
+    if budget % ratio:
+        raise config.wrong("indexer_budget", budget, f"a multiple of indexer_compress_ratio {ratio}")
+    return {
+        "type": "mean_indexer",
+        "index_n_heads": config.size("indexer_n_heads"),
+        "index_head_dim": config.size("indexer_head_dim"),
+        "index_block_size": ratio,
+        "index_topk_blocks": budget // ratio,
+        "norm": norm,
+    }
+
+
+def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]:
+    """Returns number of a layer, from 1 on → its embeddings of n-grams."""
+    listed = config.get("ple_layer_ids")
+    numbers = [] if listed is None else sorted({*config.sizes("ple_layer_ids")})
+    longest, per_length = config.size("ngram_size"), config.size("heads_per_ngram")
+    width, heads = config.maybe("ple_embed_dim") or config.size("hidden_size"), (longest - 1) * per_length
+    least, divisor = config.size("ngram_vocab_size_base"), config.size("make_ngram_vocab_size_divisible_by")
+    kernel = config.size("ple_conv_kernel_size")
+    if not numbers:
+        return {}
+    if numbers[-1] > config.size("num_hidden_layers"):
+        raise config.wrong("ple_layer_ids", numbers, "numbers of layers, from 1 to num_hidden_layers")
+    if heads < 1 or width % heads:
+        raise config.wrong("ple_embed_dim", width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
+    if heads * len(numbers) > MOST_TABLES or least > LARGEST_TABLE:
+        raise config.wrong("ngram_vocab_size_base", least, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads")
+    primes = list(islice(filter(_is_prime, count(least)), heads * len(numbers)))
+    inputs = {}
+    for i, number in enumerate(numbers):
+        rows = ceil_div(sum(primes[i * heads : (i + 1) * heads]), divisor) * divisor
+        inputs[number] = {
+            "ngram_input": {
+                "ngram_rows": rows,
+                "ngram_heads": heads,
+                "ngram_head_dim": width // heads,
+                "streams": streams,
+                "conv_kernel_size": kernel,
+                "dilation": longest,
+                "norm": norm,
+            }
+        }
+    return inputs
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in (2, *range(3, isqrt(number) + 1, 2)) if divisor < number)
+
+
+@frozen(slots=True)
+class _VisibleBlocks(EntryScores):
+    """Scores of the complete blocks before each token alone."""
+
+    def pairs(self, run: RunConfig) -> Any:
+        past = run.past(self.rows)
+        return self.visible_pairs(past + run.new(self.rows)) - self.visible_pairs(past)
+
+
+def _visible_blocks(op: Op) -> Op:
+    """Returns the indexer's scores as the class computes them."""
+    if not isinstance(op, EntryScores):
+        return op
+    return _VisibleBlocks(op.heads, op.qk_dim, op.v_dim, rows=op.rows, keys=op.keys, rate=op.rate)
+
+
+QUERY_BY_QUERY = Deviation(
+    "Qwen4-Exp's indexer",
+    "it scores the blocks of each token by themselves, without those of later tokens, which a full pass masks",
+    "forward_flops",
+    follow=_visible_blocks,
+)
+
+
+def _indexer_of(facts: Facts) -> Any:
+    return present(next((m.block_indexer for m in facts.mixers if getattr(m, "block_indexer", None)), None))
+
+
+def _inputs(facts: Facts) -> dict[int, Any]:
+    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(facts.layers)}
+    return {number: part for number, part in parts.items() if part is not None}
+
+
+def _input_of(facts: Facts) -> Any:
+    return present(next(iter(_inputs(facts).values()), None))
+
+
+MODULES = {
+    **QWEN3_5_MODULES,
+    "self_attn_connection": ".attn_hyper_connection",
+    "mlp_connection": ".mlp_hyper_connection",
+    "stream_output": "hyper_connection_mixer",
+    "norm": "hc_norm",
+    "down": "input_mix_weight_down",
+    "up": "input_mix_weight_up",
+    "write": "block_inject_weight",
+    "indexer.q_proj": "index_qk_proj",
+    "indexer.k_proj": "index_qk_proj",
+    "indexer.q_norm": "q_layernorm",
+    "indexer.k_norm": "k_layernorm",
+    "ngram_input": ".ple",
+    "ngram_input.embedding": "ple_embedding.ngram_embedding",
+    "ngram_input.key_norm": "norm_key",
+    "ngram_input.query_norm": "norm_query",
+    "ngram_input.conv_norm": "norm_conv",
+    "linear_attn.norm": "norm",
+}
+
+FAMILIES = {
+    "qwen4_exp_text": Family(
+        _qwen4,
+        {
+            **QWEN,
+            **MOE,
+            "vocab_size": 248320,
+            "num_hidden_layers": 40,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "hc_count": 4,
+            "hc_lowrank": 320,
+            "ple_layer_ids": None,
+            "ple_embed_dim": None,
+            "ple_conv_kernel_size": 4,
+            "ngram_size": 3,
+            "heads_per_ngram": 8,
+            "ngram_vocab_size_base": 20_000_000,
+            "make_ngram_vocab_size_divisible_by": 128,
+            "indexer_n_heads": None,
+            "indexer_kv_heads": None,
+            "indexer_head_dim": None,
+            "indexer_budget": None,
+            "indexer_compress_ratio": None,
+        },
+        frozenset({"mtp_num_hidden_layers", "norm_topk_prob", "output_gate_type", "seed", "split_ngram_parts"}),
+        writes={
+            **PARTIAL_ROTARY,
+            "layer_types": lambda s: [
+                "linear_attention" if mixer.type == "gated_delta_net" else "indexed_attention" for mixer in s.mixers
+            ],
+            "hc_count": "hc_mult",
+            "indexer_n_heads": lambda s: _indexer_of(s).index_n_heads,
+            "indexer_kv_heads": lambda s: 1 if _indexer_of(s) else None,
+            "indexer_head_dim": lambda s: _indexer_of(s).index_head_dim,
+            "indexer_budget": lambda s: _indexer_of(s).index_topk_blocks * _indexer_of(s).index_block_size,
+            "indexer_compress_ratio": lambda s: _indexer_of(s).index_block_size,
+            "ple_layer_ids": lambda s: list(_inputs(s)),
+        },
+        modules=MODULES,
+        quirks=Quirks(reads_values=EVERY),
+        deviations=(QUERY_BY_QUERY,),
+    ),
+    "qwen4_exp": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="qwen4_exp_text",
+        tower_file="qwen",
+        quirks=Quirks(reads_values=EVERY),
+    ),
+}
