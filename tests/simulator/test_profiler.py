@@ -167,6 +167,7 @@ def test_the_cpu_allocates_what_is_counted_of_adapters_and_autocast(training: st
 OTHER_KERNELS = {
     "bottleneck": "MobileBERT's reference cuts neighbouring embeddings out of one padded copy; the replay joins them",
     "input_features": "the reference makes the ids of further features, which the class is called with",
+    "exclusive": "of NeoMME's mixed values and table of values, torch adds other gradients in place",
     "subsampling": "the reference runs a GLU as one kernel, and the replay a sigmoid and a product",
     "waveform": "the reference has a group norm over the whole sound, which the replay runs as a layer norm",
 }

@@ -140,6 +140,7 @@ ENCODERS = {
         "deberta-v2",
         "distilbert",
         "electra",
+        "neomme",
         "esm",
         "esmc",
         "eurobert",

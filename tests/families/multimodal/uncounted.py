@@ -148,6 +148,19 @@ WRAPPERS = {
     "voxtral_realtime": UncountedModules(
         "VoxtralRealtimeForConditionalGeneration", "audio_tower + multi_modal_projector", runs=False
     ),
+    "inkling2": UncountedModules(
+        "Inkling2ForConditionalGeneration",
+        "vision_tower",
+        {
+            "vision_config": {
+                "model_type": "inkling2_vision",
+                **VISION,
+                "text_hidden_size": 32,
+                "projection_hidden_dim": 8,
+            }
+        },
+        runs=False,
+    ),
     "inkling_mm_model": UncountedModules("InklingForConditionalGeneration", "vision_tower + audio_tower", runs=False),
     "florence2": UncountedModules("Florence2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "blip-2": UncountedModules("Blip2ForConditionalGeneration", BLIP, text_model="language_model"),
