@@ -105,10 +105,9 @@ class RelativeKeyAttention(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (f.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
-        heads = q.axes[0]  # those of the rank
         pairs = value_of_pairs(x.rows, heads, batched=True)
         keys = f.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (dim,)))
-        op = ops.PairScores(heads.size, dim.size, x.rows)
+        op = ops.PairScores(q.axes[0].size, dim.size, x.rows)
         f.hold(q=q, k=k, v=v)
         bias = f.scale(f.core("pairs", op, q, keys, axes=pairs.axes, rows=pairs.rows), dim.size**-0.5)
         f.hold(q=q, k=k, v=v, bias=bias)

@@ -127,12 +127,12 @@ class NgramAttention(TokenMixer):
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
         q, k, v = (f.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
         buckets = f.linear("relative_proj", x, Beside(((Axis("buckets", self.num_buckets), heads),)), bias=True)
-        heads = q.axes[0]  # those of the rank
+        num_heads = q.axes[0].size  # those of the rank
         f.hold(q=q, k=k, v=v, buckets=buckets)
         keys, values = f.cache("cache", "full_attention", f.resized(k, tokens), f.resized(v, tokens))
-        core = ops.AttentionCore(heads.size, sizes.head_dim, sizes.head_dim, rows=tokens)
+        core = ops.AttentionCore(num_heads, sizes.head_dim, sizes.head_dim, rows=tokens)
         y = f.core("core", core, f.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens)
-        predict_core = ops.PredictCore(heads.size, sizes.head_dim, sizes.head_dim, rows=tokens, streams=self.ngram)
+        predict_core = ops.PredictCore(num_heads, sizes.head_dim, sizes.head_dim, rows=tokens, streams=self.ngram)
         predicted = f.core(
             "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
         )

@@ -151,14 +151,7 @@ WRAPPERS = {
     "inkling2": UncountedModules(
         "Inkling2ForConditionalGeneration",
         "vision_tower",
-        {
-            "vision_config": {
-                "model_type": "inkling2_vision",
-                **VISION,
-                "text_hidden_size": 32,
-                "projection_hidden_dim": 8,
-            }
-        },
+        {"vision_config": {**VISION, "model_type": "inkling2_vision", "text_hidden_size": 32}},
         runs=False,
     ),
     "inkling_mm_model": UncountedModules("InklingForConditionalGeneration", "vision_tower + audio_tower", runs=False),
