@@ -364,7 +364,10 @@ class Formulas:
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value[denominator]) * denominator
 
-        (hidden,), heads, sizes = of(frozenset({"hidden_size"})), of(HEADS), of(HEAD_SIZES)
+        hidden_widths, heads, sizes = of(frozenset({"hidden_size"})), of(HEADS), of(HEAD_SIZES)
+        if len(hidden_widths) != 1:
+            return []
+        (hidden,) = hidden_widths
         pairs = [(width, ratio(value[width], hidden)) for width in of(WIDTHS)]
         if len(sizes) == 1:
             pairs += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
