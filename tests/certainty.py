@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from llmcalc.sources.presets import load_preset, model_names
 from tests.device_memory.published import Outcome, fine_tuning, servers
+from tests.gpu_rows import GPUS
 from tests.timing import measured
 from tests.timing.measured import Score
 from tests.witnesses import test_gpu_measured as gpu
@@ -123,7 +124,7 @@ def published_comparisons(outcomes: Iterable[Outcome]) -> list[Comparison]:
 def memory_comparisons() -> dict[str, list[Comparison]]:
     """What was compared → its rows."""
     return {
-        "reference": gpu_comparisons(chain.from_iterable(map(gpu.reference_errors, gpu.GPUS)), "requested_bytes"),
+        "reference": gpu_comparisons(chain.from_iterable(map(gpu.reference_errors, GPUS)), "requested_bytes"),
         "classes": gpu_comparisons(gpu.class_errors(), "peak_bytes"),
         "tuning": published_comparisons(fine_tuning()),
         "servers": published_comparisons(servers()),

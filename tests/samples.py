@@ -48,15 +48,15 @@ def _over_all(test: Callable[..., None], marks: list[pytest.Mark]) -> Callable[.
 
     def run(*instance: Any) -> None:
         for cases in itertools.product(*(mark.args[1] for mark in marks)):
-            given: dict[str, Any] = {}
+            arguments: dict[str, Any] = {}
             for mark, case in zip(marks, cases, strict=True):
                 names = mark.args[0] if isinstance(mark.args[0], tuple) else (mark.args[0],)
                 values = case.values if isinstance(case, ParameterSet) else case if len(names) > 1 else (case,)
-                given |= dict(zip(names, values, strict=True))
+                arguments |= dict(zip(names, values, strict=True))
             try:
-                test(*instance, **given)
+                test(*instance, **arguments)
             except BaseException as error:
-                error.add_note(f"{test.__name__}: {given}")
+                error.add_note(f"{test.__name__}: {arguments}")
                 raise
 
     def run_of_class(self: Any) -> None:

@@ -82,9 +82,9 @@ def an_optimizer(copy: Path) -> None:
         ("memory", "--help-all"),
         ("memory", *run, "--framework", "fsdp2", "--fsdp", "2", *AS_JSON),
     )
-    found = json.loads(alone)
-    assert found["memory"]["by_kind"]["optimizer"] == 4 * 124439808
-    assert found["memory"]["terms"][0]["status"] == "untested"
+    answer = json.loads(alone)
+    assert answer["memory"]["by_kind"]["optimizer"] == 4 * 124439808
+    assert answer["memory"]["terms"][0]["status"] == "untested"
     assert "schedule-free-sgd, signum" in " ".join(text.split())
     assert json.loads(sharded)["framework"]["name"] == "fsdp2"
 

@@ -291,10 +291,10 @@ def damaged(kinds: list[str], fields: Callable[[str], set[str]]) -> list[Paramet
     few = []
     for kind in with_other_causes(kinds, fields):
         lineage = FILE_OF[kind].partition(".")[0]
-        own = {name for name in fields(kind) if (lineage, name) not in seen}
-        seen |= {(lineage, name) for name in own}
-        if own:
-            few.append(pytest.param(kind, own, id=kind))
+        new_fields = {name for name in fields(kind) if (lineage, name) not in seen}
+        seen |= {(lineage, name) for name in new_fields}
+        if new_fields:
+            few.append(pytest.param(kind, new_fields, id=kind))
     every = [pytest.param(kind, fields(kind), id=f"{kind}-every", marks=pytest.mark.exhaustive) for kind in kinds]
     return [*few, *every]
 

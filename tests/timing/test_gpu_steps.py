@@ -4,34 +4,19 @@ found, beside what `llmcalc time` estimates for the same options.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
 import llmcalc
-
-MEASURED = Path(__file__).parents[1] / "data" / "gpu"
-
-
-def rows_of(gpu: str, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (MEASURED / gpu / f"{name}.jsonl").read_text().splitlines()]
+from tests.gpu_rows import rows_of, training_options
 
 
 def estimate(row: dict[str, Any], gpu: str) -> float:
     """The seconds that `llmcalc time` says for a row."""
-    precision = "autocast" if row.get("autocast") else "bf16" if row["weights"] == "bfloat16" else "fp32"
-    options: dict[str, Any] = {"precision": precision, "attn_implementation": row["attention"]}
-    if row.get("recompute"):
-        options["recompute"] = "full"
-    if "lora" in row:
-        options |= {"lora_rank": row["lora"], "lora_targets": row.get("lora_targets", "q_proj,v_proj")}
-    if "accumulate" in row:
-        options["num_microbatches"] = row["accumulate"]
     size = {"batch": row["batch"], "seq": row["seq"]}
-    answer = llmcalc.time(row["model"], phase="training", hardware=gpu, **size, **options)
+    answer = llmcalc.time(row["model"], phase="training", hardware=gpu, **size, **training_options(row))
     return float(answer.report().data["seconds"]["estimate"])  # type: ignore[call-overload]
 
 

@@ -43,8 +43,8 @@ def causes(row: Row) -> set[Any]:
     """
     divided = tuple(row.whole(size) > 1 for size in ("tp", "pp", "dp", "ep", "cp"))
     of_class = {(row.kind, row.stack.name), (row.kind, row["hardware"]), (row.kind, row["model"])}
-    how = (row["precision"], row["recompute"], bool(row["lora"]), row["zero"])
-    return {row.set, (row["measure"], row.is_loaded), (row.trains, divided), how, *of_class}
+    formats = (row["precision"], row["recompute"], bool(row["lora"]), row["zero"])
+    return {row.set, (row["measure"], row.is_loaded), (row.trains, divided), formats, *of_class}
 
 
 SLACK = 1.4

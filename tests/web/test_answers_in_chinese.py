@@ -61,8 +61,12 @@ def in_chinese(sentences: list[str]) -> dict[str, str]:
 
 def left(sentences: set[str]) -> dict[str, str]:
     """Those that the page still says in English, with what it says."""
-    found = in_chinese(sorted(sentences))
-    return {text: said for text, said in found.items() if said == text or ENGLISH.search(NAMES.sub("", said))}
+    translations = in_chinese(sorted(sentences))
+    return {
+        text: translation
+        for text, translation in translations.items()
+        if translation == text or ENGLISH.search(NAMES.sub("", translation))
+    }
 
 
 @cache
@@ -74,8 +78,8 @@ def published_notes() -> frozenset[str]:
 
 def ask(call: str, **request: Any) -> tuple[dict[str, Any] | None, set[str]]:
     """The result of a question, and the error."""
-    found = json.loads(bridge().call(call, json.dumps(request)))
-    return found.get("result"), {found["error"]} if "error" in found else set()
+    answer = json.loads(bridge().call(call, json.dumps(request)))
+    return answer.get("result"), {answer["error"]} if "error" in answer else set()
 
 
 def answered(model: str) -> set[str]:

@@ -87,9 +87,9 @@ def which_of_two_caches_less(page: Any) -> None:
 def which_server_for_64_users(page: Any) -> None:
     seen(page, "serve")
     chosen = page.evaluate("window.llmcalc.serve")["chosen"]
-    said = page.inner_text("#serve .said")
-    assert said.startswith(f"{chosen['devices']} × h100-sxm")
-    assert "for 64 users" in said
+    headline = page.inner_text("#serve .said")
+    assert headline.startswith(f"{chosen['devices']} × h100-sxm")
+    assert "for 64 users" in headline
 
 
 def what_a_million_tokens_cost(page: Any) -> None:

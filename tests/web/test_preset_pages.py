@@ -183,8 +183,8 @@ def test_a_card_shows_the_shares_of_the_components(pages: Any) -> None:
     want = tuple(bytes.fromhex(COMPONENTS["experts"][1:]))
     alike = sum(all(abs(a - b) < 12 for a, b in zip(pixel, want, strict=True)) for pixel in row)
     assert alike / len(row) == pytest.approx(page.shares["experts"], abs=2e-3)
-    other = card.preset_card(of["llama3-8b"], "a.b")
-    assert other != card.preset_card(of["llama3-8b"], "")
+    with_source = card.preset_card(of["llama3-8b"], "a.b")
+    assert with_source != card.preset_card(of["llama3-8b"], "")
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def _rules(config: dict[str, Any]) -> set[Any]:
     """What reads a config: the file of its family, and what the family's record says of it alone."""
     kind = config["model_type"]
     family, file = family_of(kind), FILE_OF[kind]
-    own = (family.ties, family.like, family.quirks, *family.deviations, *family.modules.items())
-    return {file, family.read, *((file, name) for name in family.defaults), *map(repr, own)}
+    rules = (family.ties, family.like, family.quirks, *family.deviations, *family.modules.items())
+    return {file, family.read, *((file, name) for name in family.defaults), *map(repr, rules)}
 
 
 def shapes_with_lengths() -> Iterator[Any]:

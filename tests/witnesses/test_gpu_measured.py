@@ -4,9 +4,7 @@ prints every row.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,10 +19,7 @@ from llmcalc.simulator.tensor import DTYPES
 from llmcalc.sources.target import load
 from llmcalc.witnesses.gpu import closed_form
 from llmcalc.witnesses.memory import reference_settings
-
-MEASURED = Path(__file__).parents[1] / "data" / "gpu"
-
-GPUS = ("h200", "h100")
+from tests.gpu_rows import GPUS, rows_of, training_options
 
 OTHER = {
     "gemma3-1b": "not explained: 0.3 %",
@@ -36,10 +31,6 @@ OTHER = {
     "t5-large": "its class adds a bias inside scaled_dot_product_attention",
 }
 """Preset → why the memory of its class of transformers differs by more than 0.1 % from the reference's."""
-
-
-def rows_of(name: str, gpu: str = "h200") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (MEASURED / gpu / f"{name}.jsonl").read_text().splitlines()]
 
 
 class Error(NamedTuple):
@@ -60,7 +51,7 @@ class Error(NamedTuple):
 
 def reference_errors(gpu: str) -> Iterator[Error]:
     """The errors of all runs of llmcalc's own PyTorch model on a GPU."""
-    for row in rows_of("reference", gpu):
+    for row in rows_of(gpu, "reference"):
         settings = Settings(row["phase"], batch=row["batch"], seq=row["seq"], **row["settings"])
         computed = closed_form(memory(load(row["model"]).model, reference_settings(settings)).device)
         for quantity, bytes in computed.items():
@@ -126,15 +117,9 @@ def test_blocks_and_segments_are_near(reference: list[Error]) -> None:
 
 def as_typed(row: dict[str, Any]) -> Settings:
     """The settings of a run of transformers, as a user states them."""
-    precision = "autocast" if row.get("autocast") else "bf16" if row["weights"] == "bfloat16" else "fp32"
-    options: dict[str, Any] = {"precision": precision, "attn_implementation": row["attention"]}
-    if row.get("recompute"):
-        options["recompute"] = "full"
-    if "lora" in row:
-        targets = row.get("lora_targets", "q_proj,v_proj").split(",")
-        options |= {"lora_rank": row["lora"], "lora_targets": tuple(targets)}
-    if "accumulate" in row:
-        options["num_microbatches"] = row["accumulate"]
+    options = training_options(row)
+    if "lora_targets" in options:
+        options["lora_targets"] = tuple(options["lora_targets"].split(","))
     return Settings("training", batch=row["batch"], seq=row["seq"], optimizer_impl="fused", **options)
 
 
@@ -145,7 +130,7 @@ def trained(row: dict[str, Any]) -> tuple[ModelSpec, DeviceMemory]:
 
 def class_errors() -> Iterator[Error]:
     """The errors of all training steps of transformers' classes."""
-    for row in (row for gpu in GPUS for row in rows_of("transformers", gpu)):
+    for row in (row for gpu in GPUS for row in rows_of(gpu, "transformers")):
         if row["model"].startswith("t5"):
             continue
         device = trained(row)[1]
@@ -164,7 +149,7 @@ def test_classes_of_transformers_take_what_is_computed() -> None:
 
 def inference_errors() -> Iterator[Error]:
     """The errors of the peaks of prompts and tokens of transformers' classes with `DynamicCache`."""
-    for row in rows_of("inference", "h100"):
+    for row in rows_of("h100", "inference"):
         spec, attention = load(row["model"]).model, row["attention"]
         for phase, seq in (("prefill", row["context"]), ("decode", row["context"] + 1)):
             settings = Settings(phase, batch=row["batch"], seq=seq, attn_implementation=attention)
@@ -190,7 +175,7 @@ def test_prompts_and_tokens_of_transformers_take_about_what_is_computed() -> Non
 
 def test_the_backend_of_attention() -> None:
     """torch 2.11 does not ask cuDNN about the probability of dropout."""
-    calls = [row for row in rows_of("kernels") if row["part"] == "sdpa" and row["kind"] != "dropout"]
+    calls = [row for row in rows_of("h200", "kernels") if row["part"] == "sdpa" and row["kind"] != "dropout"]
     assert len(calls) > 40
     for row in calls:
         masked = row["kind"] == "mask"
@@ -199,7 +184,7 @@ def test_the_backend_of_attention() -> None:
 
 
 def test_the_workspace_of_cudnn() -> None:
-    for row in rows_of("kernels"):
+    for row in rows_of("h200", "kernels"):
         if row["part"] == "sdpa" and row["choice"] == "cudnn" and row["grad"] and row["queries"] > 1:
             rows = row["batch"] * row["heads"] * row["queries"]
             assert 4 * rows * (row["qk"] + 1) + 256 == max(bytes for sign, bytes, _ in row["backward"] if sign == "+")
@@ -208,7 +193,7 @@ def test_the_workspace_of_cudnn() -> None:
 
 def test_sums_of_rows_have_partial_sums_beside_them() -> None:
     """The gradient of 4096 weights is a sum over 2000 tokens."""
-    sums = [row for row in rows_of("kernels") if row["part"] in ("gelu", "softmax32", "dropout")]
+    sums = [row for row in rows_of("h200", "kernels") if row["part"] in ("gelu", "softmax32", "dropout")]
     for row in sums:
         allocated = [bytes for sign, bytes, _ in row["backward"] if sign == "+"]
         assert tuple(allocated[-2:]) == scratch_bytes(4096, 2000, 132)
@@ -216,7 +201,7 @@ def test_sums_of_rows_have_partial_sums_beside_them() -> None:
 
 
 def test_the_backward_pass_of_softmax_makes_a_product() -> None:
-    (row,) = [row for row in rows_of("kernels") if row["part"] == "softmax32"]
+    (row,) = [row for row in rows_of("h200", "kernels") if row["part"] == "softmax32"]
     in_float32 = 2 * 1000 * 4096 * 4
     assert [bytes for sign, bytes, _ in row["backward"] if sign == "+"][:3] == [in_float32] * 3
 

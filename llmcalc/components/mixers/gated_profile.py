@@ -18,7 +18,7 @@ from ..base import Context, Flag
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution
 from ..runtime import Run, attention_mask, state_class, vector
-from .profile import ProfileAttention, profile_classes
+from .profile import ProfileAttention, profile_attention_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -149,7 +149,7 @@ def _reference_class() -> type[nn.Module]:
             out: Tensor = shares.to(v.dtype) @ v
             return out
 
-    class GatedProfileReference(profile_classes()["attention"]):  # type: ignore[misc]
+    class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
         """The attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedProfileAttention, context: Context) -> None:

@@ -126,7 +126,7 @@ class ProfileAttention(TokenMixer):
         return f"GQA {groups} × {self.head_dim}, {self.relative_rank} profiles{window}"
 
     def reference(self, context: Context) -> nn.Module:
-        return profile_classes()["attention"](self, context)
+        return profile_attention_class()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -146,8 +146,8 @@ class ProfileAttention(TokenMixer):
 
 
 @cache
-def profile_classes() -> dict[str, type[nn.Module]]:
-    """Returns the class of the reference, under the name `attention`."""
+def profile_attention_class() -> type[nn.Module]:
+    """Returns the class of the reference."""
     import torch
     from torch import nn
 
@@ -214,4 +214,4 @@ def profile_classes() -> dict[str, type[nn.Module]]:
             out: Tensor = self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
             return out
 
-    return {"attention": ProfileAttentionReference}
+    return ProfileAttentionReference

@@ -90,8 +90,8 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     own = list(stages(layout, 8))
     first, last = (walk.micro_batch_bytes(layout, stage) for stage in own)
     kept = 2 * first.saved + last.saved
-    beside = max(one.pass_peak - one.saved for one in (first, last))
-    assert walk.largest_rank(layout, 4)[0] == sum(walk.static_bytes(layout, stage) for stage in own) + kept + beside
+    temporary = max(one.pass_peak - one.saved for one in (first, last))
+    assert walk.largest_rank(layout, 4)[0] == sum(walk.static_bytes(layout, stage) for stage in own) + kept + temporary
 
 
 ADAPTERS: dict[str, Any] = {"lora_rank": 8, "lora_targets": ("all-linear",), "master_weights": None}

@@ -22,18 +22,16 @@ if TYPE_CHECKING:
 RANGES = {"hybrid": "full", "hybrid_sliding": "sliding"}
 
 
-def _inkling_text(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    kernel, window = config.size("conv_kernel_size"), config.size("sliding_window_size")
-    mixer: Table = {
-        "type": "profile",
+def profile_mixers(config: Config) -> tuple[Table, Table]:
+    """Returns the sizes of attention with profiles of distances, and what is different in layers with a window."""
+    window = config.size("sliding_window_size")
+    full: Table = {
         "num_attention_heads": config.size("num_attention_heads"),
         "num_key_value_heads": config.size("num_key_value_heads"),
         "head_dim": config.size("head_dim"),
         "relative_rank": config.size("d_rel"),
         "relative_extent": config.size("rel_extent"),
-        "conv_kernel_size": kernel,
-        "norm": norm,
+        "conv_kernel_size": config.size("conv_kernel_size"),
     }
     sliding: Table = {
         "num_attention_heads": config.size("swa_num_attention_heads"),
@@ -42,6 +40,13 @@ def _inkling_text(config: Config) -> Table:
         "relative_extent": window,
         "sliding_window": window,
     }
+    return full, sliding
+
+
+def _inkling_text(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    full, sliding = profile_mixers(config)
+    kernel, mixer = full["conv_kernel_size"], {"type": "profile", **full, "norm": norm}
     expert_width, width = _widths(config)
     shared_count = config.size("n_shared_experts")
     experts = moe(

@@ -13,7 +13,7 @@ from ...config import Config
 from ...family import Family
 from ...parts import Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_layers
 from ..deepseek.deepseek import SIGMOID
-from .inkling import FLOAT32_STATES, MIXER_WRITES, MODULES, RANGES
+from .inkling import FLOAT32_STATES, MIXER_WRITES, MODULES, RANGES, profile_mixers
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -21,25 +21,10 @@ if TYPE_CHECKING:
 
 def _inkling2_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    kernel, window = config.size("conv_kernel_size"), config.size("sliding_window_size")
-    full: Table = {
-        "type": "gated_profile",
-        "num_attention_heads": config.size("num_attention_heads"),
-        "num_key_value_heads": config.size("num_key_value_heads"),
-        "head_dim": config.size("head_dim"),
-        "relative_rank": config.size("d_rel"),
-        "relative_extent": config.size("rel_extent"),
-        "conv_kernel_size": kernel,
-        "dynamic_convolutions": True,
-    }
-    sliding: Table = {
-        "num_attention_heads": config.size("swa_num_attention_heads"),
-        "num_key_value_heads": config.size("swa_num_key_value_heads"),
-        "head_dim": config.size("swa_head_dim"),
-        "relative_extent": window,
-        "sliding_window": window,
-        "dynamic_convolutions": False,
-    }
+    full, sliding = profile_mixers(config)
+    full |= {"type": "gated_profile", "dynamic_convolutions": True}
+    sliding |= {"dynamic_convolutions": False}
+    kernel = full["conv_kernel_size"]
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
