@@ -328,9 +328,9 @@ def test_the_base_is_fetched_where_it_is_not_here(pull_request: tuple[Path, dict
 
 
 def obeyed_by_the_runner(log: str) -> list[str]:
-    """The commands that GitHub's runner obeys in a log: `::name …::` at the start of a line, `##[name …]` anywhere in it.
+    """The commands that GitHub's runner obeys in a log: `::name …::` at a line's start, `##[name …]` anywhere in it.
 
-    Source: github.com/actions/runner, src/Runner.Common/ActionCommand.cs and src/Runner.Worker/ActionCommandManager.cs.
+    Source: github.com/actions/runner, src/Runner.Common/ActionCommand.cs; src/Runner.Worker/ActionCommandManager.cs.
     """
     commands, paused_until = [], ""
     for line in log.splitlines():
