@@ -131,7 +131,7 @@ def block_pool(
         widest = max(cache.width for cache in caches)
         caches = [TokenCache("attention", layers, None, widest)]
     if all(cache.window is None for cache in caches) and not states:
-        token_bytes = math.ceil(sum(cache.layers * cache.width for cache in caches) * element_bytes)
+        token_bytes = math.ceil(sum(cache.layers * rank.token_bytes(cache, element_bytes) for cache in caches))
         return BlockPool(token_bytes * block_size, block_size * context_ranks, (Group(1, None),))
     if context_ranks > 1:
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")

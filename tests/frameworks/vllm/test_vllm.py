@@ -577,3 +577,25 @@ def test_sparse_attention_reserves_a_workspace() -> None:
     assert sparse_workspace(sparse, 163_840, 8192) == 865_075_200
     assert sparse_workspace(compressed, 2**20, 8192) == 40 * 2**18 * 132
     assert sparse_workspace(dense, 163_840, 8192) == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "hardware", "flags", "token_bytes"),
+    [
+        # 132 bytes of an indexer's key: [158][4372, 64, 132] in a start-up of GLM-5 (LMCache's issue 3339, vLLM 0.21)
+        ("vllm", "h200", {}, 61 * (2 * 576 + 132)),
+        ("vllm", "h200", {"kv_cache_dtype": "fp8"}, 61 * (656 + 132)),  # v1/kv_cache_interface.py, `MLAAttentionSpec`
+        ("sglang", "h200", {}, 61 * (2 * 576 + 132)),
+        ("sglang", "b200", {}, 61 * (656 + 132)),  # srt/server_args.py: float8 on Blackwell by default
+        ("tensorrt-llm", "h200", {}, 61 * (2 * 576 + 132)),
+    ],
+)
+def test_keys_of_an_indexer_have_eight_bits(
+    engine: str, hardware: str, flags: dict[str, Any], token_bytes: int
+) -> None:
+    record, version = engine_and_version(engine)
+    device = find_hardware(hardware)
+    tensor = {"vllm": "tensor_parallel_size", "sglang": "tp_size", "tensorrt-llm": "tp_size"}[engine]
+    memory = record.memory_on(llmcalc.load("deepseek-v3.2"), device, version, {tensor: 8, **flags})
+    available = memory.bytes_of("kv_cache")
+    assert abs(available / token_bytes - memory.kv_tokens) < 65
