@@ -475,7 +475,8 @@ def check_divided(program: RankFlow) -> None:
         if step.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
         if step.outs and has_copies(step.outs[0].axes):
-            axis = next(axis for axis in flat_axes(step.outs[0].axes) if has_copies((axis,)))
+            axes = (axis for axis in flat_axes(step.outs[0].axes) if isinstance(axis, Shard))
+            axis = next(axis for axis in axes if has_copies((axis,)))
             raise InputError(
                 f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELDS[axis.name]} is {axis.full_size}; "
                 "expected a divisor"
