@@ -299,8 +299,8 @@ def _without_family(config: Mapping[str, Any]) -> str:
     known_classes = other_classes()["classes"].get(usual_name(config["model_type"]), [])
     if known_classes:
         return (
-            f"its classes in transformers, {', '.join(known_classes[:4])}, are none of the config's language model; with "
-            "one of them in architectures, llmcalc params --measure counts it"
+            f"its classes in transformers, {', '.join(known_classes[:4])}, are no language model; with one of them in "
+            "architectures, llmcalc params --measure counts it"
         )
     return "transformers has no class for it either"
 
