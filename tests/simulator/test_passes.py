@@ -78,7 +78,7 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
         allocated(events, count, device)
         half, score = len(events) // 2, RequestedBytes(count)
         played.play(score.steps(events[:half]), count)
-        played.play([(x - 5, size, n) for x, size, n in score.steps(events[half:])], count, 5)  # 5 are added again
+        played.play([(x - 5, n) for x, n in score.steps(events[half:])], count, 5)  # 5 are added again
         assert [getattr(played, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
         assert (score.requested, score.peak_requested) == (device.requested, device.peak_requested)
 
