@@ -19,7 +19,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import takewhile
-from math import inf
 from typing import Any, TypeAlias
 
 from .event_log import FREED, NAMED, STREAMED, TAKEN, Event
@@ -58,6 +57,9 @@ of the stream. Storages without bytes have no steps.
 ONCE = range(1)
 """The repeats of events that occur once."""
 
+NO_SIZE = 1 << 136
+"""Larger than every size of a block of the largest allowed model."""
+
 NO_BLOCK = 0, 0, 0
 """The block of a storage that is not allocated."""
 
@@ -88,7 +90,7 @@ class Pool:
 
     starts: start of a free block → its size.
     ends: end of a free block → its start.
-    sizes: sizes of free blocks in order, and infinity.
+    sizes: sizes of free blocks in order, and NO_SIZE.
     by_size: size → the sorted starts of its free blocks.
     least_rest: units that must remain for a block to be split.
     page: units of a new segment, or by which an expandable segment grows.
@@ -100,8 +102,8 @@ class Pool:
     def __init__(self, is_small: bool, expandable: bool) -> None:
         self.starts: dict[int, int] = {}
         self.ends: dict[int, int] = {}
-        self.sizes: list[float] = [inf]
-        self.by_size: dict[float, list[int]] = {}
+        self.sizes: list[int] = [NO_SIZE]
+        self.by_size: dict[int, list[int]] = {}
         self.least_rest: int = 1 if is_small or expandable else SMALL + 1
         self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
         self.bound: int = 0
@@ -239,7 +241,7 @@ class CachingAllocator:
                 else:
                     index = bisect_left(sizes, n)
                     size = sizes[index]
-                    if size == inf or expandable:
+                    if size == NO_SIZE or expandable:
                         index, size = self._choose_block(number, n)
                     equal = by_size[size]
                     start = equal.pop()
@@ -261,7 +263,7 @@ class CachingAllocator:
                             if rest not in by_size and (not index or sizes[index - 1] < rest):
                                 equal.append(start)
                                 sizes[index], by_size[rest] = rest, equal
-                                if allocated > peak_allocated:
+                                if allocated > peak_allocated:  # noqa: PLR1730
                                     peak_allocated = allocated
                                 continue
                             del sizes[index]
@@ -335,10 +337,10 @@ class CachingAllocator:
         pool, expandable = self._pools[number], self.expandable_segments
         index = bisect_left(pool.sizes, n)
         size = pool.sizes[index]
-        if expandable and size != inf and pool.by_size[size] == [pool.bound] and pool.sizes[index + 1] != inf:
+        if expandable and size != NO_SIZE and pool.by_size[size] == [pool.bound] and pool.sizes[index + 1] != NO_SIZE:
             index += 1
             size = pool.sizes[index]
-        if size == inf:
+        if size == NO_SIZE:
             size, reserved_units = (pool.grow if expandable else pool.reserve)(n)
             self.reserved += reserved_units << UNIT
             index = bisect_left(pool.sizes, size)
