@@ -127,5 +127,6 @@ def rank_pass(
         ep=layout.ep,
         fused=stack.fused,
         reduces_late=stack.reduces_late,
+        gathered_ranks=layout.dp if stack.gathers_tokens else 0,
         include=include,
     )

@@ -363,6 +363,11 @@ class Pricing:
     def _message_seconds(self, message: Collective) -> Number:
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.group)
+        if message.group == "ep" and message.kind != "all_to_all":
+            is_cast = message.kind == "all_gather" and self.stack.gathers_casts
+            share = BYTES.get(self.formats.dtype, 2.0) / 2 if is_cast else 1.0
+            stride = rank_pass.tp
+            return device.message_seconds(message.kind, message.ranks, bytes * share, stride, self.stack.latency)
         if message.group == "ep":
             domains = maximum(1.0, message.ranks / device.domain)
             copies = choose(message.ranks > device.domain, _copies_per_domain(domains), 1.0)
