@@ -143,6 +143,7 @@ class Stack(Record):
     fused_experts: bool = False
     gathers_tokens: bool = False
     gathers_casts: bool = False
+    moves_all_rows: bool = False
     uneven_ranks: float = 0.0
     launch: float = 1.0
     kernel_gap: float = 0.0

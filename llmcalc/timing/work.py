@@ -154,6 +154,7 @@ class RankPass:
     reduces_late: whether partial sums of experts are weighted and added before ranks reduce them.
     gathered_ranks: replicas of attention whose tokens every expert rank gathers, to add the sums of its own experts;
         1 where expert ranks share all tokens, 0 (default) where each token is sent to the ranks of its experts.
+    moves_all_rows: whether expert ranks also move the rows of other ranks' experts, as zeros.
     attention: implementation of attention, which decides the FLOPs of its backward pass.
     pairs: convention of the query-key pairs that FLOPs count.
     include: optional parts of the model that run.
@@ -174,6 +175,7 @@ class RankPass:
     regathers: bool = True
     reduces_late: bool = False
     gathered_ranks: int = 0
+    moves_all_rows: bool = False
     attention: AttentionImplementation = "flash"
     pairs: Pairs = "causal"
     include: frozenset[str] = frozenset()
@@ -480,7 +482,8 @@ class WorkRecorder(Placements):
         return share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
 
     def _elements(self, value: Value) -> Number:
-        return self._rows(value) * value.width
+        moves_all = self.rank_pass.moves_all_rows and isinstance(value.rows, Routed)
+        return self._rows(value) * value.width * (self.rank_pass.ep if moves_all else 1)
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
