@@ -443,6 +443,8 @@ def full_seconds(row: Row) -> float:
 
 
 def _inference_seconds(row: Row, factors: Factors) -> float:
+    if row["drafts"]:
+        raise NotAsked("tokens of servers that draft, whose acceptance no source states")
     measure, replica = row["measure"], replica_of(row, factors)
     if measure == "throughput":
         return full_seconds(row)
