@@ -177,8 +177,8 @@ def test_rows_of_other_ranks_are_moved_but_not_computed() -> None:
     own = RankPass(16, 1, 64, "decode", tp=4, etp=1, ep=4, reduces_late=True, gathered_ranks=1)
     all_rows = replace(own, moves_all_rows=True)
     spec = model("qwen3-30b-a3b")
-    one, other = rank_work(spec, own), rank_work(spec, all_rows)
-    assert one.forward_flops == other.forward_flops
-    moved = [(kernel.moved[0], more.moved[0]) for kernel, more in zip(one.kernels, other.kernels, strict=True)]
-    assert {more / kernel for kernel, more in moved if kernel and more != kernel} == {4}
-    assert any(more == kernel for kernel, more in moved if kernel)
+    work, work_on_all = rank_work(spec, own), rank_work(spec, all_rows)
+    assert work.forward_flops == work_on_all.forward_flops
+    moved = [(kernel.moved[0], wider.moved[0]) for kernel, wider in zip(work.kernels, work_on_all.kernels, strict=True)]
+    assert {wider / elements for elements, wider in moved if elements and wider != elements} == {4}
+    assert any(wider == elements for elements, wider in moved if elements)
