@@ -112,6 +112,8 @@ class Replica:
     requests: the requests. layout: of this replica. formats: number formats.
     step_tokens: most tokens of a step, by which prompts are cut into chunks; None for whole prompts.
     speculation: what drafts tokens; None (default) for nothing.
+    graph_batches: batches for which a graph of the decoding step is captured, in ascending order; a smaller batch is
+        padded to the next of them. Empty (default) where every batch has a graph of its own.
     """
 
     spec: ModelSpec
@@ -122,6 +124,7 @@ class Replica:
     formats: Formats = SIXTEEN_BITS
     step_tokens: int | None = None
     speculation: Speculation | None = None
+    graph_batches: tuple[int, ...] = ()
 
     @property
     def tokens_per_step(self) -> float:
@@ -146,8 +149,13 @@ class Replica:
         return max(self.step_tokens, -(-self.requests.computed // MAX_CHUNKS))
 
     def token(self, concurrency: float) -> InferencePass:
-        """Returns the pass that decodes a step of every sequence, without any prompt."""
-        return self.step(_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context)
+        """Returns the pass that decodes a step of every sequence, without any prompt.
+
+        Sequences that pad a batch have no cache to read.
+        """
+        batch, context = _whole(max(1.0, concurrency / self.batches)), self.requests.mean_context
+        padded = next((size for size in self.graph_batches if size >= batch), batch)
+        return self.step(padded, context if padded == batch else max(1, round(context * batch / padded)))
 
     def step(self, batch: float, context: float) -> InferencePass:
         """Returns the pass of a batch's decoding step, with the draft's passes. context: cached tokens per sequence."""

@@ -127,5 +127,7 @@ def rank_pass(
         ep=layout.ep,
         fused=stack.fused,
         reduces_late=stack.reduces_late,
+        gathered_ranks=layout.dp if stack.gathers_tokens else 0,
+        moves_all_rows=stack.moves_all_rows,
         include=include,
     )

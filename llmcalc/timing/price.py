@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..algebra import Number, choose, maximum, minimum, same
+from ..algebra import Number, choose, log2, maximum, minimum, same
 from ..parallel.placements import Collective
 from .device import Device
 from .records import Stack
@@ -224,7 +224,8 @@ class Pricing:
                 kernel.flops[0]
                 * self._depth_factor(dtype, k)
                 / self.rate(dtype)
-                / self._share_of_experts(kernel, dtype),
+                / self._share_of_experts(kernel, dtype)
+                * self._uneven_load(kernel),
                 device.memory_seconds(self._weight_bytes(kernel, weight) + 2.0 * m * (k + n)),
             )
             return
@@ -269,6 +270,12 @@ class Pricing:
         if kernel.kind != "experts":
             return 1.0
         return self.stack.expert_products.get(self.device.format_of(self._units(dtype)), 1.0)
+
+    def _uneven_load(self, kernel: Kernel) -> Number:
+        """How much longer the products of experts take on the busiest rank than with even loads."""
+        if kernel.kind != "experts" or not self.stack.uneven_ranks:
+            return 1.0
+        return 1 + self.stack.uneven_ranks * log2(self.rank_pass.ep)
 
     def _inference_format(self, kernel: Kernel) -> str:
         return "bf16" if kernel.in_16_bits and self.formats.dtype not in (QUANTIZED, "fp32") else self.formats.dtype
@@ -363,6 +370,11 @@ class Pricing:
     def _message_seconds(self, message: Collective) -> Number:
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.group)
+        if message.group == "ep" and message.kind != "all_to_all":
+            is_cast = message.kind == "all_gather" and self.stack.gathers_casts
+            share = BYTES.get(self.formats.dtype, 2.0) / 2 if is_cast else 1.0
+            stride = rank_pass.tp
+            return device.message_seconds(message.kind, message.ranks, bytes * share, stride, self.stack.latency)
         if message.group == "ep":
             domains = maximum(1.0, message.ranks / device.domain)
             copies = choose(message.ranks > device.domain, _copies_per_domain(domains), 1.0)

@@ -141,6 +141,10 @@ class Stack(Record):
     expert_weights: Share = 1.0
     expert_products: dict[str, Share] = {}
     fused_experts: bool = False
+    gathers_tokens: bool = False
+    gathers_casts: bool = False
+    moves_all_rows: bool = False
+    uneven_ranks: float = 0.0
     launch: float = 1.0
     kernel_gap: float = 0.0
     host_kernel: float = 0.0

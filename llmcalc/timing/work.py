@@ -152,6 +152,9 @@ class RankPass:
     fused: whether neighbouring element-wise steps are one kernel.
     regathers: whether products gather their input tokens again in the backward pass.
     reduces_late: whether partial sums of experts are weighted and added before ranks reduce them.
+    gathered_ranks: replicas of attention whose tokens every expert rank gathers, to add the sums of its own experts;
+        1 where expert ranks share all tokens, 0 (default) where each token is sent to the ranks of its experts.
+    moves_all_rows: whether expert ranks also move the rows of other ranks' experts, as zeros.
     attention: implementation of attention, which decides the FLOPs of its backward pass.
     pairs: convention of the query-key pairs that FLOPs count.
     include: optional parts of the model that run.
@@ -171,6 +174,8 @@ class RankPass:
     fused: bool = True
     regathers: bool = True
     reduces_late: bool = False
+    gathered_ranks: int = 0
+    moves_all_rows: bool = False
     attention: AttentionImplementation = "flash"
     pairs: Pairs = "causal"
     include: frozenset[str] = frozenset()
@@ -271,6 +276,7 @@ class WorkRecorder(Placements):
         self.group_position: tuple[str, Number] = "", 1
         self.shared_inputs: set[tuple[int, int]] = set()
         self.shares_parameters: bool = False
+        self.gathering_verb: str = ""
         self.scopes: dict[int, Scope] = {id(scope.items): scope for scope in self._running_scopes(program.root)}
         self.readers: dict[int, int] = {}
         for step in self._running_steps(program.root.items):
@@ -367,11 +373,14 @@ class WorkRecorder(Placements):
         self.layer, self.layers = AFTER, 1
 
     def _run_step(self, step: Step) -> None:
+        self.gathering_verb = step.verb
         reduced_values = step.ins if step.verb == "add" else step.ins[:1]
         if self.rank_pass.reduces_late and step.verb in SUMMED_LATER and all(map(self._is_partial, reduced_values)):
             self.placements[id(step.outs[0].storage)] = "partial"
         else:
             super()._run_step(step)
+        if step.verb == "combine" and self._gathers_tokens and self.rank_pass.tp > 1:
+            self.placements[id(step.outs[0].storage)] = "partial"  # each rank has the sums of its own experts
         self._count_storage(step)
         if step.verb in NO_KERNEL or step.verb in IDENTITIES:
             return
@@ -410,6 +419,9 @@ class WorkRecorder(Placements):
         elements: Number = None,
         messages: int = 1,
     ) -> None:
+        if group == "ep" and self._gathers_tokens:
+            self._add_gathering(value, backward)
+            return
         count = len(self.messages)
         super()._add_message(kind, value, group, backward, elements, messages)
         if len(self.messages) == count:
@@ -420,6 +432,26 @@ class WorkRecorder(Placements):
             return
         message = message._replace(times=exact_div(message.times, self.layers))
         self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message)))
+
+    @property
+    def _gathers_tokens(self) -> bool:
+        """Whether expert ranks compute the sums of their own experts for the tokens of all ranks."""
+        return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
+
+    def _add_gathering(self, routed: Value, backward: bool) -> None:
+        """Adds the message by which ranks gather the tokens of all replicas of attention, or reduce their sums.
+
+        routed: rows of tokens and experts, before (dispatch) or after the experts (combine).
+        """
+        replicas = self.rank_pass.gathered_ranks
+        if backward or replicas == 1:
+            return
+        assert isinstance(routed.rows, Routed)
+        self._flush()
+        bytes = replicas * self.run_config.rows(routed.rows.of) * routed.width * self.width
+        kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
+        message = Collective(self.where, kind, "ep", replicas, False, bytes, self._times())
+        self.work.messages.append(LayerMessage(self.layer, message))
 
     def _with_group_size(self, message: Collective) -> Collective:
         """Returns the message in the pass's own expert or sequence group, instead of `MEASURED_RANKS` ranks."""
@@ -450,7 +482,8 @@ class WorkRecorder(Placements):
         return share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
 
     def _elements(self, value: Value) -> Number:
-        return self._rows(value) * value.width
+        moves_all = self.rank_pass.moves_all_rows and isinstance(value.rows, Routed)
+        return self._rows(value) * value.width * (self.rank_pass.ep if moves_all else 1)
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 

@@ -388,7 +388,8 @@ def full_server(row: Row) -> tuple[Replica, int]:
     held = min(int(memory.kv_tokens // length), int(flags["max_batch_size"]) * row.whole("pp")) * row.whole("dp")
     if held < 1:
         raise NotAsked("throughput of servers whose cache holds no request")
-    return replace(replica_of(row), step_tokens=int(flags["max_num_tokens"])), held
+    graphs = tuple(size for size in BENCH_GRAPHS if size <= int(flags["max_batch_size"]))
+    return replace(replica_of(row), step_tokens=int(flags["max_num_tokens"]), graph_batches=graphs), held
 
 
 def bench_settings(row: Row) -> dict[str, int]:
@@ -425,6 +426,9 @@ def _layers(model: str) -> Iterator[tuple[Any, int]]:
             yield layer, count
 
 
+BENCH_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
+"""Batches of captured graphs, to which smaller ones are padded, in the pages' `cuda_graph_config`."""
+
 CACHE_SHARE = 0.9
 """Share of free memory that `trtllm-bench` gives to the cache by default."""
 
@@ -439,6 +443,8 @@ def full_seconds(row: Row) -> float:
 
 
 def _inference_seconds(row: Row, factors: Factors) -> float:
+    if row["drafts"]:
+        raise NotAsked("tokens of servers that draft, whose acceptance no source states")
     measure, replica = row["measure"], replica_of(row, factors)
     if measure == "throughput":
         return full_seconds(row)

@@ -134,3 +134,30 @@ def test_an_answer_of_one_token_is_a_prompt() -> None:
 def test_less_than_a_request_is_refused() -> None:
     with pytest.raises(InputError, match="--concurrency 0: expected at least 1 request"):
         replica().load(0)
+
+
+def test_a_batch_is_padded_to_the_next_captured_graph() -> None:
+    """The sequences that pad it are computed, but have no cache; beyond the largest graph nothing is padded."""
+    graphs = replica(graph_batches=(64, 128))
+    exact = replica()
+    assert graphs.token(64).seconds == exact.token(64).seconds
+    assert graphs.token(200).seconds == exact.token(200).seconds
+    padded = graphs.token(96).seconds
+    assert exact.token(96).seconds < padded < exact.token(128).seconds
+    assert padded == exact.step(128, round(exact.requests.mean_context * 96 / 128)).seconds
+
+
+def test_the_busiest_rank_takes_longer() -> None:
+    """Products of experts that are bound by computing; of weights a rank reads its own, whatever the load."""
+    even = VLLM.model_copy(update={"uneven_ranks": 0.0})
+    server = replica("experts", step_tokens=None)
+    assert server.prompts(16).seconds > replace(server, stack=even).prompts(16).seconds
+    assert server.token(1).seconds == replace(server, stack=even).token(1).seconds
+    dense = replica("tensor parallel", step_tokens=None)
+    assert dense.prompts(16).seconds == replace(dense, stack=even).prompts(16).seconds
+
+
+def test_gathered_tokens_in_the_products_format_are_fewer_bytes() -> None:
+    casts = VLLM.model_copy(update={"gathers_casts": True})
+    server = replica("attention of each rank", formats=Formats("fp8", 8, 8))
+    assert replace(server, stack=casts).prompts(1).seconds < server.prompts(1).seconds

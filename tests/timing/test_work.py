@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -145,3 +146,39 @@ def test_frozen_weights_have_no_gradient_and_adapters_have() -> None:
     assert adapted.forward_flops == weights.forward_flops + 2 * tokens * trained
     in_products = weights.parameters - 128256 * 4096 - 65 * 4096  # all but the table of inputs and the norms
     assert adapted.backward_flops == weights.backward_flops - 2 * tokens * in_products + 4 * tokens * trained
+
+
+def test_ranks_that_gather_tokens_send_them_to_no_expert() -> None:
+    """With several replicas of attention, tokens are gathered and sums reduced; with one, the sums of a rank's experts
+    go through the all-reduce that tensor parallelism has anyway. qwen3-30b-a3b: hidden size 2,048, 48 layers.
+    """
+    spec, tokens = model("qwen3-30b-a3b"), 16
+
+    def messages(rank_pass: RankPass) -> Counter[tuple[str, str, Any, Any]]:
+        sent: Counter[tuple[str, str, Any, Any]] = Counter()
+        for layer, message in rank_work(spec, rank_pass).messages:
+            if layer >= 0:
+                sent[message.kind, message.group, message.ranks, message.bytes] += message.times
+        return sent
+
+    of_tokens = 2 * tokens * 2048
+    replicas = RankPass(tokens, 1, 64, "decode", ep=4, reduces_late=True, gathered_ranks=4)
+    assert messages(replicas) == {
+        ("all_gather", "ep", 4, 4 * of_tokens): 1,
+        ("reduce_scatter", "ep", 4, 4 * of_tokens): 1,
+    }
+    divided = RankPass(tokens, 1, 64, "decode", tp=4, etp=1, ep=4, reduces_late=True, gathered_ranks=1)
+    assert messages(divided) == {("all_reduce", "tp", 4, of_tokens): 2}
+    dense_experts = RankPass(tokens, 1, 64, "decode", tp=4, reduces_late=True, gathered_ranks=1)
+    assert messages(dense_experts) == messages(divided)
+
+
+def test_rows_of_other_ranks_are_moved_but_not_computed() -> None:
+    own = RankPass(16, 1, 64, "decode", tp=4, etp=1, ep=4, reduces_late=True, gathered_ranks=1)
+    all_rows = replace(own, moves_all_rows=True)
+    spec = model("qwen3-30b-a3b")
+    work, work_on_all = rank_work(spec, own), rank_work(spec, all_rows)
+    assert work.forward_flops == work_on_all.forward_flops
+    moved = [(kernel.moved[0], wider.moved[0]) for kernel, wider in zip(work.kernels, work_on_all.kernels, strict=True)]
+    assert {wider / elements for elements, wider in moved if elements and wider != elements} == {4}
+    assert any(wider == elements for elements, wider in moved if elements)
