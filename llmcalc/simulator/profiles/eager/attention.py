@@ -92,9 +92,22 @@ class AttentionKernels(Lowering):
         if isinstance(step.ins[0].rows, QueryKeyPairs):
             self.bind(step.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
             return
-        repeat = self.t.repeat if step.options["tiled"] else self.t.repeat_interleave
-        repeated_keys = repeat(self.heads_first(x), heads // x.shape[2], 1)
+        if step.options["tiled"]:
+            repeated_keys = self.t.repeat(self.heads_first(x), heads // x.shape[2], 1)
+        elif self.choices.like_classes:
+            repeated_keys = self.repeat_heads(self.heads_first(x), heads)
+        else:
+            repeated_keys = self.t.repeat_interleave(self.heads_first(x), heads // x.shape[2], 1)
         self.set(step.outs[0], self.heads_first(repeated_keys))
+
+    def repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
+        """Repeats key heads as `repeat_kv` of transformers does: a single head is a view for all.
+
+        x: [batch, key heads, rows, size].
+        """
+        if same(x.shape[1], 1):
+            return self.t.expand(x, (x.shape[0], heads, *x.shape[2:]))
+        return self.t.repeat_interleave(x, heads // x.shape[1], 1)
 
     @compared(BY_TORCH)
     def do_cache(self, step: Step) -> None:

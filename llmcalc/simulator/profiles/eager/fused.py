@@ -161,7 +161,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if k.shape[1] != heads and by_groups and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
         if k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
-            k, v = (t.repeat_interleave(x, heads // x.shape[1], 1) for x in (k, v))
+            k, v = (self.repeat_heads(x, heads) for x in (k, v))
         mask = self.mask(step, queries, keys) if is_masked else None
         if backend == "flash":
             return self.run_attention_core(self.flash, q, k, v)
@@ -194,7 +194,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         seeds = [] if allocates_workspace and efficient else [graph.operation_result(name, (), INT64) for _ in range(2)]
         if allocates_workspace and not efficient:
             graph.new((CUDNN_WORKSPACE,), UINT8)
-        shapes = [(x.shape, x.strides) for x in (q, k, v)]
+        shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
         def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
