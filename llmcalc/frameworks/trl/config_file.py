@@ -41,6 +41,9 @@ PREFERENCE_SIGNS = (
     "desirable_weight",
     "max_prompt_length",
     "beta",
+    "gamma_beta_ratio",
+    "simpo_gamma",
+    "cpo_alpha",
 )
 """Arguments of training on pairs, outside of GRPO."""
 
@@ -127,6 +130,8 @@ def _preference_settings(reading: Reading, data: Table, run_settings: dict[str, 
     """Returns the batch settings of training on preference pairs, or of KTO on single answers."""
     loss = data.get("loss_type", "sigmoid")
     name = str(loss[0] if isinstance(loss, list) and loss else loss)
+    if data.get("gamma_beta_ratio") is not None:  # princeton-nlp/SimPO, scripts/simpo_config.py
+        return pair_settings(reading, "simpo", run_settings)
     if name in KTO_LOSSES or data.get("desirable_weight") is not None or data.get("undesirable_weight") is not None:
         return kto_settings(reading, run_settings)
     if name == "sigmoid" and "loss_type" not in data:
