@@ -147,8 +147,19 @@ class ExpertKernels(Lowering):
         y = t.mul(y, t.unsqueeze(t.index_select(t.flatten(t.to(weights, y.dtype)), self.expert_row_index("order")), 1))
         if self.choices.like_classes:
             y = t.index_select(y, t.like(self.expert_row_index("order")))
-            self.set(step.outs[0], t.sum(t.unflatten(y, 0, weights.shape[-2:] if len(weights.shape) == 2 else (
-                weights.shape[0] * weights.shape[1], weights.shape[-1])), 1))
+            self.set(
+                step.outs[0],
+                t.sum(
+                    t.unflatten(
+                        y,
+                        0,
+                        weights.shape[-2:]
+                        if len(weights.shape) == 2
+                        else (weights.shape[0] * weights.shape[1], weights.shape[-1]),
+                    ),
+                    1,
+                ),
+            )
             return
         self.set(step.outs[0], t.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token")))
 

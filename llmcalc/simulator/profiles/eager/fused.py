@@ -147,7 +147,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         keys, and then with keys and values of every head."""
         if step.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", step.name)
-        t, choices, queries, keys, heads = self.t, self.choices, q.shape[2], k.shape[2], q.shape[1]
+        choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
         causal = step.options["causal"] and not crossing and not is_size_one(queries)
         limits = [step.options.get(name) for name in ("window", "chunk")]
         is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits) and not is_size_one(
