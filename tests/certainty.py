@@ -32,10 +32,14 @@ QUANTITIES = {
 }
 MEMORY = {
     "reference": (
-        "llmcalc's PyTorch model on an H200 and an H100, requested bytes",
-        "llmcalc 的 PyTorch 模型（H200 与 H100，请求的字节）",
+        "training steps of llmcalc's PyTorch model on an H200 and an H100, requested bytes",
+        "llmcalc 的 PyTorch 模型的训练步（H200 与 H100，请求的字节）",
     ),
     "classes": ("training steps of transformers' classes on both, peak", "transformers 各类的训练步（同上，峰值）"),
+    "passes": (
+        "prompts and tokens of transformers' classes on the H100, peak",
+        "transformers 各类的 prefill 与 decode（H100，峰值）",
+    ),
     "tuning": ("published peaks of fine-tuning", "公开的微调显存峰值"),
     "servers": ("published caches and weights of servers", "公开的推理服务缓存与权重"),
 }
@@ -103,12 +107,15 @@ def presets_table(language: str) -> str:
     return lines("presets", language, [(str(len(names)), str(with_class), str(published))])
 
 
-def gpu_comparisons(errors: Iterable[gpu.Error], quantity: str) -> list[Comparison]:
-    """The errors of a quantity on the GPU."""
+def gpu_comparisons(errors: Iterable[gpu.Error], *quantities: str) -> list[Comparison]:
+    """The errors of quantities on the GPU."""
     return [
-        Comparison(f"{error.row['model']}, {error.row['batch']} × {error.row['seq']}", error.relative)
+        Comparison(
+            f"{error.row['model']}, {error.row['batch']} × {error.row.get('seq', error.row.get('context'))}",
+            error.relative,
+        )
         for error in errors
-        if error.quantity == quantity
+        if error.quantity in quantities
     ]
 
 
@@ -126,6 +133,7 @@ def memory_comparisons() -> dict[str, list[Comparison]]:
     return {
         "reference": gpu_comparisons(chain.from_iterable(map(gpu.reference_errors, GPUS)), "requested_bytes"),
         "classes": gpu_comparisons(gpu.class_errors(), "peak_bytes"),
+        "passes": gpu_comparisons(gpu.inference_errors(), "prefill", "decode"),
         "tuning": published_comparisons(fine_tuning()),
         "servers": published_comparisons(servers()),
     }

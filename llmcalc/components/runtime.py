@@ -154,6 +154,10 @@ def cache_class() -> type[nn.Module]:
 
         Tensors are [..., tokens, width]. limit: the number of last tokens that are cached (a sliding window); None for
         all.
+
+        It concatenates as `DynamicCache` of transformers does (cache_utils.py, 5.17): the first pass copies too, a
+        tensor without a limit replaces the cached one before the next tensor is concatenated, and a window is a view,
+        which keeps all rows that were concatenated until the next pass.
         """
 
         def __init__(self, limit: int | None = None) -> None:
@@ -163,22 +167,18 @@ def cache_class() -> type[nn.Module]:
         def forward(self, run: Run, *new_tensors: Tensor) -> tuple[Tensor, ...]:
             if run.store is None:
                 return new_tensors
-            cached_tensors = run.store.get(self)
-            if (
-                cached_tensors is not None and self.limit is not None
-            ):  # the oldest token leaves the window when a new one enters
-                cached_tensors = tuple(t[..., max(0, t.shape[-2] - self.limit + 1) :, :] for t in cached_tensors)
-            joined_tensors = (
-                new_tensors
-                if cached_tensors is None
-                else tuple(torch.cat([h, n], -2) for h, n in zip(cached_tensors, new_tensors, strict=True))
+            cached_tensors = [[t] for t in run.store.pop(self, ())] or [[] for _ in new_tensors]
+            if self.limit is None:
+                for i, new in enumerate(new_tensors):
+                    cached_tensors[i] = [torch.cat([*cached_tensors[i], new], -2)]
+                joined_tensors = run.store[self] = tuple(t for (t,) in cached_tensors)
+                return joined_tensors
+            joined_tensors = tuple(
+                # the oldest token leaves the window when a new one enters
+                torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached), new], -2)
+                for cached, new in zip(cached_tensors, new_tensors, strict=True)
             )
-            limited_tensors = (
-                joined_tensors
-                if self.limit is None
-                else tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
-            )
-            run.store[self] = tuple(t.clone() for t in limited_tensors)  # a slice would keep the whole tensor alive
+            run.store[self] = tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
             return joined_tensors
 
     return Cache

@@ -22,7 +22,7 @@ from ..simulator.meter import Device, Meter, NoMeter, Place
 from ..simulator.profiles.dtensor import Divided
 from ..simulator.profiles.eager import Eager
 from ..simulator.replay_result import ReplayResult
-from ..simulator.tensor import DTYPES, INT64, Storage, counted_as, empty
+from ..simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
 from ..workload.execution import Execution, LatentForm
 from ..workload.rows import SOURCE, TOKENS
 from ..workload.run_config import RunConfig
@@ -209,7 +209,10 @@ class InferenceRun:
             for key, tensors in unmetered_lowering.store.items():
                 self.meter.parameter_path = key
                 self.lowering.store[key] = tuple(
-                    x if self.inference.paged else empty(self.meter, x.shape, x.dtype, x.strides) for x in tensors
+                    x
+                    if self.inference.paged
+                    else Tensor(x.shape, x.dtype, Storage(self.meter, x.storage.bytes), x.strides)
+                    for x in tensors
                 )
             self.meter.parameter_path = None
 

@@ -519,7 +519,12 @@ class Settings:
         ),
     ] = None
     fused_qkv: Annotated[
-        bool | None, Setting("Queries, keys and values are one product.", "Precision and kernels", phases=TRAINING)
+        bool | None,
+        Setting(
+            "Queries, keys and values are one product.",
+            "Precision and kernels",
+            phases=("training", "prefill", "decode"),
+        ),
     ] = None
     compile: Annotated[
         bool | None,

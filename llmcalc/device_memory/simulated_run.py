@@ -29,14 +29,15 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
     """Returns the kernels that run. attention: the implementation if none is set; default: the phase's default."""
     serves = settings.serves
     default: AttentionImplementation = "flash" if serves else "sdpa"
-    like_classes = settings.phase == "training" and settings.fused_qkv is None
+    like_classes = settings.fused_qkv is None and not serves
+    trains_as_classes = like_classes and settings.phase == "training"
     return Choices(
         attention=settings.attn_implementation or attention or default,
         norm=settings.norm or ("fused" if serves else "eager"),
         cross_entropy=settings.cross_entropy or "eager",
         logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
-        caps_logits=like_classes and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
+        caps_logits=trains_as_classes and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
         loss_chunk=settings.loss_chunk,
         keeps_logits=bool(settings.keep_logits),
         fused_qkv=bool(settings.fused_qkv),

@@ -33,6 +33,11 @@ class FrozenModel:
     name: str = "reference model"
     kind = "weights"
 
+    @property
+    def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
+        """What is added to the memory of training, each with its own bytes."""
+        return (self,)
+
     def bytes(self, parameters: int, trained_dtype: str) -> int:
         """Returns the frozen weights' bytes per device. parameters: their number. trained_dtype: trained format."""
         return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
@@ -58,6 +63,11 @@ class SecondLoss:
     name: str = "second loss"
     kind = "temporary"
 
+    @property
+    def parts(self) -> tuple[SecondLoss]:
+        """What is added to the memory of training: the loss alone."""
+        return (self,)
+
     def bytes_beside(self, memory: Memory) -> int:
         """Returns the bytes per device of the second loss's logits, as if they were never freed: an upper bound."""
         workload = memory.states.workload
@@ -66,3 +76,24 @@ class SecondLoss:
     def data(self) -> dict[str, object]:
         """Returns the second loss as values of a JSON document."""
         return {"name": self.name, "bytes_per_logit": self.width, "source": self.source}
+
+
+@dataclass(frozen=True)
+class Teacher(FrozenModel):
+    """A frozen model of another size, whose outputs the trained model learns.
+
+    parameters: number of its parameters. loss: the loss that compares both models' logits.
+    """
+
+    name: str = "teacher model"
+    parameters: int = 0
+    loss: SecondLoss | None = None
+
+    @property
+    def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
+        """What is added to the memory of training: the teacher's weights and the loss."""
+        return (self,) if self.loss is None else (self, self.loss)
+
+    def bytes_beside(self, memory: Memory) -> int:
+        """Returns the bytes per device of the teacher's weights."""
+        return self.bytes(self.parameters, memory.states.dtype)

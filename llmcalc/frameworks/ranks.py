@@ -146,7 +146,8 @@ class Cluster:
         memory = memory_with_evidence(memory, self.evidence)
         frozen_model = self.run.frozen
         if frozen_model is not None:
-            memory = with_frozen_model(memory, frozen_model, frozen_model.bytes_beside(self.memory))
+            for part in frozen_model.parts:
+                memory = with_frozen_model(memory, part, part.bytes_beside(self.memory))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property

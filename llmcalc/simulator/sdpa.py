@@ -56,13 +56,14 @@ def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
 
 
 def supports_cudnn_attention(capability: int, call: SdpaCall) -> bool:
-    """Returns `can_use_cudnn_attention`: head sizes that are multiples of 8 up to 128, or 192 with values of 128 on 9.0
-    and 10.x.
+    """Returns `can_use_cudnn_attention`: head sizes that are multiples of 8 up to 128, up to 256 on 9.0, or 192 with
+    values of 128 on 10.x (`check_cudnn_tensor_shapes`).
 
     Its probability of dropout is a multiple of 1/16, so that 0.1 runs another backend (`check_cudnn_dropout`).
     """
-    has_wide_keys = call.qk_size == 192 and call.v_size == 128 and capability // 10 in (9, 10)
-    sizes = has_wide_keys or (call.qk_size <= 128 and call.v_size <= 128)
+    has_wide_keys = call.qk_size == 192 and call.v_size == 128 and capability // 10 == 10
+    limit = 256 if capability == 90 else 128
+    sizes = has_wide_keys or (call.qk_size <= limit and call.v_size <= limit)
     drops_exactly = float(call.dropout * 16).is_integer()
     return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and call.keys != 1 and drops_exactly
 

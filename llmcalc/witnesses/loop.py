@@ -237,8 +237,8 @@ def layer_matrices(module: nn.Module) -> set[int]:
 # --- passes without gradients -----------------------------------------------------------------------------------------
 
 
-CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any]]]
-"""Path of a module → (shape, strides, dtype) of each tensor that it caches."""
+CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
+"""Path of a module → (shape, strides, dtype, elements of the storage) of each tensor that it caches."""
 
 
 def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
@@ -247,7 +247,10 @@ def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
     passes.prefill()
     paths = {module: path for path, module in passes.module.named_modules()}
     return {
-        paths[module]: [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+        paths[module]: [
+            (tensor.shape, tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes() // tensor.itemsize)
+            for tensor in tensors
+        ]
         for module, tensors in (passes.store or {}).items()
     }
 
@@ -278,8 +281,8 @@ class Passes:
         modules = dict(self.module.named_modules())
         self.store = {
             modules[path]: tuple(
-                torch.empty_strided(shape, strides, dtype=dtype, device=self.device).zero_()
-                for shape, strides, dtype in tensors
+                torch.zeros(elements, dtype=dtype, device=self.device).as_strided(shape, strides)
+                for shape, strides, dtype, elements in tensors
             )
             for path, tensors in shapes.items()
         }

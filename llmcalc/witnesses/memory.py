@@ -177,14 +177,11 @@ def reference_settings(settings: Settings) -> Settings:
     """
     if not settings.serves:
         attention, norm = settings.attn_implementation or "eager", settings.norm or "eager"
-        settings = settings.with_(attn_implementation=attention, norm=norm)
+        settings = settings.with_(attn_implementation=attention, norm=norm, fused_qkv=bool(settings.fused_qkv))
     if settings.phase != "training":
         return settings
     library_choice = optimizer(settings.optimizer or DEFAULT).implementations[0]
-    return settings.with_(
-        optimizer_impl=settings.optimizer_impl or library_choice,
-        fused_qkv=bool(settings.fused_qkv),
-    )
+    return settings.with_(optimizer_impl=settings.optimizer_impl or library_choice)
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:

@@ -15,19 +15,15 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.reductions import scratch_bytes
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
-from llmcalc.simulator.tensor import DTYPES
+from llmcalc.simulator.tensor import DTYPES, INT64
 from llmcalc.sources.target import load
 from llmcalc.witnesses.gpu import closed_form
 from llmcalc.witnesses.memory import reference_settings
 from tests.gpu_rows import GPUS, rows_of, training_options
 
 OTHER = {
-    "gemma3-1b": "not explained: 0.3 %",
-    "qwen3-30b-a3b": "experts' rows are put back into the order of tokens by an index",
-    "mixtral-8x7b": "experts' rows are put back into the order of tokens by an index",
-    "gpt-oss-20b": "not explained: 0.8 %",
-    "deepseek-v2-lite": "not explained: 0.9 %",
-    "olmoe-1b-7b": "experts' rows are put back into the order of tokens by an index",
+    "gpt-oss-20b": "its class keeps the product of gate and up projections beside its clamped halves",
+    "deepseek-v2-lite": "its router computes logits in float32: it keeps the input and its weight in that format",
     "t5-large": "its class adds a bias inside scaled_dot_product_attention",
 }
 """Preset → why the memory of its class of transformers differs by more than 0.1 % from the reference's."""
@@ -50,8 +46,11 @@ class Error(NamedTuple):
 
 
 def reference_errors(gpu: str) -> Iterator[Error]:
-    """The errors of all runs of llmcalc's own PyTorch model on a GPU."""
-    for row in rows_of(gpu, "reference"):
+    """The errors of the training runs of llmcalc's own PyTorch model on a GPU.
+
+    Its passes without gradients had another cache when they were measured (tests/data/gpu/README.md).
+    """
+    for row in (row for row in rows_of(gpu, "reference") if row["phase"] == "training"):
         settings = Settings(row["phase"], batch=row["batch"], seq=row["seq"], **row["settings"])
         computed = closed_form(memory(load(row["model"]).model, reference_settings(settings)).device)
         for quantity, bytes in computed.items():
@@ -86,7 +85,7 @@ def test_requested_bytes_are_near(reference: list[Error]) -> None:
 def test_requested_bytes_are_equal(reference_of_h100: list[Error]) -> None:
     """Runs of models with biases take 1 MiB more in each thread: torch 2.11 gives cuBLASLt a workspace of its own."""
     requested = [error for error in reference_of_h100 if error.quantity == "requested_bytes"]
-    assert len(requested) == 52
+    assert len(requested) == 45
     for error in requested:
         is_biased = error.row["model"].startswith(("gpt2", "bart"))
         threads = 2 if error.row["settings"].get("recompute") == "full" else 1
@@ -95,10 +94,12 @@ def test_requested_bytes_are_equal(reference_of_h100: list[Error]) -> None:
 
 
 def test_segments_of_the_h100_are_near(reference_of_h100: list[Error]) -> None:
-    """Later runs of one process use addresses that earlier ones gave back, which decides among equal free blocks."""
+    """Later runs of one process use addresses that earlier ones gave back, which decides among equal free blocks.
+
+    The rows were measured while a sublayer's output had a name until the layer returned.
+    """
     reserved = [error for error in reference_of_h100 if error.quantity == "reserved_bytes"]
-    assert reserved[0].relative == 0
-    assert share(reserved, 0.006) > 0.7
+    assert share(reserved, 0.01) > 0.6
     assert share(reserved, 0.15) == 1
 
 
@@ -144,30 +145,42 @@ def test_classes_of_transformers_take_what_is_computed() -> None:
     assert len(alike) > 40
     assert share(alike, 0.001) > 0.95
     assert share(alike, 0.0015) == 1
-    assert share([error for error in errors if error not in alike], 0.05) > 0.6
+    assert share([error for error in errors if error not in alike], 0.012) == 1
 
 
 def inference_errors() -> Iterator[Error]:
-    """The errors of the peaks of prompts and tokens of transformers' classes with `DynamicCache`."""
-    for row in rows_of("h100", "inference"):
-        spec, attention = load(row["model"]).model, row["attention"]
-        for phase, seq in (("prefill", row["context"]), ("decode", row["context"] + 1)):
-            settings = Settings(phase, batch=row["batch"], seq=seq, attn_implementation=attention)
-            yield Error(row, phase, memory(spec, settings).device.peak_bytes, row[f"{phase}_bytes"])
+    """The errors of the peaks of prompts and tokens of transformers' classes with `DynamicCache`.
 
-
-def test_prompts_and_tokens_of_transformers_take_about_what_is_computed() -> None:
-    """Computed are up to 4.4 % more: the class frees the output of attention before the feed-forward network.
-
-    A cache of windows keeps the storage of the whole prompt until the first token (−2.8 to −9.8 %).
+    While a token ran, the script kept the ids of the prompt, which a pass over one token does not have.
     """
+    for row in rows_of("h100", "inference"):
+        spec, prompt_ids = load(row["model"]).model, INT64.bytes * row["batch"] * row["context"]
+        for phase, kept_by_script in (("prefill", 0), ("decode", prompt_ids)):
+            settings = Settings(phase, batch=row["batch"], seq=row["context"], attn_implementation=row["attention"])
+            device = memory(spec, settings).device
+            yield Error(row, phase, device.peak_bytes + kept_by_script, row[f"{phase}_bytes"])
+            requested = closed_form(device)["requested_bytes"] + kept_by_script
+            yield Error(row, f"{phase} requested", requested, row[f"{phase}_requested_bytes"])
+
+
+EXPLAINED = {
+    ("qwen2.5-7b", "prefill requested"): "1 MiB: torch 2.11 gives cuBLASLt a workspace of its own",
+    ("qwen2.5-7b", "decode requested"): "1 MiB: torch 2.11 gives cuBLASLt a workspace of its own",
+    ("phi3-mini", "prefill requested"): "its class keeps the product of gate and up projections beside the result",
+    ("mistral-7b", "decode requested"): "transformers 5.17 repeats keys where a window has a mask, later ones do not",
+    ("gemma2-2b", "decode requested"): "not explained: 15 kB",
+}
+"""(preset, quantity) → why bytes differ by more than the buffers of RoPE's frequencies, which this model has not."""
+
+
+def test_prompts_and_tokens_of_transformers_take_what_is_computed() -> None:
     errors = list(inference_errors())
-    windowed = [error for error in errors if error.row["model"].startswith(("gemma", "mistral"))]
-    others = [error for error in errors if error not in windowed]
-    assert len(others) == 38
-    assert all(-0.003 < error.relative < 0.044 for error in others)
-    assert share(others, 0.012) > 0.75
-    assert all(-0.1 < error.relative < 0.01 for error in windowed)
+    requested = [error for error in errors if error.quantity.endswith("requested")]
+    equal = [error for error in requested if (error.row["model"], error.quantity) not in EXPLAINED]
+    assert len(equal) == 42
+    assert all(0 <= error.measured - error.computed < 4_000 for error in equal)
+    assert all(abs(error.relative) < 0.004 for error in errors)
+    assert share(errors, 0.0001) > 0.9
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------

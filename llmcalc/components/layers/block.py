@@ -274,7 +274,7 @@ class Block(Layer):
             y = f.dropout(y, "feed_forward" if part is self.feed_forward else "attention_output", ends_sublayer=True)
             f.hold(y=y)
             x = self._residual_sum(f, name, x, y)
-            f.hold(x=x)
+            f.hold(x=x, y=x)
         return x
 
     def _cross_arguments(self, f: Flow, name: str) -> dict[str, Any]:
@@ -425,6 +425,7 @@ def _reference_class() -> type[nn.Module]:
                     x = self._normalize(f"{name}_post_norm", x + y)
                 else:
                     x = self._residual_sum(name, x, y)
+                del y  # the classes of transformers give the sum the same name
             return x
 
     return BlockReference

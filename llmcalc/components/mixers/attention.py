@@ -418,7 +418,7 @@ class Attention(TokenMixer):
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
                 values = self._projected_heads(f, "v_proj", values_input, (heads, size), self.v_bias, adapter)
-            f.hold(k=keys, v=values)
+            f.hold(k=keys, v=values, raw=keys)
             if self.v_norm is not None:
                 values = f.norm("v_norm", values, self.v_norm, (size,))
                 f.hold(v=values)
@@ -678,6 +678,7 @@ def _reference_class() -> type[nn.Module]:
                 if self.spec.attention_k_eq_v
                 else self._split_heads(self.v_proj(x if value_input is None else value_input), self.value_dim)
             )
+            del raw_keys
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
 

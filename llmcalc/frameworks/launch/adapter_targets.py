@@ -29,6 +29,12 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 }
 """A class's own name of a layer → the names here."""
 
+OTHER_MODULES = {
+    **dict.fromkeys(("embed_in", "wte", "word_embeddings", "tok_embeddings"), "embed_tokens"),
+    **dict.fromkeys(("embed_out", "output"), "lm_head"),
+}
+"""A class's own name of a module outside of the layers → the name here."""
+
 ENCODERS = ("vision", "visual", "audio", "projector", "aligner")
 """Words in the paths of modules outside of the language model."""
 
@@ -41,6 +47,7 @@ def with_known_targets(launch: Launch, model: ModelSpec) -> Launch:
 
     Names of which the model has none stay, and so does an option that was typed: both are errors where they are wrong.
     """
+    launch = _with_known_modules(launch, model)
     targets = launch.settings.get("lora_targets")
     if not targets or "lora_targets" in launch.overridden or tuple(targets) == (ALL_LINEAR,):
         return launch
@@ -59,6 +66,16 @@ def with_known_targets(launch: Launch, model: ModelSpec) -> Launch:
         return launch
     settings = {**launch.settings, "lora_targets": tuple(known)}
     return replace(launch, settings=settings, notes=(*launch.notes, *notes))
+
+
+def _with_known_modules(launch: Launch, model: ModelSpec) -> Launch:
+    """Returns the run whose modules trained in full have the model's own names, where the class has others."""
+    modules = launch.settings.get("modules_to_save")
+    if not modules or "modules_to_save" in launch.overridden:
+        return launch
+    names = {place.node.name for place in model.tree().walk()}
+    known = tuple(name if name in names else OTHER_MODULES.get(name, name) for name in modules)
+    return replace(launch, settings={**launch.settings, "modules_to_save": known})
 
 
 def _words(target: str) -> list[str]:

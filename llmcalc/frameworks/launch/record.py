@@ -324,6 +324,8 @@ class Reading:
         if not isinstance(path, str) or self.source.fetch is None:
             raise self.wrong(name, f"{shown(path)}; expected the path of {expected} that can be read")
         own_file = shipped.get(path.removeprefix("./"))
+        if own_file is None:  # a path in a container that has the program, such as /workspace/axolotl
+            own_file = next((table for name, table in shipped.items() if path.endswith(f"/{name}")), None)
         try:
             return self.source.fetch(path)
         except InputError:

@@ -805,4 +805,4 @@ class _Reader:
         from .shell_arithmetic import value_of
 
         value = value_of(text, self.script.variables)
-        return unresolved(f"$(({text.strip()[:20]}))") if value is None else str(value)
+        return unresolved(f"$(({text.strip()[:60]}))") if value is None else str(value)

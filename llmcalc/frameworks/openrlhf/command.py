@@ -1,4 +1,5 @@
-"""Reads commands of OpenRLHF: the training of the actor in `train_ppo_ray`, `train_sft`, `train_dpo`, `train_rm`.
+"""Reads commands of OpenRLHF: the training of the actor in `train_ppo_ray`, `train_sft`, `train_dpo`,
+`train_rm`, `train_kto`.
 
 Source: OpenRLHF 0.11.0 (3c3be623): openrlhf/cli/train_ppo_ray.py and train_sft.py for arguments and defaults,
 openrlhf/utils/deepspeed/deepspeed_utils.py, `get_train_ds_config`, for the DeepSpeed config. Versions before 0.10 named
@@ -17,7 +18,7 @@ from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, share_of, size_of
 from ..launch.rollout import Model, Place, Rollout
-from ..launch.trainer import pair_settings
+from ..launch.trainer import kto_settings, pair_settings
 
 OLDER = {
     "zero_stage": "ds.zero_stage",
@@ -75,8 +76,8 @@ REFUSED = {
 }
 """Argument → the only value that is modelled, and why."""
 
-LOSSES = {"train_ppo_ray": "", "train_sft": "", "train_dpo": "sigmoid", "train_rm": "reward"}
-"""Module that trains → its loss on pairs; empty for none."""
+LOSSES = {"train_ppo_ray": "", "train_sft": "", "train_dpo": "sigmoid", "train_rm": "reward", "train_kto": "kto"}
+"""Module that trains → its loss on preferences; empty for none. Versions before 0.9 have `train_kto`."""
 
 
 def _module_name(command: CommandLine) -> str:
@@ -94,6 +95,10 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
     with reading_of(source) as reading:
         verb = _module_name(command)
+        if verb == "train_kd":
+            raise reading.wrong(
+                "--teacher_model", "a teacher beside the trained model is not modelled; expected train_sft"
+            )
         if verb not in LOSSES:
             raise reading.wrong(f"line {command.line}: {verb}", f"is not read; expected {', '.join(LOSSES)}")
         arguments = {_current_name(flag): value for flag, value in arguments_of(command.words, source.where).items()}
@@ -150,9 +155,12 @@ def _actor_devices(reading: Reading, data: Table) -> int:
 def _pair_settings(
     reading: Reading, data: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Doubles the micro-batch of a config for pairs, and returns the settings of their loss."""
-    size = config["train_micro_batch_size_per_gpu"]
-    batch_settings = pair_settings(reading, loss, {**settings, "batch": size}, FrozenModel("openrlhf/cli/train_dpo.py"))
+    """Doubles the micro-batch of a config for pairs, and returns the settings of their loss; KTO has single answers."""
+    run_settings = {**settings, "batch": config["train_micro_batch_size_per_gpu"]}
+    if loss == "kto":
+        batch_settings = kto_settings(reading, run_settings, FrozenModel("openrlhf/cli/train_kto.py"))
+    else:
+        batch_settings = pair_settings(reading, loss, run_settings, FrozenModel("openrlhf/cli/train_dpo.py"))
     if reading.flag(data, "ref.offload"):
         reading.frozen = None
         reading.notes.append("--ref.offload: the reference model is on the host")

@@ -22,12 +22,15 @@ from ..launch.trainer import (
     trainer_settings,
     weight_formats,
 )
+from .distillation import IGNORED as IGNORED_WITH_TEACHER
+from .distillation import TEACHER, with_teacher
 
 SIGNS = frozenset(
     """
     use_peft lora_r lora_target_modules load_in_4bit max_length max_completion_length max_prompt_length
     num_generations dataset_mixture dataset_mixer dataset_train_split packing packing_strategy reward_funcs
-    completion_only_loss assistant_only_loss use_bnb_nested_quant bnb_4bit_quant_type dataset_text_field
+    teacher_model_name_or_path completion_only_loss assistant_only_loss use_bnb_nested_quant bnb_4bit_quant_type
+    dataset_text_field
     """.split()  # noqa: SIM905
 )
 """Arguments that TRL has and the Trainer has not."""
@@ -41,10 +44,22 @@ PREFERENCE_SIGNS = (
     "desirable_weight",
     "max_prompt_length",
     "beta",
+    "gamma_beta_ratio",
+    "simpo_gamma",
+    "cpo_alpha",
 )
 """Arguments of training on pairs, outside of GRPO."""
 
-READ = frozenset(("loss_type", "activation_offloading", "use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"))
+READ = frozenset(
+    (
+        TEACHER,
+        "loss_type",
+        "activation_offloading",
+        "use_dora",
+        "lora_target_parameters",
+        "cast_lm_head_to_fp32",
+    )
+)
 
 IGNORED = frozenset(
     """
@@ -89,13 +104,14 @@ def read_trl(data: Table, source: Source) -> Launch:
     """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         is_grpo = any(name in data for name in GRPO_SIGNS)
-        ignored = TRAINER_IGNORED | IGNORED
+        ignored = TRAINER_IGNORED | IGNORED | (IGNORED_WITH_TEACHER if data.get(TEACHER) else frozenset())
         reading.ignored += [name for name in data if name in ignored]
         read_names = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
         unknown_keys(reading, data, read_names, "", "no argument that is known")
         known_loss_keys = (name for name in PREFERENCE_SIGNS if data.get(name) is not None)
         is_pairs_loss = str(data.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
-        loss_key = "" if is_grpo else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
+        has_teacher = bool(data.get(TEACHER))
+        loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
         for name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
             if data.get(name):
                 reading.unknown[name] = "it is modelled without"
@@ -106,6 +122,8 @@ def read_trl(data: Table, source: Source) -> Launch:
             run_settings["offload_activations"] = True
         if is_grpo:
             run_settings |= grpo_length(reading, data, "max_prompt_length", "lora_rank" in run_settings)
+        elif has_teacher:
+            run_settings |= {"cross_entropy": "eager"}
         elif loss_key:
             run_settings |= _preference_settings(reading, data, run_settings)
         else:
@@ -115,6 +133,8 @@ def read_trl(data: Table, source: Source) -> Launch:
         loaded_bytes = 2 if "dtype" in precision else 4
         if isinstance(launch.frozen, FrozenModel) and launch.framework == "fsdp2" and loaded_bytes == 4:
             launch = replace(launch, frozen=replace(launch.frozen, dtype="float32"))  # gathered in 16 bits alone
+        if has_teacher and not is_grpo:
+            return with_teacher(reading, data, launch, loaded_bytes)
         if not is_grpo:
             return launch
         rollout = colocated_rollout(
@@ -127,6 +147,8 @@ def _preference_settings(reading: Reading, data: Table, run_settings: dict[str, 
     """Returns the batch settings of training on preference pairs, or of KTO on single answers."""
     loss = data.get("loss_type", "sigmoid")
     name = str(loss[0] if isinstance(loss, list) and loss else loss)
+    if data.get("gamma_beta_ratio") is not None:  # princeton-nlp/SimPO, scripts/simpo_config.py
+        return pair_settings(reading, "simpo", run_settings)
     if name in KTO_LOSSES or data.get("desirable_weight") is not None or data.get("undesirable_weight") is not None:
         return kto_settings(reading, run_settings)
     if name == "sigmoid" and "loss_type" not in data:

@@ -178,7 +178,7 @@ def _fsdp_run(reading: Reading, data: Table, world: int) -> RunUnder:
     if strategy not in ("fsdp", "fsdp2"):
         raise reading.wrong(f"{ACTOR}.strategy", f"{shown(strategy)}; expected fsdp, fsdp2 or megatron")
     section = f"{ACTOR}.fsdp_config"
-    for name in ("param_offload", "optimizer_offload", "offload_policy"):
+    for name in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
         if reading.flag(data, f"{section}.{name}"):
             reading.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
     settings = _common_settings(reading, data)

@@ -104,27 +104,34 @@ class Products(Elementwise):
         leading_axes = range(len(x.shape) - 2)
         return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in leading_axes)
 
-    def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor) -> Tensor:
+    def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor, *beside: Tensor) -> Tensor:
         """Multiplies each group of rows by the group's matrix: [rows, k] × [groups, k, m].
 
-        group_ends: last row per group.
+        group_ends: last row per group. beside: further matrices, [groups, k, ·], whose columns stand beside those of b
+        in one product.
         """
-        saves = (*saved_factors(a, b), group_ends)
-        shapes = a.shape, b.shape
-        _, ins, outs = b.shape
-        is_column_major = is_size_one(b.strides[1]) and not is_size_one(b.strides[2])
-        strides = (ins * outs, 1, ins) if is_column_major else None
+        matrices = (b, *beside)
+        saved_rows = [a] if any(matrix.needs_grad for matrix in matrices) else []
+        saves = (*saved_rows, *(matrices if a.needs_grad else ()), group_ends)
+        rows, columns = a.shape, sum(matrix.shape[2] for matrix in matrices)
+        layouts = []
+        for matrix in matrices:
+            _, ins, outs = matrix.shape
+            is_column_major = is_size_one(matrix.strides[1]) and not is_size_one(matrix.strides[2])
+            layouts.append((matrix.shape, (ins * outs, 1, ins) if is_column_major else None))
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradient_b = self.graph.new(shapes[1], g.dtype, strides) if needs_input_grad[1] else None
-            return self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, gradient_b
+            gradients = [
+                self.graph.new(shape, g.dtype, strides) if needs else None
+                for (shape, strides), needs in zip(layouts, needs_input_grad[1:], strict=True)
+            ]
+            return self.graph.new(rows, g.dtype) if needs_input_grad[0] else None, *gradients
 
-        row_count = shapes[0][0], outs
         return record(
             self.graph,
             "grouped_mm",
-            (a, b),
-            lambda: self.graph.operation_result("grouped_mm", row_count, a.dtype),
+            (a, *matrices),
+            lambda: self.graph.operation_result("grouped_mm", (rows[0], columns), a.dtype),
             backward,
             *saves,
         )

@@ -52,6 +52,14 @@ def test_layers_of_experts_have_no_adapters_of_their_own() -> None:
     assert any("gate_proj: the language model has no such linear layer" in note for note in notes)
 
 
+def test_modules_that_are_trained_in_full_have_the_names_of_a_class() -> None:
+    """modal-labs/llm-finetuning, config/pythia.yml: GPT-NeoX calls its table embed_in, and its head embed_out."""
+    settings = {"lora_rank": 4, "lora_targets": ("q_proj",), "modules_to_save": ("embed_in", "embed_out", "other")}
+    launch = Launch("f.yaml", "axolotl", "torch", settings=settings)
+    known = with_known_targets(launch, llmcalc.load("pythia-1.4b").model)
+    assert known.settings["modules_to_save"] == ("embed_tokens", "lm_head", "other")
+
+
 def test_a_typed_option_stays() -> None:
     launch = Launch("f.yaml", "axolotl", "torch", settings={"lora_rank": 4, "lora_targets": ("wrong",)})
     typed = replace(launch, overridden={"lora_targets": Override(("wrong",), None)})

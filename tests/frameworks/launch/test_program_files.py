@@ -64,6 +64,7 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("unsloth_grpo.py", "unsloth", "torch", {"batch": 8, "seq": 512, "lora_rank": 16, "recompute": "full"}),
     ("verl_sft.sh", "verl", "fsdp2", {"dp": 4, "zero": 3, "lora_rank": 8, "batch": 2, "num_microbatches": 8}),
     ("openrlhf_dpo.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 4, "num_microbatches": 8}),
+    ("openrlhf_kto.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 2, "num_microbatches": 8}),
     ("deepspeed_chat_step2_reward.sh out", "deepspeed-chat", "deepspeed", {"batch": 4, "cross_entropy": "chunked"}),
     ("bigscience_alibi.slurm", "megatron-deepspeed", "megatron", {"tp": 2, "pp": 2, "dp": 2, "zero": 1}),
 ]
@@ -234,7 +235,7 @@ COMMANDS = [
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x", "step 3 runs four models in one process"),
-    ("python -m openrlhf.cli.train_kto --zero_stage 2", "train_kto: is not read; expected train_ppo_ray, train_sft"),
+    ("python -m openrlhf.cli.train_prm --zero_stage 2", "train_prm: is not read; expected train_ppo_ray, train_sft"),
     ("python -m verl.trainer.main_ppo data.max_prompt_length=8", "ppo_micro_batch_size_per_gpu: missing"),
     ("python run_recipe.py --recipe my_config train.micro_batch_size=2", "expected --launch 'megatron/bridge/recipes/"),
     ("deepspeed pretrain_gpt.py --num-layers 2 --deepspeed --zero-stage 3", "stage 3 under Megatron-DeepSpeed"),

@@ -51,6 +51,7 @@ PROGRAM_OF = {
     "trl_dpo.yaml": "TRL",
     "trl_sft.yaml": "TRL",
     "trl_grpo.yaml": "TRL",
+    "trl_gkd.yaml": "TRL",
     "open_instruct_sft.yaml": "open-instruct",
     "unsloth_defaults.yaml": "Unsloth",
     "olmo_tiny.yaml": "OLMo",
@@ -624,3 +625,20 @@ def test_values_of_nemo_that_change_memory_are_read_or_refused() -> None:
     ):
         with pytest.raises(InputError, match=text):
             changed("nemo_gpt.yaml", **with_model(**change))
+
+
+def test_a_config_in_a_container_is_the_one_that_comes_with_the_program() -> None:
+    """modal-labs/llm-finetuning names /workspace/axolotl/deepspeed_configs/zero3_bf16.json."""
+    launch = changed("axolotl_zero1.yaml", 2, deepspeed="/workspace/axolotl/deepspeed_configs/zero1.json")
+    assert launch.framework == "deepspeed"
+    assert launch.layout.zero == 1
+    with pytest.raises(InputError, match="no such file"):
+        changed("axolotl_zero1.yaml", 2, deepspeed="/workspace/axolotl/deepspeed_configs/other.json")
+
+
+def test_simpo_has_pairs_and_no_reference() -> None:
+    """princeton-nlp/SimPO, training_configs/: `gamma_beta_ratio` is an argument of SimPO's trainer alone."""
+    simpo, dpo = changed("trl_dpo.yaml", gamma_beta_ratio=0.5, loss_type=None), changed("trl_dpo.yaml")
+    assert simpo.settings["batch"] == dpo.settings["batch"]
+    assert simpo.frozen is None
+    assert isinstance(dpo.frozen, FrozenModel) or any("reference model" in note for note in dpo.notes)

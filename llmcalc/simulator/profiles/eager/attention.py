@@ -12,7 +12,7 @@ from ....flow.axis import extent
 from ....flow.program import Step
 from ....workload.derived_rows import QueryKeyPairs
 from ...lowering import Lowering
-from ...tensor import BOOL, FLOAT32, INT64, Tensor
+from ...tensor import BOOL, FLOAT32, INT64, Tensor, counted_as
 
 
 class AttentionKernels(Lowering):
@@ -92,9 +92,22 @@ class AttentionKernels(Lowering):
         if isinstance(step.ins[0].rows, QueryKeyPairs):
             self.bind(step.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
             return
-        repeat = self.t.repeat if step.options["tiled"] else self.t.repeat_interleave
-        repeated_keys = repeat(self.heads_first(x), heads // x.shape[2], 1)
+        if step.options["tiled"]:
+            repeated_keys = self.t.repeat(self.heads_first(x), heads // x.shape[2], 1)
+        elif self.choices.like_classes:
+            repeated_keys = self.repeat_heads(self.heads_first(x), heads)
+        else:
+            repeated_keys = self.t.repeat_interleave(self.heads_first(x), heads // x.shape[2], 1)
         self.set(step.outs[0], self.heads_first(repeated_keys))
+
+    def repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
+        """Repeats key heads as `repeat_kv` of transformers does: a single head is a view for all.
+
+        x: [batch, key heads, rows, size].
+        """
+        if same(x.shape[1], 1):
+            return self.t.expand(x, (x.shape[0], heads, *x.shape[2:]))
+        return self.t.repeat_interleave(x, heads // x.shape[1], 1)
 
     @compared(BY_TORCH)
     def do_cache(self, step: Step) -> None:
@@ -109,20 +122,28 @@ class AttentionKernels(Lowering):
             self.bind(output, tensor)
 
     def _with_new(self, name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
-        """Concatenates cached and new keys or values, and caches a copy for later tokens."""
-        cached_tensors = self.cached(name)
+        """Concatenates cached and new keys or values, and caches them for later tokens.
+
+        As `DynamicCache` of transformers does: each tensor without a limit replaces the cached one before the next is
+        concatenated, and a window is a view of all rows.
+        """
+        if self.store is None:
+            return new_rows
         if self.paged:
-            return self._in_pages(name, new_rows, cached_tensors, limit)
-        if cached_tensors is not None and limit is not None:  # the oldest token leaves the window when a new one enters
-            cached_tensors = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in cached_tensors)
-        all_rows = (
-            new_rows
-            if cached_tensors is None
-            else [self._append_to_cache(h, n) for h, n in zip(cached_tensors, new_rows, strict=True)]
-        )
-        self.keep(
-            name, *(all_rows if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in all_rows])
-        )
+            return self._in_pages(name, new_rows, self.cached(name), limit)
+        t, key = self.t, (*self.cache_path, name)
+        rows = [[x] for x in self.store.pop(key, ())] or [[] for _ in new_rows]
+        with counted_as(self.graph.meter, "cache"):
+            if limit is None:
+                for i, new in enumerate(new_rows):
+                    rows[i] = [self._concatenate([*rows[i], new])]
+                all_rows = self.store[key] = tuple(x for (x,) in rows)
+                return all_rows
+            all_rows = tuple(  # the oldest token leaves the window when a new one enters
+                self._concatenate([*(t.slice(x, min(x.shape[1], limit - 1), 1) for x in cached), new])
+                for cached, new in zip(rows, new_rows, strict=True)
+            )
+            self.store[key] = tuple(t.slice(x, min(x.shape[1], limit), 1) for x in all_rows)
         return all_rows
 
     def _in_pages(
@@ -147,11 +168,11 @@ class AttentionKernels(Lowering):
             else cached_tensors
         )
 
-    def _append_to_cache(self, cached_rows: Tensor, new_rows: Tensor) -> Tensor:
+    def _concatenate(self, rows: Sequence[Tensor]) -> Tensor:
         """Concatenates cached and new keys or values, heads first."""
-        if len(new_rows.shape) < 4:
-            return self.t.cat([cached_rows, new_rows], 1)
-        return self.heads_first(self.t.cat([self.heads_first(cached_rows), self.heads_first(new_rows)], 2))
+        if len(rows[0].shape) < 4:
+            return self.t.cat(rows, 1)
+        return self.heads_first(self.t.cat([self.heads_first(x) for x in rows], 2))
 
     @compared(BY_TORCH)
     def do_absorb(self, step: Step) -> None:

@@ -20,6 +20,10 @@ ALIGNED = 16
 """torch's grouped product requires rows of a multiple of that many bytes."""
 
 
+GATE_AND_UP = ("gate_proj", "up_proj")
+"""The linear layers of gated experts that read the experts' input."""
+
+
 class ExpertKernels(Lowering):
     """Experts as in the reference with `grouped_experts`."""
 
@@ -133,9 +137,30 @@ class ExpertKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_combine(self, step: Step) -> None:
+        """Sums the weighted outputs of each token's experts.
+
+        The classes of transformers put the rows back into the order of tokens by an index and sum over the experts
+        (integrations/moe.py, `grouped_mm_experts_forward`).
+        """
         t, weights = self.t, self.get(step.ins[1])
         y = self.by_row(self.take(step, step.ins[0]), len(step.ins[0].axes))
         y = t.mul(y, t.unsqueeze(t.index_select(t.flatten(t.to(weights, y.dtype)), self.expert_row_index("order")), 1))
+        if self.choices.like_classes:
+            y = t.index_select(y, t.like(self.expert_row_index("order")))
+            self.set(
+                step.outs[0],
+                t.sum(
+                    t.unflatten(
+                        y,
+                        0,
+                        weights.shape[-2:]
+                        if len(weights.shape) == 2
+                        else (weights.shape[0] * weights.shape[1], weights.shape[-1]),
+                    ),
+                    1,
+                ),
+            )
+            return
         self.set(step.outs[0], t.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token")))
 
     # --- experts ----------------------------------------------------------------------------------------------------
@@ -152,7 +177,16 @@ class ExpertKernels(Lowering):
                     f"multiple of {ALIGNED}",
                     step.name,
                 )
+        steps = self._run_with(step)
+        if step is not steps[0]:
+            return  # bound by the first of them
         group_ends = self.ends_of_groups(experts, step.options["identities"])
+        if len(steps) > 1:
+            beside = [t.transpose(self.expert_weight(item, (experts, outs, ins)), 1, 2) for item in steps]
+            product = t.grouped_mm(x, beside[0], group_ends, *beside[1:])
+            for item, y in zip(steps, t.split(product, [outs] * len(steps)), strict=True):
+                self.set(item.outs[0], y)
+            return
         weight = self.expert_weight(step, (experts, outs, ins))
         if x.dtype is not weight.dtype:
             raise self.unsupported(
@@ -166,6 +200,24 @@ class ExpertKernels(Lowering):
                 y, t.index_select(self.weight(f"{step.name}.bias", (experts, outs)), self.expert_row_index("expert"))
             )
         self.set(out, y)
+
+    def _run_with(self, step: Step) -> list[Step]:
+        """Returns the linear layers of experts that run as one product with this step, in order.
+
+        The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
+        """
+        if not self.choices.like_classes or self.adapters is not None or step.name not in GATE_AND_UP:
+            return [step]
+        steps = [
+            item
+            for item in self.frames[-1].scope.items
+            if isinstance(item, Step)
+            and item.verb == "experts"
+            and item.name in GATE_AND_UP
+            and item.ins[0] is step.ins[0]
+            and not item.options["bias"]
+        ]
+        return steps if len(steps) == len(GATE_AND_UP) else [step]
 
     def ends_of_groups(self, experts: int, identities: bool) -> Tensor:
         """Returns the cumulative row count per expert, computed by the experts' first linear layer."""

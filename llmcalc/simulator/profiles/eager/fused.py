@@ -147,7 +147,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         keys, and then with keys and values of every head."""
         if step.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", step.name)
-        t, choices, queries, keys, heads = self.t, self.choices, q.shape[2], k.shape[2], q.shape[1]
+        choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
         causal = step.options["causal"] and not crossing and not is_size_one(queries)
         limits = [step.options.get(name) for name in ("window", "chunk")]
         is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits) and not is_size_one(
@@ -161,7 +161,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if k.shape[1] != heads and by_groups and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
         if k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
-            k, v = (t.repeat_interleave(x, heads // x.shape[1], 1) for x in (k, v))
+            k, v = (self.repeat_heads(x, heads) for x in (k, v))
         mask = self.mask(step, queries, keys) if is_masked else None
         if backend == "flash":
             return self.run_attention_core(self.flash, q, k, v)
@@ -185,7 +185,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         graph, allocates_workspace = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
         name = "efficient_attention" if efficient else "cudnn_attention"
-        bias = [] if mask is None else [self._additive_mask(mask, q.dtype, efficient)]
+        bias = [] if mask is None else [self._additive_mask(mask, q, efficient)]
         out = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype) if efficient else self._as_queries(name, q, v)
         padded_queries = ceil_div(queries, 32) * 32 if efficient else queries
         needs = recorded(graph, (q, k, v))
@@ -194,7 +194,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         seeds = [] if allocates_workspace and efficient else [graph.operation_result(name, (), INT64) for _ in range(2)]
         if allocates_workspace and not efficient:
             graph.new((CUDNN_WORKSPACE,), UINT8)
-        shapes = [(x.shape, x.strides) for x in (q, k, v)]
+        shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
         def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
@@ -215,7 +215,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
         graph, name = self.graph, "flash_attention_for_cpu"
         batch, heads, queries = q.shape[:3]
-        bias = [] if mask is None else [self._additive_mask(mask, q.dtype, False)]
+        bias = [] if mask is None else [self._additive_mask(mask, q, False)]
         out = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype)
         sums = graph.operation_result(name, (batch, queries, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
@@ -238,15 +238,15 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         return self.graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
-    def _additive_mask(self, mask: Tensor, dtype: Dtype, is_aligned: bool) -> Tensor:
-        """Runs `convert_boolean_attn_mask`: 0 and −∞ in a number format; aligned, also a copy with rows of a multiple
-        of 16."""
-        t = self.t
-        minus_infinity = t.new((), dtype)
-        bias = t.new(mask.shape, dtype)
+    def _additive_mask(self, mask: Tensor, q: Tensor, is_aligned: bool) -> Tensor:
+        """Runs `convert_boolean_attn_mask`: 0 and −∞ in the queries' number format; aligned, also a copy with rows of a
+        multiple of 16. transformers expands the mask, [queries, keys], to the sequences of the batch."""
+        t, (queries, keys) = self.t, mask.shape
+        minus_infinity = t.new((), q.dtype)
+        bias = t.new((q.shape[0], 1, queries, keys), q.dtype)
         del minus_infinity
-        keys = mask.shape[-1]
-        return t.new((*mask.shape[:-1], ceil_div(keys, 16) * 16), dtype) if is_aligned and keys % 16 else bias
+        is_copied = is_aligned and keys % 16
+        return t.new((q.shape[0], 1, queries, ceil_div(keys, 16) * 16), q.dtype) if is_copied else bias
 
     @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, is_masked: bool, dropout: float = 0.0) -> Tensor:

@@ -1,0 +1,106 @@
+"""A teacher beside the trained model: its weights, and the bytes of the loss that compares both models' logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.frameworks.frozen_model import Teacher
+from llmcalc.frameworks.launch.read import launch_of
+from llmcalc.frameworks.launch.record import Launch
+from llmcalc.frameworks.trl.distillation import BYTES_PER_LOGIT
+from tests.simulator.witness import Alive
+
+FILES = Path(__file__).parents[2] / "data" / "launch"
+TOKENS, VOCABULARY, WIDTH = 64, 1000, 8
+LARGE = 7_615_616_512
+"""Parameters of Qwen2.5 7B, by its model card 7.61B."""
+
+
+def changed(devices: int | None = None, **changes: Any) -> Launch:
+    data = yaml.safe_load((FILES / "trl_gkd.yaml").read_text()) | changes
+    return launch_of(yaml.safe_dump(data), "trl_gkd.yaml", devices, folder=FILES)
+
+
+def teacher(launch: Launch) -> Teacher:
+    assert isinstance(launch.frozen, Teacher)
+    return launch.frozen
+
+
+def test_the_teacher_is_whole_on_each_device_unless_zero_3_divides_it() -> None:
+    assert teacher(changed()).bytes(LARGE, "bfloat16") == 2 * LARGE
+    assert teacher(changed()).parameters == LARGE
+    fsdp = changed(4, fsdp="full_shard auto_wrap", fsdp_config={"version": 2})
+    assert fsdp.framework == "fsdp2"
+    assert teacher(fsdp).ranks == 1  # prepare_model(evaluation_mode=True) wraps nothing
+    zero = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2}
+    assert teacher(changed(4, deepspeed=zero)).ranks == 4
+
+
+def test_its_weights_and_the_loss_are_added_to_training() -> None:
+    options: dict[str, Any] = {"phase": "training", "batch": 2, "seq": 1024, "num_microbatches": 4, "precision": "bf16"}
+    alone = llmcalc.memory("qwen2.5-0.5b", recompute="full", attn_implementation="sdpa", **options).document
+    document = llmcalc.memory(launch=FILES / "trl_gkd.yaml").document
+    loss = 20 * 2 * 1024 * 151_936  # bytes per logit · sequences · tokens · vocabulary
+    assert document["memory"]["exact_bytes"] == alone["memory"]["exact_bytes"] + 2 * LARGE + loss
+
+
+def divergence(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> torch.Tensor:
+    """The generalized Jensen-Shannon divergence of Agarwal et al. 2023, Eq. 1, with torch's functions as TRL calls.
+
+    Its variables keep the logits that are divided by the temperature.
+    """
+    student, teacher = student / 1.0, teacher / 1.0
+    p, q = F.log_softmax(student, -1), F.log_softmax(teacher, -1)
+    if beta in (0, 1):
+        inputs, target = (p, q) if beta == 0 else (q, p)
+        by_logit = F.kl_div(inputs, target, reduction="none", log_target=True)
+        return by_logit.sum()
+    share = torch.tensor(beta, dtype=p.dtype, device=p.device)
+    mixture = torch.logsumexp(torch.stack([p + torch.log1p(-share), q + torch.log(share)]), 0)
+    of_teacher = F.kl_div(mixture, q, reduction="none", log_target=True)
+    of_student = F.kl_div(mixture, p, reduction="none", log_target=True)
+    by_logit = share * of_teacher + (1 - share) * of_student
+    return by_logit.sum()
+
+
+def peak_per_logit(dtype: torch.dtype, beta: float | None, float32_logits: bool) -> int:
+    """Bytes per logit at the peak of a loss and its backward pass. beta: None for the eager cross-entropy."""
+    hidden, head = (torch.empty(n, WIDTH, dtype=dtype, device="meta", requires_grad=True) for n in (TOKENS, VOCABULARY))
+    labels = torch.zeros(TOKENS, dtype=torch.int64, device="meta")
+    tracker = Alive([hidden, head, labels])
+    with tracker:
+        logits = hidden @ head.T
+        if beta is None:
+            loss = F.cross_entropy(logits.float(), labels)
+        else:
+            with torch.no_grad():
+                of_teacher = hidden @ head.T
+            if float32_logits:
+                logits, of_teacher = logits.float(), of_teacher.float()
+            loss = divergence(logits, of_teacher, beta)
+        loss.backward()  # type: ignore[no-untyped-call]
+    return tracker.peak // (TOKENS * VOCABULARY)
+
+
+@pytest.mark.parametrize("logits", BYTES_PER_LOGIT)
+def test_the_bytes_of_the_loss_are_torchs(logits: str) -> None:
+    dtype = torch.float32 if logits == "float32" else torch.bfloat16
+    of_cross_entropy = peak_per_logit(dtype, None, False)
+    for betas, expected in zip(((0.5,), (0, 1)), BYTES_PER_LOGIT[logits], strict=True):
+        for beta in betas:
+            assert peak_per_logit(dtype, beta, logits == "autocast") - of_cross_entropy == expected
+
+
+def test_what_is_not_modelled_is_named() -> None:
+    with pytest.raises(InputError, match="use_liger_kernel: true; with teacher_model_name_or_path"):
+        changed(use_liger_kernel=True)
+    with pytest.raises(InputError, match="teacher_model_name_or_path: 'no-such-model' cannot be read"):
+        changed(teacher_model_name_or_path="no-such-model")
