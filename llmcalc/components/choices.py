@@ -28,7 +28,9 @@ MIXERS = PartChoice(
         "short_conv": "mixers.short_conv:ShortConv",
         "cca": "mixers.cca:CompressedConvAttention",
         "compressed": "mixers.compressed:CompressedAttention",
+        "looped": "layers.looped:LoopedAttention",
         "lightning": "mixers.lightning:LightningAttention",
+        "blended": "mixers.blended:BlendedAttention",
         "differential": "mixers.differential:DifferentialAttention",
         "mlstm": "mixers.mlstm:MLSTM",
         "mixture_of_attention": "mixers.moa:MixtureOfAttention",
@@ -115,6 +117,7 @@ LAYERS = PartChoice(
         "convolved_residual": "layers.convolved_residual:ConvolvedResidualLayer",
         "global_local": "layers.global_local:GlobalLocalLayer",
         "adapter": "layers.adapter:AdapterLayer",
+        "looped": "layers.looped:LoopedLayer",
     },
 )
 """Every kind of layer in a stack."""

@@ -388,6 +388,7 @@ class Stack(Component):
         from .layers.gated_streams import GatedStreams, gated_streams_example
         from .layers.gemma4 import Gemma4Layer
         from .layers.hyper import HyperStreams, hyper_example
+        from .layers.looped import LoopedLayer
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
         from .ngram_input import NgramInput
@@ -476,6 +477,13 @@ class Stack(Component):
                 variants=kinds,
                 pattern=(BASE, BASE, "wide"),
                 shared_layers=(BASE, "wide"),
+            ),
+            cls(
+                num_hidden_layers=4,
+                block=LoopedLayer.examples()[0],
+                variants={"other": LoopedLayer.examples()[0]},
+                first_layers=(BASE, "other", BASE, "other"),
+                shared_layers=(BASE, "other"),
             ),
             cls(
                 num_hidden_layers=4,
@@ -586,7 +594,12 @@ def _reference_class() -> type[nn.Module]:
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
             kinds = {BASE: spec.block, **spec.variants}
-            self.layer_kinds = names
+            self.layer_kinds = [
+                name + SHARED
+                if i != names.index(name) and name in spec.shared_layers and not kinds[name].repeats_alike
+                else name
+                for i, name in enumerate(names)
+            ]
             self.lends = any(getattr(kinds[name].attention, "kv_shared", False) for name in names)
             self.layers = nn.ModuleList(kinds[name].reference(context) for name in names)
             for i, name in enumerate(names):

@@ -1,6 +1,6 @@
-"""Language models that denoise masked tokens, with a class in the model's own repository: LLaDA, Dream, SDAR.
+"""Language models that denoise masked tokens, with a class in the model's own repository: LLaDA, Dream, RND1, SDAR.
 
-LLaDA and Dream attend in both directions and keep no cache, so they are read as encoders. SDAR, LLaDA 2 and
+LLaDA, Dream and RND1 attend in both directions and keep no cache, so they are read as encoders. SDAR, LLaDA 2 and
 Fast-dLLM denoise one block after another and keep the cache of earlier blocks: decoders.
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
@@ -26,6 +26,8 @@ from ...parts import (
     qk_norm,
     rmsnorm,
 )
+from ..experts import mixtral
+from ..experts.mixtral import qwen3_moe
 from .open_models import OLMO_NAMES
 
 STEPS = "denoising: the further passes over the same tokens are not counted"
@@ -102,6 +104,15 @@ def _dream(config: Config) -> Table:
     return encoder(config, block, {"final_norm": norm}, {})
 
 
+def _rnd1(config: Config) -> Table:
+    """Reads RND1: Qwen 3's experts, without a window."""
+    config.notes.append(STEPS)
+    config.must("use_sliding_window", False)
+    table = qwen3_moe(config)
+    table["encoder"] = table.pop("decoder")
+    return table
+
+
 BLOCKS = frozenset(
     """
     bd_size block_length block_size debug ep_size fuse_cross_entropy mask_token_id max_window_layers micro_forward
@@ -167,6 +178,13 @@ FAMILIES = {
         BLOCKS | {"use_mrope"},
         generates=True,
         code=f"{HUB}Dream-org/Dream-v0-Instruct-7B modeling_dream.py",
+    ),
+    "rnd1": Family(
+        _rnd1,
+        mixtral.FAMILIES["qwen3_moe"].defaults,
+        mixtral.FAMILIES["qwen3_moe"].ignored | BLOCKS | {"moe_backend", "num_diffusion_steps"},
+        generates=True,
+        code=f"{GITHUB}RadicalNumerics/RND1/blob/main/rnd/modeling_rnd.py",
     ),
     "sdar": Family(None, text="qwen3", ties="text", ignored=BLOCKS, code=f"{HUB}JetLM/SDAR-8B-Chat modeling_sdar.py"),
     "sdar_moe": Family(
