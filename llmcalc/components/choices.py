@@ -29,6 +29,7 @@ MIXERS = PartChoice(
         "cca": "mixers.cca:CompressedConvAttention",
         "compressed": "mixers.compressed:CompressedAttention",
         "looped": "layers.looped:LoopedAttention",
+        "funnel": "layers.funnel:FunnelAttention",
         "lightning": "mixers.lightning:LightningAttention",
         "blended": "mixers.blended:BlendedAttention",
         "differential": "mixers.differential:DifferentialAttention",
@@ -118,6 +119,7 @@ LAYERS = PartChoice(
         "global_local": "layers.global_local:GlobalLocalLayer",
         "adapter": "layers.adapter:AdapterLayer",
         "looped": "layers.looped:LoopedLayer",
+        "funnel": "layers.funnel:FunnelLayer",
     },
 )
 """Every kind of layer in a stack."""

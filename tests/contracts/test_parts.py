@@ -20,6 +20,7 @@ from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.layers.conformer import ConformerLayer
+from llmcalc.components.layers.funnel import FunnelAttention, FunnelLayer, funnel_example
 from llmcalc.components.layers.global_local import GlobalLocalAttention, GlobalLocalLayer, GlobalTokens
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
@@ -118,6 +119,27 @@ def with_streams(part: NgramAttention | GlobalLocalAttention | GlobalLocalLayer)
     return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
 
 
+def funnel_encoder(part: FunnelAttention | FunnelLayer) -> ModelSpec:
+    """An encoder of two halvings, and a decoder, whose layers all have the part."""
+    layer = part if isinstance(part, FunnelLayer) else funnel_example(attention=part)
+    kinds: dict[str, dict[str, Any]] = {
+        "first": {"ends_first_block": True},
+        "halved": {"halves": True},
+        "second": {"halvings": 1},
+        "quartered": {"halves": True, "halvings": 1},
+        "decoder": {"lengthens": True, "halvings": 2},
+    }
+    variants = {name: layer.model_copy(update=fields) for name, fields in kinds.items()}
+    stack = Stack(
+        num_hidden_layers=6,
+        block=layer,
+        variants=variants,
+        first_layers=("first", "halved", "halved", "second", "quartered", "decoder"),
+        shared_layers=("halved",),
+    )
+    return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+
+
 def around_a_model(part: Component) -> ModelSpec:
     """A small model that contains the part."""
     match part:
@@ -205,6 +227,8 @@ def around_a_model(part: Component) -> ModelSpec:
             )
         case ConformerLayer():
             return encoder(block=part)
+        case FunnelAttention() | FunnelLayer():
+            return funnel_encoder(part)
         case Layer():
             return decoder(block=part)
         case Stack():

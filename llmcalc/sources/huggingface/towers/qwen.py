@@ -311,7 +311,7 @@ WRAPPERS = {
     "qwen3_5": {"vision_config": Section(_qwen3_5, {"qwen3_5_vision": QWEN3_5, "qwen3_5": QWEN3_5})},
     "qwen3_5_moe": {"vision_config": Section(_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5, "qwen3_5_moe": QWEN3_5})},
     "interns1_pro": {"vision_config": Section(_qwen3_5, {"interns1_pro_vision": QWEN3_5, "interns1_pro": QWEN3_5})},
-    "intern_s2_preview": {"vision_config": Section(_qwen3_5, {kind: QWEN3_5 for kind in INTERN_S2})},
+    "intern_s2_preview": {"vision_config": Section(_qwen3_5, dict.fromkeys(INTERN_S2, QWEN3_5))},
     "qwen4_exp": {"vision_config": Section(_qwen3_5, {"qwen4_exp_vision": QWEN3_5, "qwen4_exp": QWEN3_5})},
     "kimi_k25": {
         "vision_config": Section(
