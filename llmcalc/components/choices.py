@@ -18,6 +18,7 @@ MIXERS = PartChoice(
         "mla": "mixers.mla:MLA",
         "gated_delta_net": "mixers.gated_delta_net:GatedDeltaNet",
         "mamba": "mixers.mamba:Mamba",
+        "memory_gate": "mixers.memory_gate:MemoryGate",
         "mamba2": "mixers.mamba2:Mamba2",
         "selective_mamba2": "mixers.selective_mamba2:SelectiveMamba2",
         "kimi_delta_attention": "mixers.kda:KimiDeltaAttention",

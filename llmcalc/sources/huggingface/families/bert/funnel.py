@@ -173,6 +173,7 @@ FAMILIES = {
         aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
         writes=WRITES,
         modules={
+            "embed_tokens": "embeddings.word_embeddings",
             "embed_norm": "embeddings.layer_norm",
             "layers": _lists_of_layers(),
             "self_attn": "attention - attention.layer_norm",
@@ -190,8 +191,8 @@ FAMILIES = {
             "up_proj": "linear_1",
             "down_proj": "linear_2",
             "mlp_post_norm": "ffn.layer_norm",
-            "classifier.dense": ".linear_hidden | .dense",
-            "classifier.out_proj": ".linear_out | .dense_prediction",
+            "classifier.dense": "linear_hidden | dense",
+            "classifier.out_proj": "linear_out | dense_prediction | .classifier | .qa_outputs",
             "classifier": "classifier | discriminator_predictions | qa_outputs",
         },
         dropout=DROPOUT,
