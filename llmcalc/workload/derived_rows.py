@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..algebra import Number, add, ceil_div, choose, exact_div, floor_div, is_zero, maximum, minimum, times
+from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, maximum, minimum, times
 from ..frozen import frozen
 from .inputs import EncoderPass
 from .rows import SOURCE, TOKENS, Rows
@@ -292,4 +292,4 @@ class RelativeDistances(Rows):
     def new(self, w: Workload) -> Number:
         queries = self.queries.new(w)
         keys = queries if self.keys is None else self.keys.new(w)
-        return add(2 * queries, choose(keys > queries, keys, 0))
+        return add(2 * queries, times(keys, minimum(keys - queries, 1)))

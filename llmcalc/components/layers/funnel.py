@@ -73,12 +73,12 @@ class FunnelAttention(TokenMixer):
         count, content_q = q.axes[0].size, f.add(q, f.vector("content_bias", heads, dim))
         position_q, segment_q = (f.add(q, f.vector(f"{name}_bias", heads, dim)) for name in ("position", "segment"))
         by_distance = f.core(
-            "distances", ops.DistanceScores(count, dim.size, x.rows, distances), position_q, r, axes=(heads,)
+            "distances", ops.SharedTableScores(count, dim.size, x.rows, distances), position_q, r, axes=(heads,)
         )
         segments = Fixed("segments", length=2, source=False)
         tables = f.vector("segments", Axis("segments", 2), heads, dim)
         by_segment = f.core(
-            "segment_scores", ops.DistanceScores(count, dim.size, x.rows, segments), segment_q, tables, axes=(heads,)
+            "segment_scores", ops.SharedTableScores(count, dim.size, x.rows, segments), segment_q, tables, axes=(heads,)
         )
         bias = f.add(f.relative_shift(by_distance, k.rows), by_segment)
         f.hold(q=content_q, k=k, v=v, bias=bias)

@@ -87,6 +87,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             },
         },
     ],
+    "InternS1ProForCausalLM": [{"model_type": "interns1_pro_text", **EXPERTS, "head_dim": 8, "router_n_groups": 2}],
     "InternS2PreviewForConditionalGeneration": [
         {
             "model_type": "intern_s2_preview",

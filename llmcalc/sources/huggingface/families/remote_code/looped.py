@@ -54,6 +54,8 @@ def _steps(config: Config, steps: int) -> Table:
     depth = config.size("num_hidden_layers")
     if depth > MOST_KINDS or depth * steps > MOST_LAYERS:
         raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")
+    if depth == 1:
+        return {"num_hidden_layers": steps, "shared_layers": ["block"]}
     names = [f"layer_{i}" for i in range(depth)]
     return {
         "num_hidden_layers": depth * steps,
