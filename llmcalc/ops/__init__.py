@@ -53,10 +53,10 @@ if TYPE_CHECKING:
         LocalCore,
         MaskedCore,
         PairScores,
-        SharedTableScores,
         PooledCore,
         PredictCore,
         SampledBlocks,
+        SharedTableScores,
     )
 
 __all__ = [
@@ -91,7 +91,6 @@ __all__ = [
     "Norm",
     "Op",
     "PairScores",
-    "SharedTableScores",
     "ParamTensor",
     "PooledCore",
     "PredictCore",
@@ -101,6 +100,7 @@ __all__ = [
     "ReceivedCore",
     "SampledBlocks",
     "SelectiveScan",
+    "SharedTableScores",
     "State",
     "StreamMix",
     "StreamOffsets",

@@ -224,9 +224,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, run: Run, source: Tensor | None = None, step: int = 1) -> Tensor:
             """Runs attention. step: the distance of neighbouring keys in tokens."""
             memory = x if source is None else source
-            q, k, v = (
-                self._split_heads(h) for h in (self.q_proj(x), self.k_proj(memory), self.v_proj(memory))
-            )
+            q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(memory), self.v_proj(memory)))
             queries, keys, is_halved = x.shape[1], memory.shape[1], source is not None
             furthest = 2 * queries if is_halved else queries  # in steps
             distances = torch.arange(furthest, furthest - 2 * queries - (keys if is_halved else 0), -1, device=x.device)

@@ -16,7 +16,14 @@ SMALL: dict[str, Any] = {
 SHAPES = {
     "FunnelForMaskedLM": [
         SMALL,
-        {**SMALL, "block_sizes": [1, 2], "block_repeats": [1, 2], "d_head": 6, "pool_q_only": False, "hidden_act": "relu"},
+        {
+            **SMALL,
+            "block_sizes": [1, 2],
+            "block_repeats": [1, 2],
+            "d_head": 6,
+            "pool_q_only": False,
+            "hidden_act": "relu",
+        },
     ],
     "FunnelForPreTraining": [{**SMALL, "separate_cls": False}],
     "FunnelForSequenceClassification": [{**SMALL, "num_labels": 3, "truncate_seq": False}],

@@ -109,7 +109,9 @@ def _blocks(facts: Facts) -> list[list[tuple[str, Any]]]:
 
 
 def _repeats(facts: Facts) -> list[int]:
-    return [sum(name == block[0][0] for name, _ in block) if _is_shared(facts, block) else 1 for block in _blocks(facts)]
+    return [
+        sum(name == block[0][0] for name, _ in block) if _is_shared(facts, block) else 1 for block in _blocks(facts)
+    ]
 
 
 def _is_shared(facts: Facts, block: list[tuple[str, Any]]) -> bool:
@@ -117,9 +119,7 @@ def _is_shared(facts: Facts, block: list[tuple[str, Any]]) -> bool:
 
 
 WRITES: Writes = {
-    "block_sizes": lambda s: [
-        len(block) // times for block, times in zip(_blocks(s), _repeats(s), strict=True)
-    ],
+    "block_sizes": lambda s: [len(block) // times for block, times in zip(_blocks(s), _repeats(s), strict=True)],
     "block_repeats": _repeats,
     "num_decoder_layers": lambda s: s.first.num_hidden_layers - sum(map(len, _blocks(s))),
     "d_head": lambda s: s.first.block.attention.head_dim,
