@@ -59,6 +59,15 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     ],
     "SDARForCausalLM": [{"model_type": "sdar", **SMALL, "head_dim": 8, "block_size": 4}],
     "SDARMoeForCausalLM": [{"model_type": "sdar_moe", **EXPERTS, "head_dim": 8, "ep_size": 1}],
+    "NemotronLabsDiffusionModel": [
+        {
+            "model_type": "nemotron_labs_diffusion",
+            **SMALL,
+            "head_dim": 8,
+            "block_size": 4,
+            "dlm_paradigm": "bidirectional",
+        }
+    ],
     "Fast_dLLM_QwenForCausalLM": [{"model_type": "Fast_dLLM_Qwen", **SMALL, "bd_size": 32}],
     "LLaDA2MoeModelLM": [
         {

@@ -104,6 +104,13 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             },
         }
     ],
+    "MageVLForConditionalGeneration": [
+        {"model_type": "mage_vl", "text_config": {"model_type": "qwen3", **SMALL, "head_dim": 8}}
+    ],
+    "LlmJpVLForConditionalGeneration": [{"model_type": "llmjpvl", "text_config": {"model_type": "llama", **SMALL}}],
+    "LocateAnythingForConditionalGeneration": [
+        {"model_type": "locateanything", "text_config": {"model_type": "qwen2", **SMALL}}
+    ],
     "MiniMaxVL01ForConditionalGeneration": [
         {
             "model_type": "minimax_vl_01",

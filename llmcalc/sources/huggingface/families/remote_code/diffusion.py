@@ -1,7 +1,8 @@
-"""Language models that denoise masked tokens, with a class in the model's own repository: LLaDA, Dream, RND1, SDAR.
+"""Language models that denoise masked tokens, with a class in the model's own repository: LLaDA, Dream, RND1, SDAR,
+Nemotron Labs Diffusion.
 
-LLaDA, Dream and RND1 attend in both directions and keep no cache, so they are read as encoders. SDAR, LLaDA 2 and
-Fast-dLLM denoise one block after another and keep the cache of earlier blocks: decoders.
+LLaDA, Dream and RND1 attend in both directions and keep no cache, so they are read as encoders. SDAR, LLaDA 2,
+Fast-dLLM and Nemotron Labs Diffusion denoise one block after another and keep the cache of earlier blocks: decoders.
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
 """
@@ -121,6 +122,15 @@ BLOCKS = frozenset(
 )
 """Fields of training and sampling in blocks."""
 
+NEMOTRON = frozenset(
+    """
+    ar_loss_weight attn_implementation default_diffusion_min_threshold default_diffusion_sampler
+    default_diffusion_sampling_scaling_factor default_diffusion_steps default_diffusion_threshold
+    default_generation_mode dlm_loss_weight dlm_paradigm dp_varying_mask_ratio
+    """.split()  # noqa: SIM905
+)
+"""Fields of Nemotron Labs Diffusion's training and sampling."""
+
 QWEN: dict[str, Any] = {
     "vocab_size": 151936,
     "num_key_value_heads": None,
@@ -192,6 +202,14 @@ FAMILIES = {
     ),
     "Fast_dLLM_Qwen": Family(
         None, text="qwen2", ties="text", ignored=BLOCKS, code="https://github.com/NVlabs/Fast-dLLM/tree/main/v2"
+    ),
+    "nemotron_labs_diffusion": Family(
+        None,
+        text="llama",
+        generates=True,
+        ties="text",
+        ignored=BLOCKS | NEMOTRON,
+        code=f"{GITHUB}Blaizzy/mlx-vlm/tree/main/mlx_vlm/models/nemotron_labs_diffusion",
     ),
     "llada2_moe": Family(
         None,

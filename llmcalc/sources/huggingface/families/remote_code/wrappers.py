@@ -15,6 +15,7 @@ from ..qwen import qwen_vl
 HUB = "https://huggingface.co/"
 VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 SGLANG = "https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/"
+MLX_VLM = "https://github.com/Blaizzy/mlx-vlm/tree/main/mlx_vlm/models/"
 READ_HERE = "published_code"
 """The file in `towers` that reads the encoders of such wrappers."""
 
@@ -170,6 +171,9 @@ FAMILIES = {
             ("step_robotics", "qwen3", f"{VLLM}step_vl.py"),
             ("llava_onevision2", "qwen3", f"{VLLM}llava_onevision2.py"),
             ("sarashina2_vision", "llama", f"{SGLANG}sarashina2_vision.py"),
+            ("mage_vl", "qwen3", f"{MLX_VLM}mage_vl"),
+            ("llmjpvl", "llama", f"{MLX_VLM}llmjpvl"),
+            ("locateanything", "qwen2", f"{MLX_VLM}locateanything"),
         )
     },
     **{
