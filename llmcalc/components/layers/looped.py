@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ...flow.axis import Axis
+from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
@@ -80,7 +80,8 @@ class LoopedAttention(GroupedQueryMixer):
     def flow(self, f: Flow, x: Value, is_second: bool = False) -> Value:
         """Records attention. is_second: whether it is that of the second loop, which owns the gate alone."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, role = Axis("head_dim", self.head_dim), ("shared" if is_second else "own")
+        dim = Axis("head_dim", self.head_dim)
+        role: Role = "shared" if is_second else "own"
         q = f.rope(self._project(f, "q_proj", x, role, heads, dim), self.position)
         k = f.rope(self._project(f, "k_proj", x, role, kv_heads, dim), self.position)
         v = self._project(f, "v_proj", x, role, kv_heads, dim)
@@ -94,7 +95,7 @@ class LoopedAttention(GroupedQueryMixer):
         f.hold(out=y)
         return self._project(f, "o_proj", y, role, *x.axes)
 
-    def _project(self, f: Flow, name: str, x: Value, role: Role, *out: Axis) -> Value:
+    def _project(self, f: Flow, name: str, x: Value, role: Role, *out: Axis | Beside) -> Value:
         with f.scope(name, role=role):
             return f.linear("", x, *out, bias=self.attention_bias)
 
@@ -248,7 +249,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if self.first_loop:
                 scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))
                 gate = (scores[..., 0] + self.loop_gate_bias.weight).sigmoid().transpose(1, 2)[..., None]
-                overall = self._attend(self.global_core, q, *run.memo[self.first_loop[0]], run, None)
+                first_k, first_v = run.memo[self.first_loop[0]]
+                overall = self._attend(self.global_core, q, first_k, first_v, run, None)
                 k, v = self.loop_cache(run, k, v)
                 out = gate * overall + (1 - gate) * self._attend(self.core, q, k, v, run, spec.loop_window_size)
             else:

@@ -38,7 +38,7 @@ def _funnel(config: Config) -> Table:
     }
     stack = {"embedding_norm": norm, **_layers(sizes, repeats, decoders, not config.flag("pool_q_only"))}
     config.fields_read.add("pooling_type")
-    score = {"over": "token"}
+    score: Table = {"over": "token"}
     if scores_sequences(config) or name.endswith(OF_CHOICES):
         score = {"transform": {"hidden_act": "tanh", "norm": None}}
     model: Table = {}
@@ -98,7 +98,7 @@ def _blocks(facts: Facts) -> list[list[tuple[str, Any]]]:
     """Returns the layers of each block, with their names; layers of the decoder are left out."""
     blocks: list[list[tuple[str, Any]]] = [[]]
     names = facts.first.layer_names()
-    kinds = facts.first.kinds()
+    kinds: dict[str, Any] = {**facts.first.kinds()}
     for i, name in enumerate(names):
         if kinds[name].lengthens:
             break
@@ -125,7 +125,7 @@ WRITES: Writes = {
     "d_head": lambda s: s.first.block.attention.head_dim,
     "separate_cls": lambda s: s.first.block.separate_cls,
     "truncate_seq": lambda s: s.first.block.truncate_seq,
-    "pool_q_only": lambda s: not any(layer.halves_keys for layer in s.first.kinds().values()),
+    "pool_q_only": lambda s: not any(getattr(layer, "halves_keys", False) for layer in s.first.kinds().values()),
 }
 
 DROPOUT = DropoutFields(

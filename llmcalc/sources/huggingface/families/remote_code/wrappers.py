@@ -115,6 +115,7 @@ FAMILIES = {
     "ultravox": Family(
         None,
         text="llama",
+        text_id="text_model_id",
         generates=True,
         ties="text",
         uncounted_encoders={"audio_config": "whisper"},
