@@ -100,14 +100,12 @@ class Layer(Component):
         attribute).
     alone: whether the layer can run outside its stack, because it needs only its input (class attribute).
     shares_all: whether layers of this kind that share parameters share all of them (class attribute).
-    repeats_alike: whether later layers that share parameters compute what the first one does (class attribute).
     """
 
     noun: ClassVar[str] = "layer"
     plain: ClassVar[bool] = True
     alone: ClassVar[bool] = True
     shares_all: ClassVar[bool] = True
-    repeats_alike: ClassVar[bool] = True
 
     attention: Mixer
     feed_forward: ChannelMixer

@@ -115,7 +115,6 @@ class FunnelLayer(WholeLayer):
 
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
-    repeats_alike: ClassVar[bool] = False
 
     type: Literal["funnel"] = "funnel"
     attention: FunnelAttention
@@ -245,6 +244,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class FunnelReference(nn.Module):
         """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
 
+        repeats_alike = False
+
         def __init__(self, spec: FunnelLayer, context: Context) -> None:
             super().__init__()
             self.spec, self.halves = spec, spec.halves
@@ -272,7 +273,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _lengthen(self, x: Tensor, run: Run) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds it."""
-            first_block = run.memo[FIRST_BLOCK]
+            first_block = run.memo["first block"]
             tokens, repeats = first_block.shape[1], 2**self.spec.halvings
             if self.spec.separate_cls and repeats > 1:
                 rest = x[:, 1:].repeat_interleave(repeats, 1)
@@ -293,7 +294,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             network_output = apply_dropout(self, "feed_forward", self.mlp(y, run))
             out: Tensor = self.mlp_post_norm(y + network_output)
             if self.spec.ends_first_block:
-                run.memo[FIRST_BLOCK] = out
+                run.memo["first block"] = out
             return out
 
     return {"attention": FunnelAttentionReference, "layer": FunnelReference}

@@ -71,9 +71,6 @@ class LoopedAttention(GroupedQueryMixer):
         self.position.check(self.head_dim)
         return self
 
-    def reach(self) -> tuple[int, ...]:
-        return (self.loop_window_size,)
-
     def source(self) -> str:
         return "IQuest-Coder-V1 2026, §2"
 
@@ -148,7 +145,6 @@ class LoopedLayer(Layer):
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     shares_all: ClassVar[bool] = False
-    repeats_alike: ClassVar[bool] = False
 
     type: Literal["looped"] = "looped"
     norm_placement: Literal["pre"] = "pre"
@@ -261,6 +257,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
     class LoopedReference(nn.Module):
         """One loop of the layer. x: [batch, tokens, hidden] → same shape."""
+
+        repeats_alike = False
 
         def __init__(self, spec: LoopedLayer, context: Context) -> None:
             super().__init__()

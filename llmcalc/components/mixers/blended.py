@@ -115,7 +115,7 @@ def _reference_class() -> type[nn.Module]:
             )
             self.k_proj = nn.Linear(hidden, kv_heads * d, bias=False)
             self.v_proj = nn.Linear(hidden, kv_heads * d, bias=False)
-            self.conv_k, self.conv_v = vector(torch.ones(STEPS, kv_heads)), vector(torch.ones(STEPS, kv_heads))
+            self.conv_k, self.conv_v = vector(torch.ones(2, kv_heads)), vector(torch.ones(2, kv_heads))
             self.last_k: Any = state_class()()
             self.last_v: Any = state_class()()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)

@@ -253,7 +253,7 @@ def _reference_class() -> type[nn.Module]:
             )
             self.ssm_state.keep(run, last_state)
             if spec.lends_output:
-                run.memo[SCAN_OUTPUT] = y
+                run.memo["scan output"] = y
             result: Tensor = self.out_proj(y * activate(spec.hidden_act, gate))
             return result
 

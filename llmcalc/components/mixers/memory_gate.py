@@ -76,7 +76,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             gate = activate(self.spec.hidden_act, self.in_proj(x))
-            memory = run.memo.get(SCAN_OUTPUT, x.new_ones(1))
+            memory = run.memo.get("scan output", x.new_ones(1))
             out: Tensor = self.out_proj(gate * memory)
             return out
 
