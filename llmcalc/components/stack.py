@@ -388,7 +388,6 @@ class Stack(Component):
         from .layers.gated_streams import GatedStreams, gated_streams_example
         from .layers.gemma4 import Gemma4Layer
         from .layers.hyper import HyperStreams, hyper_example
-        from .layers.looped import LoopedLayer
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
         from .ngram_input import NgramInput
@@ -477,13 +476,6 @@ class Stack(Component):
                 variants=kinds,
                 pattern=(BASE, BASE, "wide"),
                 shared_layers=(BASE, "wide"),
-            ),
-            cls(
-                num_hidden_layers=4,
-                block=LoopedLayer.examples()[0],
-                variants={"other": LoopedLayer.examples()[0]},
-                first_layers=(BASE, "other", BASE, "other"),
-                shared_layers=(BASE, "other"),
             ),
             cls(
                 num_hidden_layers=4,

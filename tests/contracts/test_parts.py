@@ -22,6 +22,7 @@ from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.layers.conformer import ConformerLayer
 from llmcalc.components.layers.funnel import FunnelAttention, FunnelLayer, funnel_example
 from llmcalc.components.layers.global_local import GlobalLocalAttention, GlobalLocalLayer, GlobalTokens
+from llmcalc.components.layers.looped import LoopedAttention, LoopedLayer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.exclusive import ExclusiveAttention
@@ -117,6 +118,16 @@ def with_streams(part: NgramAttention | GlobalLocalAttention | GlobalLocalLayer)
     streams = GlobalTokens(num_global_tokens=attention.num_global_tokens, block_size=attention.block_size)
     stack = Stack(num_hidden_layers=2, block=layer.model_copy(update={"attention": attention}), streams=streams)
     return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+
+
+def looped_decoder(part: LoopedAttention | LoopedLayer) -> ModelSpec:
+    """A decoder of two layers with the part, each of which runs in two loops."""
+    layer = part if isinstance(part, LoopedLayer) else LoopedLayer.examples()[0].model_copy(update={"attention": part})
+    loop = ("block", "other")
+    stack = Stack(
+        num_hidden_layers=4, block=layer, variants={"other": layer}, first_layers=(*loop, *loop), shared_layers=loop
+    )
+    return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, decoder=stack)
 
 
 def funnel_encoder(part: FunnelAttention | FunnelLayer) -> ModelSpec:
@@ -229,6 +240,8 @@ def around_a_model(part: Component) -> ModelSpec:
             return encoder(block=part)
         case FunnelAttention() | FunnelLayer():
             return funnel_encoder(part)
+        case LoopedAttention() | LoopedLayer():
+            return looped_decoder(part)
         case Layer():
             return decoder(block=part)
         case Stack():

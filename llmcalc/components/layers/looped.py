@@ -18,14 +18,12 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ..base import (
-    BY_TORCH,
     Component,
     Context,
     Flag,
     HeadDim,
     Heads,
     KVHeads,
-    PartWitness,
     Window,
     check_groups,
 )
@@ -53,7 +51,6 @@ class LoopedAttention(GroupedQueryMixer):
     position: RoPE on queries and keys.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 
@@ -141,7 +138,6 @@ class LoopedLayer(Layer):
     feed_forward: its feed-forward network.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     shares_all: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, HeadDim, Heads, KVHeads, PartWitness, Window, check_groups
+from ..base import Context, HeadDim, Heads, KVHeads, Window, check_groups
 from ..position import Rope
 from ..runtime import Run, attention_mask, cache_class, softmax_core_class, state_class, vector
 from .grouped import WindowedMixer
@@ -37,7 +37,6 @@ class BlendedAttention(WindowedMixer):
     position: RoPE on queries and blended keys.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 
