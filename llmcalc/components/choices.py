@@ -18,6 +18,7 @@ MIXERS = PartChoice(
         "mla": "mixers.mla:MLA",
         "gated_delta_net": "mixers.gated_delta_net:GatedDeltaNet",
         "mamba": "mixers.mamba:Mamba",
+        "memory_gate": "mixers.memory_gate:MemoryGate",
         "mamba2": "mixers.mamba2:Mamba2",
         "selective_mamba2": "mixers.selective_mamba2:SelectiveMamba2",
         "kimi_delta_attention": "mixers.kda:KimiDeltaAttention",
@@ -28,7 +29,10 @@ MIXERS = PartChoice(
         "short_conv": "mixers.short_conv:ShortConv",
         "cca": "mixers.cca:CompressedConvAttention",
         "compressed": "mixers.compressed:CompressedAttention",
+        "looped": "layers.looped:LoopedAttention",
+        "funnel": "layers.funnel:FunnelAttention",
         "lightning": "mixers.lightning:LightningAttention",
+        "blended": "mixers.blended:BlendedAttention",
         "differential": "mixers.differential:DifferentialAttention",
         "mlstm": "mixers.mlstm:MLSTM",
         "mixture_of_attention": "mixers.moa:MixtureOfAttention",
@@ -115,6 +119,8 @@ LAYERS = PartChoice(
         "convolved_residual": "layers.convolved_residual:ConvolvedResidualLayer",
         "global_local": "layers.global_local:GlobalLocalLayer",
         "adapter": "layers.adapter:AdapterLayer",
+        "looped": "layers.looped:LoopedLayer",
+        "funnel": "layers.funnel:FunnelLayer",
     },
 )
 """Every kind of layer in a stack."""

@@ -586,9 +586,14 @@ def _reference_class() -> type[nn.Module]:
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
             kinds = {BASE: spec.block, **spec.variants}
-            self.layer_kinds = names
             self.lends = any(getattr(kinds[name].attention, "kv_shared", False) for name in names)
             self.layers = nn.ModuleList(kinds[name].reference(context) for name in names)
+            self.layer_kinds = [
+                f"{name}, again"
+                if names.index(name) < i and not getattr(self.layers[i], "repeats_alike", True)
+                else name
+                for i, name in enumerate(names)
+            ]
             for i, name in enumerate(names):
                 if name in spec.shared_layers:
                     self._share_parameters(self.layers[names.index(name)], self.layers[i])

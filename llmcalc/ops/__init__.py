@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         PooledCore,
         PredictCore,
         SampledBlocks,
+        SharedTableScores,
     )
 
 __all__ = [
@@ -99,6 +100,7 @@ __all__ = [
     "ReceivedCore",
     "SampledBlocks",
     "SelectiveScan",
+    "SharedTableScores",
     "State",
     "StreamMix",
     "StreamOffsets",

@@ -241,6 +241,11 @@ class DistanceScores(Op):
 
 
 @frozen(slots=True)
+class SharedTableScores(DistanceScores):
+    """The product, per head, of each token's query with every row of a table that all sequences share (Funnel)."""
+
+
+@frozen(slots=True)
 class PairScores(Op):
     """The product, per head, of each token's query with a key for each pair of tokens, which all heads share."""
 

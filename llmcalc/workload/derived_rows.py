@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, minimum, times
+from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, maximum, minimum, times
 from ..frozen import frozen
 from .inputs import EncoderPass
 from .rows import SOURCE, TOKENS, Rows
@@ -254,3 +254,42 @@ class QueryKeyPairs(Rows):
 
     def new(self, w: Workload) -> Number:
         return self.of.new(w) * self.of.available(w)
+
+
+@frozen(slots=True)
+class Halved(Rows):
+    """The averages of pairs of the rows `of` (Funnel Transformer); as few rows as one pair are not averaged.
+
+    separate_cls: whether the first row is paired with a copy of itself.
+    truncate_seq: whether the last row is left out then.
+    """
+
+    name: str = "halved"
+    of: Rows = TOKENS
+    separate_cls: bool = True
+    truncate_seq: bool = True
+
+    def new(self, w: Workload) -> Number:
+        rows = self.of.new(w)
+        paired_rows = rows if self.truncate_seq or not self.separate_cls else rows + 1
+        return maximum(ceil_div(paired_rows, 2), minimum(rows, 2 if self.separate_cls else 1))
+
+
+@frozen(slots=True)
+class RelativeDistances(Rows):
+    """One row for each distance between queries and keys with a computed position, shared by all sequences.
+
+    queries: the rows of the queries; two distances for each of them.
+    keys: the rows of the keys, with one distance for each of them where there are more than queries; by default those
+        of the queries.
+    """
+
+    name: str = "relative distances"
+    batched: bool = False
+    queries: Rows = TOKENS
+    keys: Rows | None = None
+
+    def new(self, w: Workload) -> Number:
+        queries = self.queries.new(w)
+        keys = queries if self.keys is None else self.keys.new(w)
+        return add(2 * queries, times(keys, minimum(keys - queries, 1)))

@@ -20,7 +20,9 @@ from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.layers.conformer import ConformerLayer
+from llmcalc.components.layers.funnel import FunnelAttention, FunnelLayer, funnel_example
 from llmcalc.components.layers.global_local import GlobalLocalAttention, GlobalLocalLayer, GlobalTokens
+from llmcalc.components.layers.looped import LoopedAttention, LoopedLayer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.exclusive import ExclusiveAttention
@@ -118,6 +120,37 @@ def with_streams(part: NgramAttention | GlobalLocalAttention | GlobalLocalLayer)
     return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
 
 
+def looped_decoder(part: LoopedAttention | LoopedLayer) -> ModelSpec:
+    """A decoder of two layers with the part, each of which runs in two loops."""
+    layer = part if isinstance(part, LoopedLayer) else LoopedLayer.examples()[0].model_copy(update={"attention": part})
+    loop = ("block", "other")
+    stack = Stack(
+        num_hidden_layers=4, block=layer, variants={"other": layer}, first_layers=(*loop, *loop), shared_layers=loop
+    )
+    return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, decoder=stack)
+
+
+def funnel_encoder(part: FunnelAttention | FunnelLayer) -> ModelSpec:
+    """An encoder of two halvings, and a decoder, whose layers all have the part."""
+    layer = part if isinstance(part, FunnelLayer) else funnel_example(attention=part)
+    kinds: dict[str, dict[str, Any]] = {
+        "first": {"ends_first_block": True},
+        "halved": {"halves": True},
+        "second": {"halvings": 1},
+        "quartered": {"halves": True, "halvings": 1},
+        "decoder": {"lengthens": True, "halvings": 2},
+    }
+    variants = {name: layer.model_copy(update=fields) for name, fields in kinds.items()}
+    stack = Stack(
+        num_hidden_layers=6,
+        block=layer,
+        variants=variants,
+        first_layers=("first", "halved", "halved", "second", "quartered", "decoder"),
+        shared_layers=("halved",),
+    )
+    return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+
+
 def around_a_model(part: Component) -> ModelSpec:
     """A small model that contains the part."""
     match part:
@@ -205,6 +238,10 @@ def around_a_model(part: Component) -> ModelSpec:
             )
         case ConformerLayer():
             return encoder(block=part)
+        case FunnelAttention() | FunnelLayer():
+            return funnel_encoder(part)
+        case LoopedAttention() | LoopedLayer():
+            return looped_decoder(part)
         case Layer():
             return decoder(block=part)
         case Stack():

@@ -247,6 +247,7 @@ RULES = (*("budget", "canvas", "clips", "fixed", "longest_edge", "pinpoints", "s
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
 
 NO_MODEL = "new: its example was compared alone, and no model with it"
+ALONE = "new: compared in the model around an example alone"
 NEW_ROWS = "new: rows beside those of the tokens were not compared"
 
 NOT_KNOWN: Mapping[str, str] = {
@@ -279,6 +280,12 @@ NOT_KNOWN: Mapping[str, str] = {
     "layer global_local": NEW_ROWS,
     "mixer global_local": NEW_ROWS,
     "mixer ngram": NEW_ROWS,
+    "layer funnel": NEW_ROWS,
+    "mixer blended": ALONE,
+    "mixer looped": ALONE,
+    "layer looped": ALONE,
+    "mixer funnel": NEW_ROWS,
+    "mixer memory_gate": "new: gates on a recurrence of a lower layer were not compared",
     "mixer sampled_blocks": "new: the selection of blocks was not compared",
     "mixer span_convolution": "new: filters of each token were not compared",
     "streams global_tokens": NEW_ROWS,
@@ -301,10 +308,10 @@ NOT_KNOWN: Mapping[str, str] = {
     "part frames": "new: asinh, and convolutions with strides, were not compared",
     "part spectrum": "new: convolutions over time and frequency were not compared",
     "part wave": "new: convolutions with strides, and weight norm, were not compared",
-    "part relative_keys": "new: compared in the model around an example alone",
-    "mixer relative_keys": "new: compared in the model around an example alone",
-    "layer conditioned": "new: compared in the model around an example alone",
-    "layer adapted": "new: compared in the model around an example alone",
+    "part relative_keys": ALONE,
+    "mixer relative_keys": ALONE,
+    "layer conditioned": ALONE,
+    "layer adapted": ALONE,
     "layer conformer": "new: convolutions with a batch norm were not compared",
     **{f"rule of a processor {name}": TOKENS_ALONE for name in RULES},
     "part gate": "new: one of its forms, a bias of each head, was not compared",

@@ -264,6 +264,10 @@ DAMAGED: dict[str, tuple[Config, str]] = {
         {"model_type": "gemma3", "text_config": {"model_type": "lama"}},
         "text_config.model_type: 'lama' is not supported. Did you",
     ),
+    "a wrapper that only names its text model": (
+        {"model_type": "ultravox", "text_model_id": "meta-llama/Llama-3.2-1B-Instruct"},
+        "text_model_id: 'meta-llama/Llama-3.2-1B-Instruct' names the text model, whose sizes are not in this config",
+    ),
     "a tie that is none": (
         {"model_type": "gemma3", "tie_word_embeddings": 7, "text_config": GEMMA},
         "json: tie_word_embeddings: 7; expected",

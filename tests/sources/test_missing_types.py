@@ -21,7 +21,7 @@ TASKS = (
 
 MISSING = {
     "a text model without a reader": """
-    funnel perceiver reformer
+    perceiver reformer
     """,
     "a wrapper of a text model without a reader": """
     blt

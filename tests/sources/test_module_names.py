@@ -29,6 +29,9 @@ LISTS_IN_LISTS = re.compile(r"albert_layer_groups|adapter_list")
 list has placeholders.
 """
 
+UNEVEN_LISTS = {"funnel"}
+"""Families whose layers are in several lists of unequal lengths, of which a table of names does not say the lengths."""
+
 
 def names_of(spec: ModelSpec, config: dict[str, Any]) -> ModuleNames:
     return checkpoint_of(config).names(spec.tree(), spec.kind)
@@ -61,9 +64,9 @@ def test_names_are_those_of_the_class(config: dict[str, Any]) -> None:
     for path in candidates:
         assert path in found, f"{path} has no module in the class"
         for module in map(of_first_expert, found[path].modules):
-            if not LISTS_IN_LISTS.search(module):
+            if not LISTS_IN_LISTS.search(module) and config["model_type"] not in UNEVEN_LISTS:
                 owners[module].add(path)
-    assert owners or config["model_type"] == "albert"
+    assert owners or config["model_type"] in {"albert", *UNEVEN_LISTS}
     lost = {(path, module) for module, paths in owners.items() for path in paths if module not in candidates[path]}
     assert not lost, "modules whose names a list would not find"
     wrong = {

@@ -1,14 +1,14 @@
 """Differential attention (Ye et al. 2024, arXiv:2410.05258): the difference of two softmaxes over halves of the heads.
 
-(softmax(Q₁K₁ᵀ) − λ·softmax(Q₂K₂ᵀ))·V, where values are twice as wide as keys, then a norm per head without weights. It
-runs as two standard attentions over the two halves of V, as fused kernels require and as in transformers
-(models/diffllama), so scores are computed twice.
+(softmax(Q₁K₁ᵀ) − λ·softmax(Q₂K₂ᵀ))·V, where values are twice as wide as keys, then a norm per head. It runs as two
+standard attentions over the two halves of V, as fused kernels require and as in transformers (models/diffllama), so
+scores are computed twice. The norm has no weights in DiffLlama, and has in Phi-4-mini-flash and Motif.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,26 +16,29 @@ from ...algebra import exact_div, floor_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, PartWitness, Real, Unscalable
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, PartWitness, Real, Unscalable, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
-from .grouped import GroupedQueryMixer
+from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class DifferentialAttention(GroupedQueryMixer):
+class DifferentialAttention(WindowedMixer):
     """Attention whose heads subtract one softmax from another.
 
     num_attention_heads: the number of query heads.
     num_key_value_heads: the number of key and value heads; even, because values are halved by heads.
     head_dim: the size of a head.
     attention_bias: whether all projections have a bias, false by default.
-    norm_eps: the ε of the norm on each head's output, which has no weights; 1e-5 by default.
+    norm_eps: the ε of the norm on each head's output; 1e-5 by default.
+    norm_weight: whether this norm has weights, which all heads share; false by default.
     lambda_init: the initial λ, which the learned part is added to; 0.8 by default.
-    position: RoPE on queries and keys.
+    sliding_window: the number of tokens that each token attends to, itself included; all by default.
+    kv_shared: whether keys and values are those of the nearest lower layer that computes its own, false by default.
+    position: RoPE on queries and keys, by default that of Llama; none for attention without positions.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -48,16 +51,27 @@ class DifferentialAttention(GroupedQueryMixer):
     head_dim: HeadDim
     attention_bias: Flag = False
     norm_eps: Real = Field(default=1e-5, ge=0)
+    norm_weight: Flag = False
     lambda_init: Real = Field(default=0.8, gt=0, lt=1)
-    position: Rope = Rope()
+    sliding_window: Window | None = None
+    kv_shared: Flag = False
+    position: Rope | None = Rope()
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         a, k = self.num_attention_heads, self.num_key_value_heads
         if a % k or k % 2:
             raise ValueError(f"num_key_value_heads: {k}; expected an even divisor of num_attention_heads {a}")
-        self.position.check(self.head_dim)
+        if self.position is not None:
+            self.position.check(self.head_dim)
         return self
+
+    def sharing_key_of(self) -> tuple[Any, ...]:
+        """The fields that must be equal for layers to share keys and values."""
+        return "differential", self.num_key_value_heads, self.head_dim, self.sliding_window
+
+    def borrows(self) -> str:
+        return "kv_shared" if self.kv_shared else ""
 
     def with_kv_heads(self, number: int, width: int) -> Self:
         """The mixer with other key and value heads; unchanged for an odd number, which cannot be halved."""
@@ -74,17 +88,20 @@ class DifferentialAttention(GroupedQueryMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, has_bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = f.rope(f.linear("q_proj", x, heads, dim, bias=has_bias), self.position)
-        k = f.rope(f.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.position)
-        k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim, bias=has_bias))
-        f.mask(q, k, causal=True)
+        q = self._rotated(f, f.linear("q_proj", x, heads, dim, bias=has_bias))
+        k, v = self._keys_and_values(f, x, kv_heads, dim)
+        f.mask(q, k, causal=True, window=self.sliding_window)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
         halves = (f.repeat(half, kv_heads, tiled=True) for half in f.split(v, half_of_values, half_of_values))
         first_values, second_values = (f.repeat(half, heads) for half in halves)
         f.hold(q=q, k=k, v=v, first=first_values, second=second_values)
         k = f.repeat(k, heads)
         f.hold(k=k)
-        cores = f.attention("core_1", q, k, first_values), f.attention("core_2", q, k, second_values)
+        window = self.sliding_window
+        cores = (
+            f.attention("core_1", q, k, first_values, window=window),
+            f.attention("core_2", q, k, second_values, window=window),
+        )
         double_dim = Beside(((dim,), (dim,)))
         joined_heads = f.cat(*cores, axes=(heads, double_dim))
         half = Axis("half_heads", exact_div(heads.size, 2)), double_dim
@@ -92,10 +109,28 @@ class DifferentialAttention(GroupedQueryMixer):
         share = f.plus(f.sub(self._lambda_term(f, "1", dim), self._lambda_term(f, "2", dim)), self.lambda_init)
         f.hold(both=joined_heads, share=share)
         y = f.sub(plus, f.mul(minus, share))  # one softmax term minus λ times the other, in both halves
-        y = f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (double_dim,))
+        norm = Norm(type="rmsnorm", weight=self.norm_weight, eps=self.norm_eps)
+        y = f.norm("norm", y, norm, (double_dim,)) if self.norm_weight else f.normalized(y, norm, (double_dim,))
         y = f.scale(y, 1 - self.lambda_init)
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=has_bias)
+
+    def _rotated(self, f: Flow, x: Value) -> Value:
+        return x if self.position is None else f.rope(x, self.position)
+
+    def _keys_and_values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> tuple[Value, Value]:
+        """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
+        key = f"keys and values of {self.sharing_key_of()}"
+        if self.kv_shared:
+            placeholder = (Value(x.rows, (kv_heads, dim), fixed=True),) * 2  # nothing: the layer is recorded alone
+            keys, values = f.memo.get(key, placeholder)
+            return keys.view(*f.rank_part((kv_heads, dim))), values.view(*f.rank_part((kv_heads, dim)))
+        keys = self._rotated(f, f.linear("k_proj", x, kv_heads, dim, bias=self.attention_bias))
+        values = f.linear("v_proj", x, kv_heads, dim, bias=self.attention_bias)
+        f.memo[key] = keys, values = f.cache("cache", self.cache_kind, keys, values, limit=self.sliding_window)
+        if f.memo.get("lends"):
+            f.keep(**{f"keys of {self.sharing_key_of()}": keys, f"values of {self.sharing_key_of()}": values})
+        return keys, values
 
     def _lambda_term(self, f: Flow, term: str, dim: Axis) -> Value:
         """Records one of the two terms exp(λ_q · λ_k) of λ."""
@@ -105,7 +140,8 @@ class DifferentialAttention(GroupedQueryMixer):
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
         heads = str(a) if a == k else f"{a}/{k}"
-        return f"differential {heads} × {self.head_dim}"
+        window = f", window {self.sliding_window}" if self.sliding_window else ""
+        return f"differential {heads} × {self.head_dim}{window}"
 
     def reference(self, context: Context) -> nn.Module:
         return _reference_class()(self, context.hidden_size)
@@ -115,6 +151,8 @@ class DifferentialAttention(GroupedQueryMixer):
         return [
             cls(num_attention_heads=4, num_key_value_heads=4, head_dim=6),
             cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, attention_bias=True),
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=6, norm_weight=True, position=None),
+            cls(num_attention_heads=2, num_key_value_heads=2, head_dim=8, sliding_window=5),
         ]
 
 
@@ -129,12 +167,15 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: DifferentialAttention, hidden: int) -> None:
             super().__init__()
             self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+            widths = {"q_proj": heads * d, "k_proj": kv_heads * d, "v_proj": kv_heads * d}
+            for name, width in list(widths.items())[: 1 if spec.kv_shared else 3]:
                 self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
             for letter in ("q1", "k1", "q2", "k2"):
                 self.add_module(f"lambda_{letter}", vector(torch.randn(d) * 0.1))
-            self.core_1, self.core_2, self.cache = softmax_core_class()(), softmax_core_class()(), cache_class()()
-            self.norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=spec.norm_eps), 2 * d)
+            self.core_1, self.core_2 = softmax_core_class()(), softmax_core_class()()
+            if not spec.kv_shared:
+                self.cache = cache_class()(spec.sliding_window)
+            self.norm = norm_reference(Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps), 2 * d)
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
@@ -151,12 +192,31 @@ def _reference_class() -> type[nn.Module]:
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, 1)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
-            q, k = (
-                self.spec.position.rotated(self._split_heads(name, x), run, run.past) for name in ("q_proj", "k_proj")
+        def _rotated(self, name: str, x: Tensor, run: Run) -> Tensor:
+            heads, position = self._split_heads(name, x), self.spec.position
+            return heads if position is None else position.rotated(heads, run, run.past)
+
+        def _keys_and_values(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+            """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
+            spec = self.spec
+            sharing_key = "differential", spec.num_key_value_heads, spec.head_dim, spec.sliding_window
+            if spec.kv_shared:
+                shape = x.shape[0], spec.num_key_value_heads, run.past + x.shape[1], spec.head_dim
+                absent = x.new_zeros(shape), x.new_zeros(shape)  # the layer is run alone
+                shared: tuple[Tensor, Tensor] = run.memo.get(sharing_key, absent)
+                return shared
+            keys_and_values: tuple[Tensor, Tensor] = self.cache(
+                run, self._rotated("k_proj", x, run), self._split_heads("v_proj", x)
             )
-            k, v = self.cache(run, k, self._split_heads("v_proj", x))
-            mask = attention_mask(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
+            if run.lends:
+                run.memo[sharing_key] = keys_and_values
+            return keys_and_values
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            q = self._rotated("q_proj", x, run)
+            k, v = self._keys_and_values(x, run)
+            end, window = run.past + x.shape[1], self.spec.sliding_window
+            mask = attention_mask(run, end, x.shape[1], k.shape[-2], x.device, causal=True, window=window)
             first_values, second_values = (self._repeat_heads(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
             k = self._repeat_heads(k)
             joined_heads = torch.cat(

@@ -20,19 +20,20 @@ class GroupedQueryMixer(TokenMixer):
         num_attention_heads: int
         num_key_value_heads: int
         head_dim: int
-        position: Rope
+        position: Rope | None
 
     def heads(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
-    def score_position(self) -> Rope:
+    def score_position(self) -> Rope | None:
         return self.position
 
     def with_kv_heads(self, number: int, width: int) -> Self:
         return self.model_copy(update={"num_key_value_heads": number})
 
     def with_heads(self, sizes: HeadSizes) -> Self:
-        self.position.check_heads(sizes)
+        if self.position is not None:
+            self.position.check_heads(sizes)
         fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
         return self.model_copy(update=fields)
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 STATE_BITS = 32
 """The recurrent state is stored in fp32."""
 
+SCAN_OUTPUT = "output of the scan"
+"""The name under which a layer lends the output of its recurrence to higher layers."""
+
 
 class Mamba(TokenMixer):
     """A selective state-space mixer.
@@ -43,6 +46,8 @@ class Mamba(TokenMixer):
     use_conv_bias: whether the convolution has a bias, true by default.
     hidden_act: the activation after the convolution and on the gate, silu by default.
     norm: the norm on Δ, B and C, none by default.
+    lends_output: whether higher layers of type 'memory_gate' read the output of the recurrence before the gate, false
+        by default.
     """
 
     witness: ClassVar[PartWitness] = PUBLISHED
@@ -60,6 +65,7 @@ class Mamba(TokenMixer):
     use_conv_bias: Flag = True
     hidden_act: Activation = "silu"
     norm: Norm | None = None
+    lends_output: Flag = False
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -88,6 +94,9 @@ class Mamba(TokenMixer):
         op = SelectiveScan(u.width, self.state_size, u.rows)
         y = f.core("scan", op, u, f.act(step, "softplus"), b, c, axes=(inner_axis,))
         f.state("ssm_state", inner_axis, state, bits=STATE_BITS)
+        if self.lends_output:
+            f.memo[SCAN_OUTPUT] = y
+            f.keep(scan_output=y)
         return f.linear("out_proj", f.mul(y, f.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias)
 
     def _scan_inputs(self, f: Flow, u: Value, inner_axis: Axis, state: Axis) -> tuple[Value, Value, Value]:
@@ -243,6 +252,8 @@ def _reference_class() -> type[nn.Module]:
                 None if stored_state is None else stored_state[0],
             )
             self.ssm_state.keep(run, last_state)
+            if spec.lends_output:
+                run.memo["scan output"] = y
             result: Tensor = self.out_proj(y * activate(spec.hidden_act, gate))
             return result
 

@@ -18,6 +18,8 @@ from .grouped import WindowedMixer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..position import Rope
+
 
 class TwoSetsMixer(WindowedMixer):
     """Grouped-query attention to its own tokens and to further rows, whose keys and values use the same projections.
@@ -28,6 +30,7 @@ class TwoSetsMixer(WindowedMixer):
     if TYPE_CHECKING:
         attention_bias: bool
         norm: Norm | None
+        position: Rope
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -50,6 +50,15 @@ class DistanceVerbs(Recorder):
         output = value_of_pairs(scores.rows, *scores.axes, batched=True)
         return self.step("at_distance", "", (scores, distances), output, by_key=by_key)
 
+    def relative_shift(self, scores: Value, keys: Rows) -> Value:
+        """Records the selection, for each query and each of these keys, of the score at their distance.
+
+        scores: the scores of each query at every distance. keys: the rows of the keys, which may differ from the
+        queries'.
+        """
+        output = value_of_pairs(scores.rows, *scores.axes, batched=True)
+        return self.step("relative_shift", "", (scores,), output, keys=keys)
+
     def in_blocks(self, x: Value, block: Number, of: Rows, *, around: bool = False) -> Value:
         """Records a split of the rows of queries, or of keys and values, into blocks; the last block is padded.
 

@@ -126,6 +126,10 @@ class ElementwiseVerbs(Recorder):
         """Records x with rows of zeros added at its ends, or with rows at its ends left out."""
         return self.step("resized", "", (x,), Value(rows, x.axes))
 
+    def resampled(self, x: Value, rows: Rows) -> Value:
+        """Records averages of neighbouring rows, or repeated rows. rows: those of the result."""
+        return self.step("resampled", "", (x,), Value(rows, x.axes))
+
     def prefixed(self, x: Value, table: Weight, rows: Rows) -> Value:
         """Records rows of a table and x after them. rows: those of both."""
         return self.step("prefixed", "", (x,), Value(rows, x.axes), weight=table)

@@ -128,6 +128,8 @@ class Family:
     text: the family of its text model, for a model that wraps one.
     text_section: the section of its config with the text model, or with a wrapper of it (`thinker_config`); by default
         `text_config`.
+    text_id: the field of its configs that may name the repository of the text model in the place of that section; such
+        a config does not state the model's sizes and is refused. Empty if there is no such field.
     decodes: whether its text model is the decoder of an encoder-decoder, which `AutoModelForCausalLM` builds whatever
         class the decoder's config names.
     generates: whether its classes generate text whatever their names end with (`InternVLChatModel`).
@@ -175,6 +177,7 @@ class Family:
     published_as: frozenset[str] = frozenset()
     text: str | None = None
     text_section: str = "text_config"
+    text_id: str = ""
     decodes: bool = False
     generates: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -319,6 +319,11 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     if text is None:
         return "", data, kind
     section = data.get(name)
+    if section is None and family.text_id and data.get(family.text_id):
+        raise InputError(
+            f"{family.text_id}: {shown(data[family.text_id])} names the text model, whose sizes are not in this "
+            f"config; expected a {name} with them, or that model's own config"
+        )
     if section is None:
         return "", {**data, "architectures": []} if family.generates else data, text
     if not isinstance(section, dict):

@@ -33,6 +33,7 @@ OTHER_CLASSES = {
     "glm5_next_text",
     "gpt2",
     "inkling_text",
+    "funnel",
     "gpt-sw3",
     "ibert",
     "openai-gpt",

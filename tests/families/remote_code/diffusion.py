@@ -53,8 +53,21 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"model_type": "Dream", **SMALL},
         {"model_type": "Dream", **SMALL, "num_key_value_heads": 4, "tie_word_embeddings": True},
     ],
+    "RND1LM": [
+        {"model_type": "rnd1", **EXPERTS, "head_dim": 8, "decoder_sparse_step": 1, "num_diffusion_steps": 16},
+        {"model_type": "rnd1", **EXPERTS, "head_dim": 16, "mlp_only_layers": [0], "tie_word_embeddings": True},
+    ],
     "SDARForCausalLM": [{"model_type": "sdar", **SMALL, "head_dim": 8, "block_size": 4}],
     "SDARMoeForCausalLM": [{"model_type": "sdar_moe", **EXPERTS, "head_dim": 8, "ep_size": 1}],
+    "NemotronLabsDiffusionModel": [
+        {
+            "model_type": "nemotron_labs_diffusion",
+            **SMALL,
+            "head_dim": 8,
+            "block_size": 4,
+            "dlm_paradigm": "bidirectional",
+        }
+    ],
     "Fast_dLLM_QwenForCausalLM": [{"model_type": "Fast_dLLM_Qwen", **SMALL, "bd_size": 32}],
     "LLaDA2MoeModelLM": [
         {

@@ -13,9 +13,21 @@ OURO: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 
+LOOPCODER: dict[str, Any] = {
+    "model_type": "iquestloopcoder",
+    **{name: value for name, value in OURO.items() if name != "model_type"},
+    "head_dim": 8,
+    "loop_num": 2,
+    "loop_window_size": 4,
+}
+
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "OuroForCausalLM": [
         {**OURO, "total_ut_steps": 3, "early_exit_threshold": 1.0, "layer_types": ["full_attention"] * 2},
         {**OURO, "total_ut_steps": 1, "head_dim": 16, "tie_word_embeddings": True},
+    ],
+    "IQuestLoopCoderForCausalLM": [
+        LOOPCODER,
+        {**LOOPCODER, "head_dim": 16, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ],
 }

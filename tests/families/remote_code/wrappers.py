@@ -28,6 +28,8 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 8,
 }
 
+EXPERTS: dict[str, Any] = {**SMALL, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "InternVLChatModel": [
         {"model_type": "internvl_chat", "llm_config": {"model_type": kind, **SMALL, **fields}}
@@ -59,6 +61,55 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "MultiModalityCausalLM": [{"model_type": "multi_modality", "language_config": {"model_type": "llama", **SMALL}}],
     "InternS1ForConditionalGeneration": [
         {"model_type": "interns1", "text_config": {"model_type": "qwen3", **SMALL, "head_dim": 8}}
+    ],
+    "InternS1ProForConditionalGeneration": [
+        {
+            "model_type": "interns1_pro",
+            "text_config": {"model_type": "interns1_pro_text", **EXPERTS, "head_dim": 8, "router_n_groups": 2},
+        },
+        {
+            "model_type": "interns1_pro",
+            "text_config": {
+                "model_type": "interns1_pro_text",
+                **EXPERTS,
+                "decoder_sparse_step": 2,
+                "rope_scaling": {"rope_type": "default", "fope_init_factor": 0.5, "fope_sep_head": True},
+            },
+            "vision_config": {
+                "model_type": "interns1_pro_vision",
+                "depth": 2,
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_heads": 2,
+                "patch_size": 4,
+                "out_hidden_size": 32,
+                "num_position_embeddings": 16,
+            },
+        },
+    ],
+    "InternS1ProForCausalLM": [{"model_type": "interns1_pro_text", **EXPERTS, "head_dim": 8, "router_n_groups": 2}],
+    "InternS2PreviewForConditionalGeneration": [
+        {
+            "model_type": "intern_s2_preview",
+            "text_config": {
+                "model_type": "qwen3_5_moe_text",
+                **EXPERTS,
+                "head_dim": 8,
+                "shared_expert_intermediate_size": 12,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8,
+                "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            },
+        }
+    ],
+    "MageVLForConditionalGeneration": [
+        {"model_type": "mage_vl", "text_config": {"model_type": "qwen3", **SMALL, "head_dim": 8}}
+    ],
+    "LlmJpVLForConditionalGeneration": [{"model_type": "llmjpvl", "text_config": {"model_type": "llama", **SMALL}}],
+    "LocateAnythingForConditionalGeneration": [
+        {"model_type": "locateanything", "text_config": {"model_type": "qwen2", **SMALL}}
     ],
     "MiniMaxVL01ForConditionalGeneration": [
         {

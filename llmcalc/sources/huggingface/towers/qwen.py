@@ -291,6 +291,8 @@ QWEN3: Table = {**QWEN3_5, "deepstack_visual_indexes": (8, 16, 24)}
 
 IGNORED = frozenset({"fullatt_block_indexes", "in_chans", "spatial_patch_size", "tokens_per_second", "window_size"})
 
+INTERN_S2 = ("intern_s2_preview_vision", "intern_s2_preview", "qwen3_5_moe_vision", "qwen3_5_moe")
+
 WRAPPERS = {
     "qwen2_vl": {"vision_config": Section(_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored=IGNORED)},
     "qwen2_5_vl": {
@@ -308,6 +310,8 @@ WRAPPERS = {
     "cohere_compass": {"vision_config": Section(_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3})},
     "qwen3_5": {"vision_config": Section(_qwen3_5, {"qwen3_5_vision": QWEN3_5, "qwen3_5": QWEN3_5})},
     "qwen3_5_moe": {"vision_config": Section(_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5, "qwen3_5_moe": QWEN3_5})},
+    "interns1_pro": {"vision_config": Section(_qwen3_5, {"interns1_pro_vision": QWEN3_5, "interns1_pro": QWEN3_5})},
+    "intern_s2_preview": {"vision_config": Section(_qwen3_5, dict.fromkeys(INTERN_S2, QWEN3_5))},
     "qwen4_exp": {"vision_config": Section(_qwen3_5, {"qwen4_exp_vision": QWEN3_5, "qwen4_exp": QWEN3_5})},
     "kimi_k25": {
         "vision_config": Section(

@@ -54,6 +54,9 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         assert scope.reads is not None
         self._check_number_formats()
         steps = Steps(scope)
+        for step in steps.all:
+            if step.verb == "keep":
+                raise self.unsupported("no kernels of a recurrence whose output higher layers read", step.name)
         self.set(steps.all[-1].outs[0], run(steps, self.flat(scope.reads)))
         for step in steps.all:
             if step.verb == "state" and self.store is not None and self.cached(step.name) is None:

@@ -81,7 +81,7 @@ def _qwen2_moe(config: Config) -> Table:
     return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows)
 
 
-def _qwen3_moe(config: Config) -> Table:
+def qwen3_moe(config: Config) -> Table:
     for name, value in (
         ("qkv_bias", False),
         ("shared_expert_intermediate_size", 0),
@@ -185,7 +185,7 @@ FAMILIES = {
         NO_COUNT | OF_ABSENT_LAYERS,
     ),
     "qwen3_moe": Family(
-        _qwen3_moe,
+        qwen3_moe,
         {
             **QWEN,
             "num_key_value_heads": 4,

@@ -30,7 +30,7 @@ def _qwen3_vl_text(config: Config) -> Table:
     return llama_like(config, _qwen3(config))
 
 
-def _qwen3_vl_moe_text(config: Config) -> Table:
+def qwen3_vl_moe_text(config: Config) -> Table:
     return qwen_moe(config, config.count("num_experts", "num_local_experts"), _qwen3(config), {})
 
 
@@ -90,7 +90,7 @@ FAMILIES = {
     ),
     "qwen3_vl_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_vl_moe_text", tower_file="qwen"),
     "qwen3_vl_moe_text": Family(
-        _qwen3_vl_moe_text,
+        qwen3_vl_moe_text,
         {
             **QWEN3_VL,
             "hidden_size": 2048,

@@ -1,7 +1,8 @@
-"""Language models that denoise masked tokens, with a class in the model's own repository: LLaDA, Dream, SDAR.
+"""Language models that denoise masked tokens, with a class in the model's own repository: LLaDA, Dream, RND1, SDAR,
+Nemotron Labs Diffusion.
 
-LLaDA and Dream attend in both directions and keep no cache, so they are read as encoders. SDAR, LLaDA 2 and
-Fast-dLLM denoise one block after another and keep the cache of earlier blocks: decoders.
+LLaDA, Dream and RND1 attend in both directions and keep no cache, so they are read as encoders. SDAR, LLaDA 2,
+Fast-dLLM and Nemotron Labs Diffusion denoise one block after another and keep the cache of earlier blocks: decoders.
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
 """
@@ -26,6 +27,8 @@ from ...parts import (
     qk_norm,
     rmsnorm,
 )
+from ..experts import mixtral
+from ..experts.mixtral import qwen3_moe
 from .open_models import OLMO_NAMES
 
 STEPS = "denoising: the further passes over the same tokens are not counted"
@@ -102,6 +105,15 @@ def _dream(config: Config) -> Table:
     return encoder(config, block, {"final_norm": norm}, {})
 
 
+def _rnd1(config: Config) -> Table:
+    """Reads RND1: Qwen 3's experts, without a window."""
+    config.notes.append(STEPS)
+    config.must("use_sliding_window", False)
+    table = qwen3_moe(config)
+    table["encoder"] = table.pop("decoder")
+    return table
+
+
 BLOCKS = frozenset(
     """
     bd_size block_length block_size debug ep_size fuse_cross_entropy mask_token_id max_window_layers micro_forward
@@ -109,6 +121,15 @@ BLOCKS = frozenset(
     """.split()  # noqa: SIM905
 )
 """Fields of training and sampling in blocks."""
+
+NEMOTRON = frozenset(
+    """
+    ar_loss_weight attn_implementation default_diffusion_min_threshold default_diffusion_sampler
+    default_diffusion_sampling_scaling_factor default_diffusion_steps default_diffusion_threshold
+    default_generation_mode dlm_loss_weight dlm_paradigm dp_varying_mask_ratio
+    """.split()  # noqa: SIM905
+)
+"""Fields of Nemotron Labs Diffusion's training and sampling."""
 
 QWEN: dict[str, Any] = {
     "vocab_size": 151936,
@@ -168,12 +189,27 @@ FAMILIES = {
         generates=True,
         code=f"{HUB}Dream-org/Dream-v0-Instruct-7B modeling_dream.py",
     ),
+    "rnd1": Family(
+        _rnd1,
+        mixtral.FAMILIES["qwen3_moe"].defaults,
+        mixtral.FAMILIES["qwen3_moe"].ignored | BLOCKS | {"moe_backend", "num_diffusion_steps"},
+        generates=True,
+        code=f"{GITHUB}RadicalNumerics/RND1/blob/main/rnd/modeling_rnd.py",
+    ),
     "sdar": Family(None, text="qwen3", ties="text", ignored=BLOCKS, code=f"{HUB}JetLM/SDAR-8B-Chat modeling_sdar.py"),
     "sdar_moe": Family(
         None, text="qwen3_moe", ties="text", ignored=BLOCKS, code=f"{HUB}JetLM/SDAR-30B-A3B-Chat modeling_sdar_moe.py"
     ),
     "Fast_dLLM_Qwen": Family(
         None, text="qwen2", ties="text", ignored=BLOCKS, code="https://github.com/NVlabs/Fast-dLLM/tree/main/v2"
+    ),
+    "nemotron_labs_diffusion": Family(
+        None,
+        text="llama",
+        generates=True,
+        ties="text",
+        ignored=BLOCKS | NEMOTRON,
+        code=f"{GITHUB}Blaizzy/mlx-vlm/tree/main/mlx_vlm/models/nemotron_labs_diffusion",
     ),
     "llada2_moe": Family(
         None,

@@ -1,9 +1,10 @@
-"""Ouro: a decoder whose layers run several times, with the same parameters in every step.
+"""Ouro and LoopCoder: decoders whose layers run several times, with the same parameters in every step.
 
-Zhu et al. 2025 (arXiv:2510.25741): each of the `total_ut_steps` steps runs all layers, and each of them caches keys and
-values of its own in every step. The final norm ends each step, and a gate of one output may end them early.
+Ouro (Zhu et al. 2025, arXiv:2510.25741): each of the `total_ut_steps` steps runs all layers, and each of them caches
+keys and values of its own in every step. The final norm ends each step, and a gate of one output may end them early.
+LoopCoder (IQuest-Coder-V1 2026): the second step attends to the first one's keys and, nearby, to its own.
 
-Source: the modeling file in `Family.code`.
+Sources: the modeling files in `Family.code`.
 """
 
 from __future__ import annotations
@@ -12,30 +13,57 @@ from .....components.base import MOST_LAYERS
 from .....components.stack import MOST_KINDS
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, decoder, glu, listed_kinds, rmsnorm
+from ...parts import Table, attention, decoder, glu, listed_kinds, rmsnorm, rope
 
 
 def _ouro(config: Config) -> Table:
     """Reads Ouro with all steps for every token (no early exit)."""
     depth, steps = config.size("num_hidden_layers"), config.size("total_ut_steps")
-    if depth > MOST_KINDS or depth * steps > MOST_LAYERS:
-        raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")
+    stack = _steps(config, steps)
     config.must("use_sliding_window", False)
     listed_kinds(config, "layer_types", {"full_attention": "full"}, ["full"] * depth)
     config.notes.append(
         f"total_ut_steps: the norm after each step but the last, and the gate that may end the steps "
         f"({config.size('hidden_size') + 1} parameters), are not counted"
     )
-    norm, names = rmsnorm(config.number("rms_norm_eps")), [f"layer_{i}" for i in range(depth)]
-    stack = {
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    return decoder(config, block, norm, stack=stack)
+
+
+def _loopcoder(config: Config) -> Table:
+    """Reads LoopCoder, whose class runs two loops."""
+    config.must("loop_num", 2)
+    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    mixer = {
+        "type": "looped",
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.maybe("num_key_value_heads") or heads,
+        "head_dim": config.maybe("head_dim") or config.divided("num_attention_heads", hidden, heads),
+        "loop_window_size": config.size("loop_window_size"),
+        "attention_bias": config.flag("attention_bias"),
+        "position": rope(config),
+    }
+    norm, network = rmsnorm(config.number("rms_norm_eps")), glu(config, config.flag("mlp_bias"))
+    block = {"type": "looped", "attention": mixer, "feed_forward": network, "norm": norm}
+    return decoder(config, block, norm, stack=_steps(config, 2))
+
+
+def _steps(config: Config, steps: int) -> Table:
+    """Returns a stack whose layers all run in each of the steps, with the same parameters."""
+    depth = config.size("num_hidden_layers")
+    if depth > MOST_KINDS or depth * steps > MOST_LAYERS:
+        raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")
+    if depth == 1:
+        return {"num_hidden_layers": steps, "shared_layers": ["block"]}
+    names = [f"layer_{i}" for i in range(depth)]
+    return {
         "num_hidden_layers": depth * steps,
         "variants": {name: {} for name in names},
         "first_layers": names * steps,
         "pattern": names[-1:],
         "shared_layers": names,
     }
-    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
-    return decoder(config, block, norm, stack=stack)
 
 
 FAMILIES = {
@@ -59,5 +87,20 @@ FAMILIES = {
         },
         frozenset({"early_exit_step", "early_exit_threshold", "chunk_size", "max_window_layers", "sliding_window"}),
         code="https://huggingface.co/ByteDance/Ouro-1.4B modeling_ouro.py",
+    ),
+    "iquestloopcoder": Family(
+        _loopcoder,
+        {
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+            "loop_num": 2,
+            "loop_window_size": 64,
+        },
+        code="https://huggingface.co/IQuestLab/IQuest-Coder-V1-40B-Loop-Instruct modeling_iquestloopcoder.py",
     ),
 }

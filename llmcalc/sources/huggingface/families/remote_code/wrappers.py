@@ -5,13 +5,30 @@ Sources: the modeling files of the models' repositories, in `Family.code` of eac
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ...config import Config
 from ...family import Family
+from ...parts import Table
+from ..qwen import qwen_vl
 
 HUB = "https://huggingface.co/"
 VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 SGLANG = "https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/"
+MLX_VLM = "https://github.com/Blaizzy/mlx-vlm/tree/main/mlx_vlm/models/"
 READ_HERE = "published_code"
 """The file in `towers` that reads the encoders of such wrappers."""
+
+
+def _interns1_pro_text(config: Config) -> Table:
+    """Reads Intern-S1-Pro: Qwen3-VL's experts, chosen within groups, and FoPE, whose coefficients are buffers."""
+    scaling = config.get("rope_scaling") if config.has("rope_scaling") else None
+    if isinstance(scaling, dict) and scaling.get("fope_init_factor") is not None:
+        config.notes.append(
+            "rope_scaling: FoPE: the products of its sines and cosines with its coefficients, once a pass, are not "
+            "counted"
+        )
+    return qwen_vl.qwen3_vl_moe_text(config)
 
 
 FAMILIES = {
@@ -58,6 +75,27 @@ FAMILIES = {
         code="https://github.com/deepseek-ai/Janus/blob/main/janus/models/modeling_vlm.py",
     ),
     "interns1": Family(None, text="qwen3", code=f"{HUB}internlm/Intern-S1 modeling_interns1.py", tower_file=READ_HERE),
+    "interns1_pro": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="interns1_pro_text",
+        code=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",
+        tower_file="qwen",
+    ),
+    "interns1_pro_text": replace(
+        qwen_vl.FAMILIES["qwen3_vl_moe_text"],
+        read=_interns1_pro_text,
+        defaults={**qwen_vl.FAMILIES["qwen3_vl_moe_text"].defaults, "tie_word_embeddings": False},
+        ignored=qwen_vl.FAMILIES["qwen3_vl_moe_text"].ignored | {"router_n_groups"},
+        code=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",
+    ),
+    "intern_s2_preview": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="qwen3_5_moe_text",
+        code=f"{SGLANG}interns2preview.py",
+        tower_file="qwen",
+    ),
     "minimax_vl_01": Family(
         None, text="minimax_text_01", ties="text", code=f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py"
     ),
@@ -77,6 +115,7 @@ FAMILIES = {
     "ultravox": Family(
         None,
         text="llama",
+        text_id="text_model_id",
         generates=True,
         ties="text",
         uncounted_encoders={"audio_config": "whisper"},
@@ -133,6 +172,9 @@ FAMILIES = {
             ("step_robotics", "qwen3", f"{VLLM}step_vl.py"),
             ("llava_onevision2", "qwen3", f"{VLLM}llava_onevision2.py"),
             ("sarashina2_vision", "llama", f"{SGLANG}sarashina2_vision.py"),
+            ("mage_vl", "qwen3", f"{MLX_VLM}mage_vl"),
+            ("llmjpvl", "llama", f"{MLX_VLM}llmjpvl"),
+            ("locateanything", "qwen2", f"{MLX_VLM}locateanything"),
         )
     },
     **{

@@ -1,0 +1,300 @@
+"""Funnel Transformer's layers: the first layer of each later block has half as many queries as tokens.
+
+Dai et al. 2020 (arXiv:2006.03236): post-norm layers with Transformer-XL's positions and segments. The queries of a
+block's first layer are averages of neighbouring tokens, so all further layers have half as many tokens; the first layer
+of the decoder repeats every token to the full length and adds the output of the first block. transformers:
+models/funnel, with `attention_type` relative_shift.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ... import ops
+from ...algebra import same
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import Halved, RelativeDistances
+from ...workload.rows import Fixed
+from ..base import Component, Context, Flag, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..rotation import angles_of
+from ..runtime import Run, apply_dropout, vector
+from .block import Sharing
+from .whole_layer import WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FIRST_BLOCK = "output of the first block"
+
+MOST_HALVINGS = 16
+
+
+class FunnelAttention(TokenMixer):
+    """Attention by content, distance and segment, of an encoder; keys and values have biases, queries have none.
+
+    num_attention_heads: the number of heads.
+    head_dim: the size of a head.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    type: Literal["funnel"] = "funnel"
+    num_attention_heads: Heads
+    head_dim: HeadDim
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.heads, sizes.kv_heads):
+            raise Unscalable("each query head has its own key head; expected equal numbers of both")
+        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
+
+    def source(self) -> str:
+        return "Dai et al. 2020, appendix A.2.1"
+
+    def flow(self, f: Flow, x: Value, memory: Value | None = None) -> Value:
+        """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        kv_input = x if memory is None else memory
+        q = f.linear("q_proj", x, heads, dim)
+        k, v = (f.linear(name, kv_input, heads, dim, bias=True) for name in ("k_proj", "v_proj"))
+        distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
+        r = f.linear("r_proj", f.sinusoids(x, distances, *x.axes, once=True), heads, dim)
+        count, content_q = q.axes[0].size, f.add(q, f.vector("content_bias", heads, dim))
+        position_q, segment_q = (f.add(q, f.vector(f"{name}_bias", heads, dim)) for name in ("position", "segment"))
+        by_distance = f.core(
+            "distances", ops.SharedTableScores(count, dim.size, x.rows, distances), position_q, r, axes=(heads,)
+        )
+        segments = Fixed("segments", length=2, source=False)
+        tables = f.vector("segments", Axis("segments", 2), heads, dim)
+        by_segment = f.core(
+            "segment_scores", ops.SharedTableScores(count, dim.size, x.rows, segments), segment_q, tables, axes=(heads,)
+        )
+        bias = f.add(f.relative_shift(by_distance, k.rows), by_segment)
+        f.hold(q=content_q, k=k, v=v, bias=bias)
+        y = f.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
+        f.hold(out=y)
+        return f.linear("o_proj", y, *x.axes, bias=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["attention"](self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(num_attention_heads=4, head_dim=6)]
+
+
+class FunnelLayer(WholeLayer):
+    """A post-norm layer of Funnel Transformer.
+
+    attention: its attention.
+    feed_forward: its feed-forward network.
+    halvings: the number of times that the tokens of its input have been halved, 0 by default.
+    halves: whether its queries are averages of two tokens; false by default. Of the layers that share its parameters,
+        only the first one does.
+    halves_keys: whether its keys and values are averages too, false by default.
+    separate_cls: whether the first token is not averaged with others, true by default.
+    truncate_seq: whether the last token is left out where the first one is kept apart, true by default.
+    ends_first_block: whether the decoder adds its output, false by default.
+    lengthens: whether its input is repeated to the full length before the first block's output is added to it, which
+        the first layer of the decoder does; false by default.
+    """
+
+    plain: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+
+    type: Literal["funnel"] = "funnel"
+    attention: FunnelAttention
+    feed_forward: FeedForward
+    norm_placement: Literal["post"] = "post"
+    parallel: None = None
+    cross_attention: None = None
+    halvings: int = Field(default=0, ge=0, le=MOST_HALVINGS, strict=True)
+    halves: Flag = False
+    halves_keys: Flag = False
+    separate_cls: Flag = True
+    truncate_seq: Flag = True
+    ends_first_block: Flag = False
+    lengthens: Flag = False
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.halves and self.lengthens:
+            raise ValueError("halves: the first layer of the decoder has all tokens; expected false")
+        if self.halves_keys and not self.halves:
+            raise ValueError("halves_keys: needs halves = true; expected false")
+        return self
+
+    def source(self) -> str:
+        return "Dai et al. 2020, §2.2"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        if self.lengthens:
+            first_block = f.memo.get(FIRST_BLOCK, x)
+            x = f.add(f.resampled(x, first_block.rows), first_block)
+        queries, memory = x, None
+        if self.halves and (sharing is None or sharing.first):
+            rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
+            queries = f.resampled(x, rows)
+            memory = None if self.halves_keys else x
+        f.hold(x=x, queries=queries)
+        y = f.part("self_attn", self.attention, queries, memory=memory)
+        y = f.add(queries, f.dropout(y, "attention_output", ends_sublayer=True))
+        y = f.part("self_attn_post_norm", self.norm, y)
+        f.hold(x=y)
+        network_output = f.dropout(f.part("mlp", self.feed_forward, y), "feed_forward", ends_sublayer=True)
+        x = f.part("mlp_post_norm", self.norm, f.add(y, network_output))
+        if self.ends_first_block:
+            f.memo[FIRST_BLOCK] = x
+            f.keep(first_block=x)
+        return x
+
+    def describe(self, hidden_size: int) -> str:
+        halved = f", {2**self.halvings} tokens in one" if self.halvings else ""
+        return f"{self.attention.describe(hidden_size)}{halved}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
+        layer = cls(attention=FunnelAttention.examples()[0], feed_forward=network, norm=Norm(type="layernorm"))
+        return [layer]
+
+
+def funnel_example(**fields: Any) -> FunnelLayer:
+    """Returns a small layer with these fields."""
+    return FunnelLayer.examples()[0].model_copy(update=fields)
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """Softmax attention with a bias. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d]."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+            scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+
+    class Scores(nn.Module):
+        """Scores of each query with each row of a table. q: [batch, heads, queries, d], rows: [heads, rows, d]."""
+
+        def forward(self, q: Tensor, rows: Tensor) -> Tensor:
+            scores = q.transpose(0, 1).flatten(1, 2) @ rows.transpose(-1, -2)
+            out: Tensor = scores.unflatten(1, (q.shape[0], -1)).transpose(0, 1)
+            return out
+
+    class FunnelAttentionReference(nn.Module):
+        """Attention of queries [batch, queries, hidden] to a source [batch, keys, hidden] → shape of the queries."""
+
+        def __init__(self, spec: FunnelAttention, hidden: int) -> None:
+            super().__init__()
+            self.heads, self.hidden, width = spec.num_attention_heads, hidden, spec.num_attention_heads * spec.head_dim
+            self.q_proj = nn.Linear(hidden, width, bias=False)
+            self.k_proj, self.v_proj = nn.Linear(hidden, width), nn.Linear(hidden, width)
+            self.r_proj = nn.Linear(hidden, width, bias=False)
+            for name in ("content_bias", "position_bias", "segment_bias"):
+                self.add_module(name, vector(torch.randn(self.heads, spec.head_dim) * 0.02))
+            self.segments = vector(torch.randn(2, self.heads, spec.head_dim) * 0.02)
+            self.distances, self.segment_scores, self.core = Scores(), Scores(), Core()
+            self.o_proj = nn.Linear(width, hidden)
+
+        def _split_heads(self, x: Tensor) -> Tensor:
+            heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+            return heads
+
+        def forward(self, x: Tensor, run: Run, source: Tensor | None = None, step: int = 1) -> Tensor:
+            """Runs attention. step: the distance of neighbouring keys in tokens."""
+            memory = x if source is None else source
+            q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(memory), self.v_proj(memory)))
+            queries, keys, is_halved = x.shape[1], memory.shape[1], source is not None
+            furthest = 2 * queries if is_halved else queries  # in steps
+            distances = torch.arange(furthest, furthest - 2 * queries - (keys if is_halved else 0), -1, device=x.device)
+            angles = angles_of(distances * step, self.hidden, 10000.0)
+            encoded = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
+            r = self._split_heads(self.r_proj(encoded))
+            biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
+            content_q, position_q, segment_q = (q + bias for bias in biases)
+            stride = 2 if is_halved else 1
+            index = furthest - stride * torch.arange(queries, device=x.device)[:, None]
+            index = (index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
+            by_distance = self.distances(position_q, r).gather(-1, index)
+            by_segment = self.segment_scores(segment_q, self.segments.weight.transpose(0, 1))
+            out = self.core(content_q, k, v, by_distance + by_segment[..., 1:])  # all tokens are in one segment
+            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+            return result
+
+    class FunnelReference(nn.Module):
+        """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
+
+        repeats_alike = False
+
+        def __init__(self, spec: FunnelLayer, context: Context) -> None:
+            super().__init__()
+            self.spec, self.halves = spec, spec.halves
+            assert isinstance(spec.feed_forward, Component)
+            self.self_attn, self.mlp = spec.attention.reference(context), spec.feed_forward.reference(context)
+            self.self_attn_post_norm, self.mlp_post_norm = spec.norm.reference(context), spec.norm.reference(context)
+
+        def share(self, first_layer: FunnelReference) -> None:
+            """Uses the first layer's weights; a later layer does not halve."""
+            if first_layer is self:
+                return
+            self.halves = False
+            for path, parameter in list(first_layer.named_parameters()):
+                holder, _, name = path.rpartition(".")
+                setattr(self.get_submodule(holder), name, parameter)
+
+        def _halve(self, x: Tensor) -> Tensor:
+            """Averages pairs of tokens, with the first token beside a copy of itself if it is kept apart."""
+            if x.shape[1] <= (2 if self.spec.separate_cls else 1):
+                return x
+            if self.spec.separate_cls:
+                x = torch.cat([x[:, :1], x[:, :-1] if self.spec.truncate_seq else x], 1)
+            means: Tensor = nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
+            return means
+
+        def _lengthen(self, x: Tensor, run: Run) -> Tensor:
+            """Repeats tokens to the length of the first block's output, and adds it."""
+            first_block = run.memo["first block"]
+            tokens, repeats = first_block.shape[1], 2**self.spec.halvings
+            if self.spec.separate_cls and repeats > 1:
+                rest = x[:, 1:].repeat_interleave(repeats, 1)
+                rest = nn.functional.pad(rest, (0, 0, 0, max(tokens - 1 - rest.shape[1], 0)))
+                x = torch.cat([x[:, :1], rest[:, : tokens - 1]], 1)
+            else:
+                x = x.repeat_interleave(repeats, 1)[:, :tokens]
+            total: Tensor = x + first_block
+            return total
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            x = self._lengthen(x, run) if self.spec.lengthens else x
+            queries = self._halve(x) if self.halves else x
+            source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
+            step = 1 if self.spec.lengthens else 2**self.spec.halvings
+            y = self.self_attn(queries, run, source, step)
+            y = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", y))
+            network_output = apply_dropout(self, "feed_forward", self.mlp(y, run))
+            out: Tensor = self.mlp_post_norm(y + network_output)
+            if self.spec.ends_first_block:
+                run.memo["first block"] = out
+            return out
+
+    return {"attention": FunnelAttentionReference, "layer": FunnelReference}

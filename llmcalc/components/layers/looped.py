@@ -1,0 +1,281 @@
+"""A layer that runs in two loops with the same weights, and attends globally to the keys of its first loop in both.
+
+LoopCoder (IQuest-Coder-V1 2026, §2): the first loop is a pre-norm layer. In the second one a query attends to the keys
+and values of the first loop, and to nearby keys and values of its own; a gate per head, computed from the query, mixes
+both outputs. Source: mlx_lm/models/iquestloopcoder.py of ml-explore/mlx-lm, and vllm/model_executor/models/
+iquest_loopcoder.py of vllm-project/vllm.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.tree import Role
+from ...flow.value import Value
+from ..base import (
+    Component,
+    Context,
+    Flag,
+    HeadDim,
+    Heads,
+    KVHeads,
+    Window,
+    check_groups,
+)
+from ..mixers.grouped import GroupedQueryMixer
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
+from .block import Layer, Sharing
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FIRST_LOOP = "keys and values of the first loop"
+
+
+class LoopedAttention(GroupedQueryMixer):
+    """Grouped-query attention of a layer that runs in two loops; outside of a 'looped' layer it runs once.
+
+    num_attention_heads: the number of query heads, each with a gate in the second loop.
+    num_key_value_heads: the number of key and value heads.
+    head_dim: the size of a head.
+    loop_window_size: the number of tokens, the token itself included, whose keys of the second loop a token attends to.
+    attention_bias: whether the projections have a bias, false by default; the gate has one.
+    position: RoPE on queries and keys.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["looped"] = "looped"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    loop_window_size: Window
+    attention_bias: Flag = False
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        self.position.check(self.head_dim)
+        return self
+
+    def source(self) -> str:
+        return "IQuest-Coder-V1 2026, §2"
+
+    def flow(self, f: Flow, x: Value, is_second: bool = False) -> Value:
+        """Records attention. is_second: whether it is that of the second loop, which owns the gate alone."""
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim = Axis("head_dim", self.head_dim)
+        role: Role = "shared" if is_second else "own"
+        q = f.rope(self._project(f, "q_proj", x, role, heads, dim), self.position)
+        k = f.rope(self._project(f, "k_proj", x, role, kv_heads, dim), self.position)
+        v = self._project(f, "v_proj", x, role, kv_heads, dim)
+        if is_second:
+            y = self._mixed(f, q, k, v)
+        else:
+            k, v = f.cache("cache", "full_attention", k, v)
+            f.memo[FIRST_LOOP] = k, v
+            f.mask(q, k, causal=True)
+            y = self._attend(f, "core", q, k, v)
+        f.hold(out=y)
+        return self._project(f, "o_proj", y, role, *x.axes)
+
+    def _project(self, f: Flow, name: str, x: Value, role: Role, *out: Axis | Beside) -> Value:
+        with f.scope(name, role=role):
+            return f.linear("", x, *out, bias=self.attention_bias)
+
+    def _attend(self, f: Flow, name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
+        heads = q.axes[0]
+        f.hold(q=q, k=k, v=v)
+        assert isinstance(heads, Axis)
+        k, v = f.repeat(k, heads), f.repeat(v, heads)
+        f.hold(k=k, v=v)
+        return f.attention(name, q, k, v, causal=True, window=window)
+
+    def _mixed(self, f: Flow, q: Value, k: Value, v: Value) -> Value:
+        """Records the second loop's attention to the first loop's keys and to its own, and the gate between both."""
+        heads, window = q.axes[0], self.loop_window_size
+        placeholder = Value(k.rows, k.axes, fixed=True), Value(v.rows, v.axes, fixed=True)
+        first_keys, first_values = f.memo.get(FIRST_LOOP, placeholder)
+        assert isinstance(heads, Axis)
+        scores = f.per_group("loop_gate", q, heads, Axis("gate", 1)).view(heads)
+        gate = f.act(f.add(scores, f.vector("loop_gate_bias", heads)), "sigmoid")
+        f.hold(gate=gate)
+        f.mask(q, first_keys, causal=True)
+        overall = self._attend(f, "global_core", q, first_keys, first_values)
+        k, v = f.cache("loop_cache", "sliding_attention", k, v, limit=window)
+        f.mask(q, k, causal=True, window=window)
+        nearby = self._attend(f, "core", q, k, v, window)
+        return f.add(f.mul(overall, gate), f.mul(nearby, f.complement(gate)))
+
+    def describe(self, hidden_size: int) -> str:
+        return f"looped GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["attention"](self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=6, loop_window_size=4),
+            cls(num_attention_heads=4, num_key_value_heads=4, head_dim=8, loop_window_size=3, attention_bias=True),
+        ]
+
+
+class LoopedLayer(Layer):
+    """A pre-norm layer; the second layer that shares its weights (`Stack.shared_layers`) is its second loop.
+
+    attention: its attention, of type 'looped'.
+    feed_forward: its feed-forward network.
+    """
+
+    plain: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+    shares_all: ClassVar[bool] = False
+
+    type: Literal["looped"] = "looped"
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if not isinstance(self.attention, LoopedAttention) or not isinstance(self.feed_forward, FeedForward):
+            raise ValueError("attention, feed_forward: expected attention of type 'looped' and a network of type 'mlp'")
+        if self.without_norms:
+            raise ValueError("without_norms: a 'looped' layer has all of its norms; expected none")
+        return self
+
+    def source(self) -> str:
+        return "IQuest-Coder-V1 2026, §2"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        is_second = sharing is not None and not sharing.first
+        role: Role = "shared" if is_second else "own"
+        assert isinstance(self.attention, LoopedAttention)
+        assert isinstance(self.feed_forward, FeedForward)
+        f.hold(x=x)
+        y = f.part("self_attn_pre_norm", self.norm, x, role=role)
+        y = f.part("self_attn", self.attention, y, is_second=is_second)
+        x = f.add(x, f.dropout(y, "attention_output"))
+        f.hold(x=x)
+        y = f.part("mlp_pre_norm", self.norm, x, role=role)
+        return f.add(x, f.dropout(f.part("mlp", self.feed_forward, y, role=role), "feed_forward"))
+
+    def describe(self, hidden_size: int) -> str:
+        assert isinstance(self.attention, Component)
+        return self.attention.describe(hidden_size)
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_classes()["layer"](self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        norm = Norm(type="rmsnorm")
+        return [cls(attention=LoopedAttention.examples()[0], feed_forward=network, norm=norm)]
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class HeadGate(nn.Module):
+        """One score per head, from the head's query. q: [batch, tokens, heads, d] → [batch, tokens, heads, 1]."""
+
+        def __init__(self, heads: int, size: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(heads, 1, size))
+
+        def forward(self, q: Tensor) -> Tensor:
+            rows = q.flatten(0, 1).transpose(0, 1)
+            scores = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1)
+            out: Tensor = scores.unflatten(0, q.shape[:2])
+            return out
+
+    class LoopedAttentionReference(nn.Module):
+        """Attention of one loop. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: LoopedAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
+            self.core, self.cache = softmax_core_class()(), cache_class()()
+            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
+            self.first_loop: list[nn.Module] = []
+
+        def become_second(self, first: LoopedAttentionReference) -> None:
+            """Makes this the attention of the second loop."""
+            self.first_loop = [first]  # a list, so that it is not registered as a submodule
+            self.loop_gate = HeadGate(self.spec.num_attention_heads, self.spec.head_dim)
+            self.loop_gate_bias = vector(torch.zeros(self.spec.num_attention_heads))
+            self.global_core = softmax_core_class()()
+            del self.cache
+            self.loop_cache = cache_class()(self.spec.loop_window_size)
+
+        def _attend(self, core: nn.Module, q: Tensor, k: Tensor, v: Tensor, run: Run, window: int | None) -> Tensor:
+            tokens, group = q.shape[2], q.shape[1] // k.shape[1]
+            mask = attention_mask(run, run.past + tokens, tokens, k.shape[-2], q.device, causal=True, window=window)
+            k, v = (h if group == 1 else h.repeat_interleave(group, 1) for h in (k, v))
+            out: Tensor = core(q, k, v, mask)
+            return out
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec = self.spec
+            q, k, v = (
+                self.get_submodule(name)(x).unflatten(-1, (-1, spec.head_dim)).transpose(1, 2)
+                for name in ("q_proj", "k_proj", "v_proj")
+            )
+            q, k = (spec.position.rotated(heads, run, run.past) for heads in (q, k))
+            if self.first_loop:
+                scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))
+                gate = (scores[..., 0] + self.loop_gate_bias.weight).sigmoid().transpose(1, 2)[..., None]
+                first_k, first_v = run.memo[self.first_loop[0]]
+                overall = self._attend(self.global_core, q, first_k, first_v, run, None)
+                k, v = self.loop_cache(run, k, v)
+                out = gate * overall + (1 - gate) * self._attend(self.core, q, k, v, run, spec.loop_window_size)
+            else:
+                k, v = run.memo[self] = self.cache(run, k, v)
+                out = self._attend(self.core, q, k, v, run, None)
+            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+            return result
+
+    class LoopedReference(nn.Module):
+        """One loop of the layer. x: [batch, tokens, hidden] → same shape."""
+
+        repeats_alike = False
+
+        def __init__(self, spec: LoopedLayer, context: Context) -> None:
+            super().__init__()
+            assert isinstance(spec.attention, LoopedAttention)
+            assert isinstance(spec.feed_forward, FeedForward)
+            self.self_attn_pre_norm, self.mlp_pre_norm = spec.norm.reference(context), spec.norm.reference(context)
+            self.self_attn, self.mlp = spec.attention.reference(context), spec.feed_forward.reference(context)
+
+        def share(self, first_layer: LoopedReference) -> None:
+            """Uses the first loop's weights, in the second loop."""
+            if first_layer is self:
+                return
+            for path, parameter in list(first_layer.named_parameters()):
+                holder, _, name = path.rpartition(".")
+                setattr(self.get_submodule(holder), name, parameter)
+            attention: Any = self.self_attn
+            attention.become_second(first_layer.self_attn)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            x = x + self.self_attn(self.self_attn_pre_norm(x), run)
+            out: Tensor = x + self.mlp(self.mlp_pre_norm(x))
+            return out
+
+    return {"attention": LoopedAttentionReference, "layer": LoopedReference}

@@ -1,0 +1,149 @@
+"""Grouped-query attention whose keys and values are blended with those of the previous token, in each head.
+
+Baichuan-M1 (Wang et al. 2025, arXiv:2502.12671): a convolution over two tokens with one pair of weights per key head
+and one per value head, before RoPE. The cache keeps the blended keys and values, and a state the last key and value
+before. Source: modeling_baichuan.py of baichuan-inc/Baichuan-M1-14B-Base.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context, HeadDim, Heads, KVHeads, Window, check_groups
+from ..position import Rope
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class, state_class, vector
+from .grouped import WindowedMixer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+STEPS = 2
+"""The number of tokens that a key or a value is blended from."""
+
+
+class BlendedAttention(WindowedMixer):
+    """Grouped-query attention with keys and values that are weighted sums over two tokens.
+
+    num_attention_heads: the number of query heads.
+    num_key_value_heads: the number of key and value heads, each with two weights for keys and two for values.
+    head_dim: the size of a head.
+    sliding_window: the number of tokens that each token attends to, itself included; all by default.
+    position: RoPE on queries and blended keys.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["blended"] = "blended"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    sliding_window: Window | None = None
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        self.position.check(self.head_dim)
+        return self
+
+    def trait(self) -> str:
+        return "full" if self.sliding_window is None else "sliding"
+
+    def source(self) -> str:
+        return "Wang et al. 2025 (Baichuan-M1), §2"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q = f.rope(f.linear("q_proj", x, heads, dim), self.position)
+        k = f.rope(self._blend(f, "k", f.linear("k_proj", x, kv_heads, dim)), self.position)
+        v = self._blend(f, "v", f.linear("v_proj", x, kv_heads, dim))
+        k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
+        f.mask(q, k, causal=True, window=window)
+        f.hold(q=q, k=k, v=v)
+        k, v = f.repeat(k, heads), f.repeat(v, heads)
+        f.hold(k=k, v=v)
+        y = f.attention("core", q, k, v, causal=True, window=window)
+        f.hold(out=y)
+        return f.linear("o_proj", y, *x.axes)
+
+    def _blend(self, f: Flow, letter: str, x: Value) -> Value:
+        """Records the weighted sum of each row and the previous one. x: the keys or the values."""
+        kv_heads, _ = x.axes
+        previous = f.shift(x, state=f"last_{letter}")
+        f.state(f"last_{letter}", *x.axes, kind="conv_state")
+        weights = f.vector(f"conv_{letter}", Axis("steps", STEPS), kv_heads)
+        return f.add(f.mul(previous, f.take(weights, kv_heads)), f.mul(x, f.take(weights, kv_heads)))
+
+    def describe(self, hidden_size: int) -> str:
+        window = f", window {self.sliding_window}" if self.sliding_window else ""
+        return f"blended GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=6),
+            cls(num_attention_heads=2, num_key_value_heads=1, head_dim=8, sliding_window=5),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class BlendedReference(nn.Module):
+        """Blended attention. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: BlendedAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            self.q_proj, self.o_proj = (
+                nn.Linear(hidden, heads * d, bias=False),
+                nn.Linear(heads * d, hidden, bias=False),
+            )
+            self.k_proj = nn.Linear(hidden, kv_heads * d, bias=False)
+            self.v_proj = nn.Linear(hidden, kv_heads * d, bias=False)
+            self.conv_k, self.conv_v = vector(torch.ones(2, kv_heads)), vector(torch.ones(2, kv_heads))
+            self.last_k: Any = state_class()()
+            self.last_v: Any = state_class()()
+            self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
+
+        def _split_heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
+            heads: Tensor = projection(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            return heads
+
+        def _blend(self, x: Tensor, weights: Tensor, state: Any, run: Run) -> Tensor:
+            """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
+            stored = state.load(run)
+            first_row = torch.zeros_like(x[:, :, :1]) if stored is None else stored[0][:, :, None]
+            state.keep(run, x[:, :, -1])
+            previous = torch.cat([first_row, x[:, :, :-1]], 2)
+            return previous * weights[0, :, None, None] + x * weights[1, :, None, None]
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, tokens = self.spec, x.shape[1]
+            q = spec.position.rotated(self._split_heads(self.q_proj, x), run, run.past)
+            k = self._blend(self._split_heads(self.k_proj, x), self.conv_k.weight, self.last_k, run)
+            k = spec.position.rotated(k, run, run.past)
+            v = self._blend(self._split_heads(self.v_proj, x), self.conv_v.weight, self.last_v, run)
+            k, v = self.cache(run, k, v)
+            mask = attention_mask(
+                run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
+            )
+            group = spec.num_attention_heads // spec.num_key_value_heads
+            k, v = (h if group == 1 else h.repeat_interleave(group, 1) for h in (k, v))
+            result: Tensor = self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
+            return result
+
+    return BlendedReference

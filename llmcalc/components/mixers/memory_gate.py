@@ -1,0 +1,83 @@
+"""A gated memory unit: a gate, computed from the token, on the output of a lower layer's recurrence.
+
+SambaY (Ren et al. 2025, arXiv:2507.06607, §2): layers of the second half read the recurrence of one Mamba layer in the
+place of one of their own, and keep no state. Source: modeling_phi4flash.py of microsoft/Phi-4-mini-flash-reasoning.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context, Flag, Inner, TokenMixer
+from ..networks.feed_forward import Activation, activate
+from ..runtime import Run
+from .mamba import SCAN_OUTPUT
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class MemoryGate(TokenMixer):
+    """A gate on the output of the recurrence of the nearest lower Mamba layer with `lends_output`.
+
+    intermediate_size: the number of channels of that recurrence.
+    use_bias: whether the projections have a bias, false by default.
+    hidden_act: the activation of the gate, silu by default.
+    """
+
+    node_name: ClassVar[str] = "mamba"
+    kind: ClassVar[str] = "state_space"
+
+    type: Literal["memory_gate"] = "memory_gate"
+    intermediate_size: Inner
+    use_bias: Flag = False
+    hidden_act: Activation = "silu"
+
+    def borrows(self) -> str:
+        return "type 'memory_gate'"
+
+    def source(self) -> str:
+        return "Ren et al. 2025, §2"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        inner = Axis("inner", self.intermediate_size)
+        absent = Value(x.rows, (inner,), fixed=True)  # nothing: the layer is recorded alone
+        memory: Value = f.memo.get(SCAN_OUTPUT, absent)
+        gate = f.act(f.linear("in_proj", x, inner, bias=self.use_bias), self.hidden_act)
+        return f.linear("out_proj", f.mul(gate, memory), *x.axes, bias=self.use_bias)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"gated memory {self.intermediate_size}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference_class()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(intermediate_size=40), cls(intermediate_size=24, use_bias=True)]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class MemoryGateReference(nn.Module):
+        """The gated memory unit. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: MemoryGate, hidden: int) -> None:
+            super().__init__()
+            self.spec, inner = spec, spec.intermediate_size
+            self.in_proj = nn.Linear(hidden, inner, bias=spec.use_bias)
+            self.out_proj = nn.Linear(inner, hidden, bias=spec.use_bias)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            gate = activate(self.spec.hidden_act, self.in_proj(x))
+            memory = run.memo.get("scan output", x.new_ones(1))
+            out: Tensor = self.out_proj(gate * memory)
+            return out
+
+    return MemoryGateReference

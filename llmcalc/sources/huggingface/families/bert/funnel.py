@@ -1,0 +1,200 @@
+"""Funnel Transformer: blocks of layers, each later one with half as many tokens, and a decoder of the full length.
+
+Dai et al. 2020 (arXiv:2006.03236). Classes that score a whole sequence have no decoder. transformers: models/funnel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .....components.base import MOST_LAYERS
+from ...config import Config
+from ...family import DropoutFields, Family
+from ...parts import ACTIVATIONS, OF_CHOICES, Table, architecture, encoder, layernorm, mlp, scores_sequences
+from ...writes import Writes
+from .bert import has_pretraining_head
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
+
+MOST_BLOCKS = 8
+
+
+def _funnel(config: Config) -> Table:
+    config.must("attention_type", "relative_shift")
+    sizes, repeats = config.sizes("block_sizes"), _block_repeats(config)
+    heads, norm = config.size("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
+    separate_cls, decoders = config.flag("separate_cls"), config.count("num_decoder_layers")
+    name, activation = architecture(config), config.choice(ACTIVATIONS, "hidden_act")
+    if name.endswith("BaseModel") or scores_sequences(config):
+        decoders = 0
+    block = {
+        "type": "funnel",
+        "attention": {"type": "funnel", "num_attention_heads": heads, "head_dim": config.size("d_head")},
+        "feed_forward": mlp(config.size("d_inner"), activation),
+        "norm": norm,
+        "separate_cls": separate_cls,
+        "truncate_seq": config.flag("truncate_seq"),
+    }
+    stack = {"embedding_norm": norm, **_layers(sizes, repeats, decoders, not config.flag("pool_q_only"))}
+    config.fields_read.add("pooling_type")
+    score: Table = {"over": "token"}
+    if scores_sequences(config) or name.endswith(OF_CHOICES):
+        score = {"transform": {"hidden_act": "tanh", "norm": None}}
+    model: Table = {}
+    if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
+        transform = {"hidden_act": activation, "norm": None}
+        model = {"head": {"type": "classification", "num_labels": 1, "over": "token", "transform": transform}}
+    return encoder(config, block, stack, {"bias": True}, score, **model)
+
+
+def _block_repeats(config: Config) -> list[int]:
+    """Returns the number of times that each layer of a block runs."""
+    sizes = config.sizes("block_sizes")
+    repeats = [1] * len(sizes) if config.get("block_repeats") is None else config.sizes("block_repeats")
+    if not 1 <= len(sizes) <= MOST_BLOCKS:
+        raise config.wrong("block_sizes", sizes, f"one to {MOST_BLOCKS} numbers")
+    if len(repeats) != len(sizes):
+        raise config.wrong("block_repeats", repeats, f"{len(sizes)} numbers, as in block_sizes")
+    if sum(size * times for size, times in zip(sizes, repeats, strict=True)) > MOST_LAYERS:
+        raise config.wrong("block_repeats", repeats, f"at most {MOST_LAYERS} layers")
+    return repeats
+
+
+def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
+    """Returns the kinds of layers of a stack: `blockN` and further names for layers that differ in block N."""
+    names: list[str] = []
+    shared: list[str] = []
+    variants: Table = {}
+    for block, (size, times) in enumerate(zip(sizes, repeats, strict=True)):
+        for i in range(size):
+            fields: Table = {"halvings": block} if block else {}
+            name = f"block{block}"
+            if i == 0 and block:
+                name, fields = f"{name}_first", {"halves": True, "halvings": block - 1}
+                fields |= {"halves_keys": True} if halves_keys else {}
+            if i == size - 1 and block == 0 and decoders:
+                name, fields = f"{name}_last", {"ends_first_block": True}
+            if times > 1:
+                name = f"{name}_{i}"
+                shared.append(name)
+            variants[name] = fields
+            names += [name] * times
+    for i in range(decoders):
+        fields = {"lengthens": True, "halvings": len(sizes) - 1} if i == 0 else {}
+        name = "decoder_first" if i == 0 else "decoder"
+        variants[name] = fields
+        names.append(name)
+    return {
+        "num_hidden_layers": len(names),
+        "variants": variants,
+        "first_layers": names,
+        "pattern": names[-1:],
+        "shared_layers": shared,
+    }
+
+
+def _blocks(facts: Facts) -> list[list[tuple[str, Any]]]:
+    """Returns the layers of each block, with their names; layers of the decoder are left out."""
+    blocks: list[list[tuple[str, Any]]] = [[]]
+    names = facts.first.layer_names()
+    kinds: dict[str, Any] = {**facts.first.kinds()}
+    for i, name in enumerate(names):
+        if kinds[name].lengthens:
+            break
+        if kinds[name].halves and (i == 0 or names[i - 1] != name):
+            blocks.append([])
+        blocks[-1].append((name, kinds[name]))
+    return blocks
+
+
+def _repeats(facts: Facts) -> list[int]:
+    return [
+        sum(name == block[0][0] for name, _ in block) if _is_shared(facts, block) else 1 for block in _blocks(facts)
+    ]
+
+
+def _is_shared(facts: Facts, block: list[tuple[str, Any]]) -> bool:
+    return block[0][0] in facts.first.shared_layers
+
+
+WRITES: Writes = {
+    "block_sizes": lambda s: [len(block) // times for block, times in zip(_blocks(s), _repeats(s), strict=True)],
+    "block_repeats": _repeats,
+    "num_decoder_layers": lambda s: s.first.num_hidden_layers - sum(map(len, _blocks(s))),
+    "d_head": lambda s: s.first.block.attention.head_dim,
+    "separate_cls": lambda s: s.first.block.separate_cls,
+    "truncate_seq": lambda s: s.first.block.truncate_seq,
+    "pool_q_only": lambda s: not any(getattr(layer, "halves_keys", False) for layer in s.first.kinds().values()),
+}
+
+DROPOUT = DropoutFields(
+    {
+        "embedding": "hidden_dropout",
+        "attention": "attention_dropout",
+        "attention_output": "hidden_dropout",
+        "activation": "activation_dropout",
+        "feed_forward": "hidden_dropout",
+    },
+    {"hidden_dropout": 0.1, "attention_dropout": 0.1},
+)
+
+
+def _lists_of_layers() -> str:
+    """Returns the module lists of the layers in classes with a decoder and without one, of any number of blocks."""
+    blocks = [f"encoder.blocks.{i}" for i in range(MOST_BLOCKS)]
+    counts = range(MOST_BLOCKS, 0, -1)
+    with_decoder = [" + ".join([*blocks[:count], "decoder.layers"]) for count in counts]
+    return " | ".join([*with_decoder, *(" + ".join(blocks[:count]) for count in counts)])
+
+
+FAMILIES = {
+    "funnel": Family(
+        _funnel,
+        {
+            "vocab_size": 30522,
+            "block_sizes": (4, 4, 4),
+            "block_repeats": None,
+            "num_decoder_layers": 2,
+            "d_model": 768,
+            "n_head": 12,
+            "d_head": 64,
+            "d_inner": 3072,
+            "hidden_act": "gelu_new",
+            "layer_norm_eps": 1e-9,
+            "attention_type": "relative_shift",
+            "pooling_type": "mean",
+            "separate_cls": True,
+            "truncate_seq": True,
+            "pool_q_only": True,
+            "tie_word_embeddings": True,
+        },
+        frozenset({"initializer_std", "pooling_type", "type_vocab_size", "max_position_embeddings", "rel_attn_type"}),
+        aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
+        writes=WRITES,
+        modules={
+            "embed_tokens": "embeddings.word_embeddings",
+            "embed_norm": "embeddings.layer_norm",
+            "layers": _lists_of_layers(),
+            "self_attn": "attention - attention.layer_norm",
+            "q_proj": "q_head",
+            "k_proj": "k_head",
+            "v_proj": "v_head",
+            "r_proj": "r_kernel",
+            "o_proj": "post_proj",
+            "content_bias": "r_w_bias",
+            "position_bias": "r_r_bias",
+            "segment_bias": "r_s_bias",
+            "segments": "seg_embed",
+            "self_attn_post_norm": "attention.layer_norm",
+            "mlp": "ffn - ffn.layer_norm",
+            "up_proj": "linear_1",
+            "down_proj": "linear_2",
+            "mlp_post_norm": "ffn.layer_norm",
+            "classifier.dense": "linear_hidden | dense",
+            "classifier.out_proj": "linear_out | dense_prediction | .classifier | .qa_outputs",
+            "classifier": "classifier | discriminator_predictions | qa_outputs",
+        },
+        dropout=DROPOUT,
+    ),
+}

@@ -1,0 +1,58 @@
+"""Baichuan-M1: keys and values blended with those of the previous token, and sliding layers with heads of their own.
+
+Wang et al. 2025 (arXiv:2502.12671). Its head scores by rows of unit length, which has no parameters. Source: the
+modeling file in `Family.code`.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import Table, combined_kinds, decoder, glu, rmsnorm, rope
+
+
+def _baichuan_m1(config: Config) -> Table:
+    config.must("conv_window", 2)
+    depth, window = config.size("num_hidden_layers"), config.size("sliding_window")
+    sliding = {*config.sizes("sliding_window_layers")}
+    if sliding and max(sliding) >= depth:
+        raise config.wrong("sliding_window_layers", sorted(sliding), f"indices below num_hidden_layers {depth}")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    full = _attention(config, "num_attention_heads", "num_key_value_heads")
+    kinds: Table = {"full": {}}
+    if sliding:
+        changed = _attention(config, "num_swa_attention_heads", "num_swa_key_value_heads")
+        kinds["sliding"] = {"attention": {**changed, "sliding_window": window}}
+    names = ["sliding" if i in sliding else "full" for i in range(depth)]
+    block = {"attention": full, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+
+
+def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:
+    """Returns blended attention. Sliding layers whose fields are not stated have the numbers of the others."""
+    heads = config.maybe(heads_field) or config.size("num_attention_heads")
+    kv_heads = config.maybe(kv_heads_field) or config.size("num_key_value_heads")
+    return {
+        "type": "blended",
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": config.divided(heads_field, config.size("hidden_size"), heads),
+        "position": rope(config),
+    }
+
+
+FAMILIES = {
+    "baichuan_m1": Family(
+        _baichuan_m1,
+        {
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "conv_window": 2,
+            "num_swa_attention_heads": None,
+            "num_swa_key_value_heads": None,
+            "sliding_window_layers": (),
+        },
+        code="https://huggingface.co/baichuan-inc/Baichuan-M1-14B-Base modeling_baichuan.py",
+    ),
+}

@@ -1,0 +1,102 @@
+"""Phi-4-mini-flash: Mamba beside differential attention, then gates on one Mamba layer's recurrence and shared keys.
+
+SambaY (Ren et al. 2025, arXiv:2507.06607): the first half has Mamba and sliding differential attention in turn. One
+Mamba layer and one full attention follow; the layers above them read that recurrence, and those keys and values. No
+layer encodes positions. Sources: the modeling file in `Family.code`, and tensorrt_llm/_torch/auto_deploy/models/custom
+of NVIDIA/TensorRT-LLM.
+"""
+
+from __future__ import annotations
+
+from .....components.base import LARGEST
+from ...config import Config, is_whole
+from ...family import DropoutFields, Family
+from ...parts import Table, combined_kinds, decoder, glu, layernorm
+from ..recurrent.mamba import step_rank
+
+
+def _phi4flash(config: Config) -> Table:
+    config.must("mb_per_layer", 2)
+    depth, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
+    heads, channels = config.size("num_attention_heads"), config.size("mamba_expand") * hidden
+    if depth % 4:
+        raise config.wrong("num_hidden_layers", depth, "a multiple of 4")
+    proj_bias, norm = config.flag("mamba_proj_bias"), layernorm(config.number("layer_norm_eps"))
+    mamba: Table = {
+        "type": "mamba",
+        "intermediate_size": channels,
+        "state_size": config.size("mamba_d_state"),
+        "time_step_rank": step_rank(config, "mamba_dt_rank"),
+        "conv_kernel": config.size("mamba_d_conv"),
+        "use_conv_bias": config.flag("mamba_conv_bias"),
+        "use_bias": proj_bias,
+    }
+    attention: Table = {
+        "type": "differential",
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.maybe("num_key_value_heads") or heads,
+        "head_dim": config.divided("num_attention_heads", hidden, heads),
+        "attention_bias": True,
+        "norm_weight": True,
+        "position": None,
+    }
+    window = _window(config)
+    kinds: Table = {
+        "mamba": {},
+        "sliding": {"attention": attention if window is None else {**attention, "sliding_window": window}},
+        "memory": {"attention": {**mamba, "lends_output": True}},
+        "full": {"attention": attention},
+        "gate": {"attention": {"type": "memory_gate", "intermediate_size": channels, "use_bias": proj_bias}},
+        "shared": {"attention": {**attention, "kv_shared": True}},
+    }
+    half = depth // 2
+    names = [*["mamba", "sliding"] * (half // 2), "memory", "full", *["gate", "shared"] * ((half - 2) // 2)]
+    network = glu(config, config.flag("mlp_bias"))
+    block = {"attention": mamba, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    head = {"bias": True} if config.flag("lm_head_bias") else None
+    kinds = {name: fields for name, fields in kinds.items() if name in names}
+    return decoder(config, block, norm, head, combined_kinds((names, kinds)))
+
+
+def _window(config: Config) -> int | None:
+    """Returns the window of the first half's attention, which configs state once or for each layer."""
+    value = config.get("sliding_window")
+    if not isinstance(value, list):
+        return config.maybe("sliding_window")
+    windows = {size for size in value if size is not None}
+    if len(windows) > 1 or not all(is_whole(size) and 0 < size <= LARGEST for size in windows):
+        raise config.wrong("sliding_window", value, "one positive whole number, and null for layers without a window")
+    config.fields_read.add("sliding_window")
+    return next(iter(windows), None)
+
+
+FAMILIES = {
+    "phi4flash": Family(
+        _phi4flash,
+        {
+            "vocab_size": 51200,
+            "hidden_size": 2560,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 4,
+            "hidden_act": "silu",
+            "max_position_embeddings": 4096,
+            "layer_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "sliding_window": 2047,
+            "mb_per_layer": 2,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_dt_rank": "auto",
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+            "mlp_bias": False,
+            "lm_head_bias": False,
+        },
+        frozenset({"embd_pdrop", "resid_pdrop", "rope_scaling", "rope_theta", "mamba_inner_layernorms"}),
+        dropout=DropoutFields({"embedding": "embd_pdrop", "attention": "attention_dropout"}),
+        code="https://huggingface.co/microsoft/Phi-4-mini-flash-reasoning modeling_phi4flash.py",
+    ),
+}
