@@ -102,10 +102,28 @@ EXHAUSTIVE: dict[str, str] = {
     "studies/test_serving.py::test_the_cheapest_is_never_dearer_than_a_layout_that_is_typed": "serve_identities",
     "witnesses/test_verify.py::test_running_one_layer_of_a_kind_measures_what_running_all_does[t5-base]": "the others",
     "witnesses/test_verify.py::test_running_one_layer_of_a_kind_measures_what_running_all_does[deepseek-v3]": "others",
-    "web/test_serving_panels.py::test_a_cost_is_that_of_the_command": "the servers; studies/test_cost.py",
+    "web/test_serving_panels.py": "the site's test command, which runs all of web/; test_bridge.py",
+    "web/test_memory_panels.py": "the site's test command; test_bridge.py",
+    "web/test_shape_panels.py": "the site's test command; test_bridge.py",
+    "web/test_preset_pages.py": "the site's test command; test_bridge.py",
+    "frameworks/test_selective_recompute.py::test_plans_and_fits_read_it_too": "the test above; test_fit_options.py",
+    "frameworks/fsdp2/test_fsdp2_pipeline_replay.py::test_passes_recorded_with_few_layers_are_those_of_all_layers"
+    "[qwen3-8b-two chunks]": "the passes that are played, of two chunks; the other stages",
+    "frameworks/fsdp2/test_fsdp2.py::test_a_whole_model_on_many_ranks": "the drawn cases; test_torchtitan.py",
+    f"{ADAPTERS}[llama3-8b-fields0-layout0-fsdp0]": "adapters of qwen3-8b",
+    f"{PIPELINE}::test_many_layers_from_few": "test_fsdp2_pipeline_replay.py",
+    "contracts/test_witnesses.py::test_verify_lists_the_toys": "test_contributing.py, whose toys are counted",
+    "studies/test_cost.py::test_requests_cost_the_cheapest_server_that_is_full": "test_serve_identities.py",
+    "studies/test_fit.py::test_a_token_of_every_user_is_the_answer_of_time": "test_serve_identities.py",
+    "studies/test_walk_errors.py::test_a_replay_needs_what_is_stated[mixtral-8x7b-512-64-deepspeed]": (
+        "frameworks/torch/test_pipeline.py"
+    ),
+    "studies/test_run_time.py::test_plan_and_time_give_the_same_seconds[experts]": "FSDP; timing/",
+    "parallel/test_rank_contract.py::test_a_rank_of_a_preset_computes_its_share[2]": "every part on a rank",
+    "witnesses/test_verify_memory.py::test_a_model_that_is_too_large_for_the_cpu_is_named": "a run that is too large",
     "frameworks/llama_cpp/test_llama_cpp.py::test_fit_names_the_placements_that_a_card_holds": "the next test",
 }
-"""Test below tests/ → where the same is found."""
+"""Test, or file, below tests/ → where the same is found."""
 
 LONGEST = (
     "tests/test_checks.py",

@@ -44,9 +44,10 @@ READ = [kind for kind in model_types() if family_of(kind).read is not None]
 
 
 def fields_of_family(kind: str) -> set[Any]:
-    """What is written of a family: the file that reads it, and its own rules."""
+    """What is written of a family: its lineage, its own rules, and its file if it departs from its class."""
     family = family_of(kind)
-    return {FILE_OF[kind], *(rule if callable(rule) else (name, rule) for name, rule in family.writes.items())}
+    rules = {rule if callable(rule) else (name, rule) for name, rule in family.writes.items()}
+    return {FILE_OF[kind].partition(".")[0], *rules, *((FILE_OF[kind],) if family.deviations else ())}
 
 
 WRITTEN = sampled({kind: kind for kind in READ}, fields_of_family)

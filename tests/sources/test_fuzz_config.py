@@ -284,7 +284,7 @@ def fields_around_the_text(kind: str) -> set[str]:
 def damaged(kinds: list[str], fields: Callable[[str], set[str]]) -> list[ParameterSet]:
     """Returns the parameters of a test: (model type, its fields that are damaged).
 
-    The ordinary run has the model types with a field that no earlier one has, and of these each field once for each
+    The ordinary run has model types that have every field between them, and of these each field once for each
     lineage of `llmcalc/sources/huggingface/families`, which reads it. All fields of all model types are `exhaustive`.
     """
     seen: set[tuple[str, str]] = set()

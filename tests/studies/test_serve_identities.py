@@ -28,7 +28,7 @@ CASES = [
     Case("llama3.1-8b", "mi300x", 8192, 1024, {}),
     Case("gemma-3-27b", "a100-80gb", 2048, 512, {}),
     Case("qwen3-30b-a3b", "h200", 1024, 1024, {"engine": "tensorrt-llm"}),
-    Case("deepseek-v2-lite", "h200", 4096, 1024, {"devices": 16}),
+    Case("deepseek-v2-lite", "h200", 4096, 1024, {"devices": 4}),
     Case("qwen3-8b", "b200", 1024, 8192, {"kv_dtype": "auto,fp8"}),
     Case("mistral-7b", "rtx-4090", 512, 512, {"engine": "sglang"}),
     Case("gpt2", "t4", 256, 256, {}),

@@ -40,8 +40,8 @@ SHAPES = {
 
 
 def read_and_built(config: dict[str, Any]) -> set[Any]:
-    """The family's reader, and the parts whose formulas are compared."""
-    return {config["model_type"], *parts_of(spec_of(config))}
+    """The function that reads the family, and the parts whose formulas are compared."""
+    return {family_of(config["model_type"]).read, *parts_of(spec_of(config))}
 
 
 @pytest.mark.parametrize("config", sampled(SHAPES, read_and_built))
