@@ -120,6 +120,17 @@ EXHAUSTIVE: dict[str, str] = {
     ),
     "studies/test_run_time.py::test_plan_and_time_give_the_same_seconds[experts]": "FSDP; timing/",
     "parallel/test_rank_contract.py::test_a_rank_of_a_preset_computes_its_share[2]": "every part on a rank",
+    "contracts/test_toy_part.py::test_explain_gives_its_formula": "symbolic/test_explain.py; test_contributing.py",
+    "device_memory/test_serving_attention.py::test_no_preset_needs_much_more_than_weights_and_cache": "the test below",
+    "frameworks/fsdp2/test_fsdp2.py::test_a_run_of_few_layers_stands_for_all[qwen3-30b-a3b-attention+matmuls-3-fsdp2]": (
+        "the other layers"
+    ),
+    "frameworks/test_serving_records.py::test_the_layout_with_most_replicas_that_fits_is_found": (
+        "studies/test_serving.py: engines have layouts of their own"
+    ),
+    "studies/test_walk_errors.py::test_a_replay_needs_what_is_stated[mixtral-8x7b-512-64-megatron]": (
+        "frameworks/torch/test_pipeline.py"
+    ),
     "witnesses/test_verify_memory.py::test_a_model_that_is_too_large_for_the_cpu_is_named": "a run that is too large",
     "frameworks/llama_cpp/test_llama_cpp.py::test_fit_names_the_placements_that_a_card_holds": "the next test",
 }

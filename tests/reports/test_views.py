@@ -79,7 +79,12 @@ def architectures() -> dict[str, ModelSpec]:
     }
 
 
-@pytest.mark.parametrize("spec", sampled(architectures(), parts_of))
+def kinds_of_parts(spec: ModelSpec) -> set[str]:
+    """What a report shows of an architecture: its kind, and the parts by their class."""
+    return {spec.kind, *(kind for _, _, kind in parts_of(spec))}
+
+
+@pytest.mark.parametrize("spec", sampled(architectures(), kinds_of_parts))
 def test_every_architecture_can_be_shown(spec: ModelSpec) -> None:
     for report in reports(Preset(name="model", model=spec)):
         out = io.StringIO()
