@@ -96,7 +96,6 @@ SLOW = {
     "many flags",
     "many words",
     "many keys of a table",
-    "many keys of a configuration",
     "deep keys of a table",
     "quotes of a Modelfile",
     "lines of a Modelfile",
