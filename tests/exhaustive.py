@@ -2,6 +2,7 @@
 and files that start first. Beside these are the cases that a test's own sample leaves out (tests/samples.py).
 """
 
+FEW_LAYERS = "frameworks/fsdp2/test_fsdp2.py::test_a_run_of_few_layers_stands_for_all"
 ADAPTERS = "frameworks/fsdp2/test_fsdp2.py::test_adapters_are_sharded_with_the_frozen_weights"
 PIPELINE = "frameworks/fsdp2/test_fsdp2_pipeline.py"
 TITAN = "frameworks/fsdp2/test_torchtitan.py::test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline"
@@ -122,9 +123,7 @@ EXHAUSTIVE: dict[str, str] = {
     "parallel/test_rank_contract.py::test_a_rank_of_a_preset_computes_its_share[2]": "every part on a rank",
     "contracts/test_toy_part.py::test_explain_gives_its_formula": "symbolic/test_explain.py; test_contributing.py",
     "device_memory/test_serving_attention.py::test_no_preset_needs_much_more_than_weights_and_cache": "the test below",
-    "frameworks/fsdp2/test_fsdp2.py::test_a_run_of_few_layers_stands_for_all[qwen3-30b-a3b-attention+matmuls-3-fsdp2]": (
-        "the other layers"
-    ),
+    f"{FEW_LAYERS}[qwen3-30b-a3b-attention+matmuls-3-fsdp2]": "the other layers",
     "frameworks/test_serving_records.py::test_the_layout_with_most_replicas_that_fits_is_found": (
         "studies/test_serving.py: engines have layouts of their own"
     ),

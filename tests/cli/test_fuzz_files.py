@@ -23,8 +23,9 @@ ROOT = Path(__file__).parents[2]
 )
 def test_damaged_files(inputs: int, readers: tuple[str, ...]) -> None:
     """In a process of its own, since the memory is measured too. The next test reads damaged files of every kind."""
+    words = ["--inputs", str(inputs), "--seed", "0", *(["--readers", *readers] if readers else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--inputs", str(inputs), "--seed", "0", *(("--readers", *readers) if readers else ())],
+        [sys.executable, "-m", "tests.fuzz", *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
