@@ -135,6 +135,11 @@ def parts_of(value: Any) -> set[tuple[str, str, str]]:
     return {(owner, name, kind) for owner, name, kind, is_part in _below(value) if is_part}
 
 
+def kinds_of_parts(value: Any) -> set[str]:
+    """Returns the classes of the parts below a value."""
+    return {kind for _, _, kind in parts_of(value)}
+
+
 def fields_of(value: Any) -> set[tuple[str, str, str]]:
     """Returns (class of a part, field, what it has) of everything below a value."""
     return {(owner, name, kind) for owner, name, kind, _ in _below(value)}

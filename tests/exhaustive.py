@@ -130,6 +130,17 @@ EXHAUSTIVE: dict[str, str] = {
     "studies/test_walk_errors.py::test_a_replay_needs_what_is_stated[mixtral-8x7b-512-64-megatron]": (
         "frameworks/torch/test_pipeline.py"
     ),
+    "web/test_links.py": "the site's test command",
+    "web/test_command.py": "the site's test command",
+    "studies/test_plan.py::test_a_row_needs_what_memory_says_of_it[experts under megatron]": "FSDP2; sequences",
+    "studies/test_plan.py::test_stages_that_may_need_most[qwen3-0.6b?num_hidden_layers=8-fsdp2-layout4-8]": "others",
+    "studies/test_fit_options.py::test_one_accelerator_proposes_more_of_it": "those that fit come first",
+    "studies/test_run_time.py::test_narrow_products_are_faster_and_keep_more": "timing/; device_memory/",
+    "studies/test_cost.py::test_what_is_not_known_is_null": "test_documents.py: types of a cost",
+    "studies/test_serving.py::test_engines_have_layouts_and_rules_of_their_own[tensorrt-llm]": "serve_identities",
+    "contracts/test_independence.py::test_a_wrong_layer_in_multi_token_prediction_is_told[None]": "the other layers",
+    "reports/test_goldens.py::test_the_screen_is_the_golden[verify]": "witnesses/test_verify.py; test_documents.py",
+    "witnesses/test_latent.py::test_both_forms_train_as_the_reference_does": "contracts/test_parts.py: training of MLA",
     "witnesses/test_verify_memory.py::test_a_model_that_is_too_large_for_the_cpu_is_named": "a run that is too large",
     "frameworks/llama_cpp/test_llama_cpp.py::test_fit_names_the_placements_that_a_card_holds": "the next test",
 }

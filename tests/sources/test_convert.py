@@ -32,7 +32,7 @@ from llmcalc.sources.to_toml import dump_toml
 from llmcalc.witnesses.measure import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build, verify_config
-from tests.builders import SOME_PRESETS, fields_of, parts_of, run_config, spec_of
+from tests.builders import SOME_PRESETS, fields_of, kinds_of_parts, run_config, spec_of
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
@@ -151,7 +151,7 @@ def _written(shape: str) -> dict[str, Any] | None:
 
 WRITTEN_SHAPES = sampled(
     {f"{kind}-{i}": shape for kind in READ for i, shape in reversed([*enumerate(shapes_of(kind))])},
-    lambda shape: parts_of(spec_of(shape)),
+    lambda shape: kinds_of_parts(spec_of(shape)),
 )
 """Small configs, the last of each family first, which the test below compares with its class: there each family with
 a field or a rule of its own.

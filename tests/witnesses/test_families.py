@@ -68,7 +68,8 @@ def shapes_with_lengths() -> Iterator[Any]:
     shapes = dict(family_shapes())
     parts = {name: frozenset(parts_of(spec_of(config))) for name, config in shapes.items()}
     two_lengths = set(with_other_causes(shapes, parts.__getitem__))
-    sample = two_lengths | set(with_other_causes(shapes, lambda name: _rules(shapes[name])))
+    known = set().union(*(_rules(shapes[name]) for name in two_lengths))
+    sample = two_lengths | set(with_other_causes(shapes, lambda name: _rules(shapes[name]) - known))
     for name, config in shapes.items():
         marks = () if name in sample else pytest.mark.exhaustive
         if name in two_lengths:
