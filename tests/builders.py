@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cache
@@ -101,17 +102,27 @@ def _spec_of_text(text: str) -> ModelSpec:
     return ModelSpec.model_validate(read_config(json.loads(text))[0])
 
 
-def with_other_causes(values: Iterable[T], causes: Callable[[T], Iterable[Hashable]]) -> Iterator[T]:
-    """Yields the values with a cause that no value before them has.
+def with_other_causes(values: Iterable[T], causes: Callable[[T], Iterable[Hashable]]) -> list[T]:
+    """Returns few of the values, in their order, that have every cause between them: one after another, that which has
+    most of the causes that are missing; of several, the first.
 
     causes: what a test of a value may find wrong, each a key; two values with the same causes fail for the same reason.
     """
-    seen: set[Hashable] = set()
-    for value in values:
-        new = set(causes(value))
-        if not new <= seen:
-            seen |= new
-            yield value
+    listed = list(values)
+    causes_of = [frozenset(causes(value)) for value in listed]
+    missing = set().union(*causes_of)
+    by_number = [(-len(own_causes), i) for i, own_causes in enumerate(causes_of)]
+    heapq.heapify(by_number)
+    chosen: list[int] = []
+    while missing:
+        number, i = heapq.heappop(by_number)
+        still = -len(causes_of[i] & missing)
+        if still == number:
+            chosen.append(i)
+            missing -= causes_of[i]
+        elif still:
+            heapq.heappush(by_number, (still, i))
+    return [listed[i] for i in sorted(chosen)]
 
 
 def verbs_of(spec: ModelSpec) -> set[str]:
@@ -122,6 +133,11 @@ def verbs_of(spec: ModelSpec) -> set[str]:
 def parts_of(value: Any) -> set[tuple[str, str, str]]:
     """Returns (class of a part, field, class of the part there) of every part below a value."""
     return {(owner, name, kind) for owner, name, kind, is_part in _below(value) if is_part}
+
+
+def kinds_of_parts(value: Any) -> set[str]:
+    """Returns the classes of the parts below a value."""
+    return {kind for _, _, kind in parts_of(value)}
 
 
 def fields_of(value: Any) -> set[tuple[str, str, str]]:

@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         name = item.nodeid.removeprefix("tests/")
-        if name in EXHAUSTIVE or name.partition("[")[0] in EXHAUSTIVE:
+        if {name, name.partition("[")[0], name.partition("::")[0]} & EXHAUSTIVE.keys():
             item.add_marker(pytest.mark.exhaustive)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 

@@ -2,6 +2,7 @@
 and files that start first. Beside these are the cases that a test's own sample leaves out (tests/samples.py).
 """
 
+FEW_LAYERS = "frameworks/fsdp2/test_fsdp2.py::test_a_run_of_few_layers_stands_for_all"
 ADAPTERS = "frameworks/fsdp2/test_fsdp2.py::test_adapters_are_sharded_with_the_frozen_weights"
 PIPELINE = "frameworks/fsdp2/test_fsdp2_pipeline.py"
 TITAN = "frameworks/fsdp2/test_torchtitan.py::test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline"
@@ -102,10 +103,48 @@ EXHAUSTIVE: dict[str, str] = {
     "studies/test_serving.py::test_the_cheapest_is_never_dearer_than_a_layout_that_is_typed": "serve_identities",
     "witnesses/test_verify.py::test_running_one_layer_of_a_kind_measures_what_running_all_does[t5-base]": "the others",
     "witnesses/test_verify.py::test_running_one_layer_of_a_kind_measures_what_running_all_does[deepseek-v3]": "others",
-    "web/test_serving_panels.py::test_a_cost_is_that_of_the_command": "the servers; studies/test_cost.py",
+    "web/test_serving_panels.py": "the site's test command, which runs all of web/; test_bridge.py",
+    "web/test_memory_panels.py": "the site's test command; test_bridge.py",
+    "web/test_shape_panels.py": "the site's test command; test_bridge.py",
+    "web/test_preset_pages.py": "the site's test command; test_bridge.py",
+    "frameworks/test_selective_recompute.py::test_plans_and_fits_read_it_too": "the test above; test_fit_options.py",
+    "frameworks/fsdp2/test_fsdp2_pipeline_replay.py::test_passes_recorded_with_few_layers_are_those_of_all_layers"
+    "[qwen3-8b-two chunks]": "the passes that are played, of two chunks; the other stages",
+    "frameworks/fsdp2/test_fsdp2.py::test_a_whole_model_on_many_ranks": "the drawn cases; test_torchtitan.py",
+    f"{ADAPTERS}[llama3-8b-fields0-layout0-fsdp0]": "adapters of qwen3-8b",
+    f"{PIPELINE}::test_many_layers_from_few": "test_fsdp2_pipeline_replay.py",
+    "contracts/test_witnesses.py::test_verify_lists_the_toys": "test_contributing.py, whose toys are counted",
+    "studies/test_cost.py::test_requests_cost_the_cheapest_server_that_is_full": "test_serve_identities.py",
+    "studies/test_fit.py::test_a_token_of_every_user_is_the_answer_of_time": "test_serve_identities.py",
+    "studies/test_walk_errors.py::test_a_replay_needs_what_is_stated[mixtral-8x7b-512-64-deepspeed]": (
+        "frameworks/torch/test_pipeline.py"
+    ),
+    "studies/test_run_time.py::test_plan_and_time_give_the_same_seconds[experts]": "FSDP; timing/",
+    "parallel/test_rank_contract.py::test_a_rank_of_a_preset_computes_its_share[2]": "every part on a rank",
+    "contracts/test_toy_part.py::test_explain_gives_its_formula": "symbolic/test_explain.py; test_contributing.py",
+    "device_memory/test_serving_attention.py::test_no_preset_needs_much_more_than_weights_and_cache": "the test below",
+    f"{FEW_LAYERS}[qwen3-30b-a3b-attention+matmuls-3-fsdp2]": "the other layers",
+    "frameworks/test_serving_records.py::test_the_layout_with_most_replicas_that_fits_is_found": (
+        "studies/test_serving.py: engines have layouts of their own"
+    ),
+    "studies/test_walk_errors.py::test_a_replay_needs_what_is_stated[mixtral-8x7b-512-64-megatron]": (
+        "frameworks/torch/test_pipeline.py"
+    ),
+    "web/test_links.py": "the site's test command",
+    "web/test_command.py": "the site's test command",
+    "studies/test_plan.py::test_a_row_needs_what_memory_says_of_it[experts under megatron]": "FSDP2; sequences",
+    "studies/test_plan.py::test_stages_that_may_need_most[qwen3-0.6b?num_hidden_layers=8-fsdp2-layout4-8]": "others",
+    "studies/test_fit_options.py::test_one_accelerator_proposes_more_of_it": "those that fit come first",
+    "studies/test_run_time.py::test_narrow_products_are_faster_and_keep_more": "timing/; device_memory/",
+    "studies/test_cost.py::test_what_is_not_known_is_null": "test_documents.py: types of a cost",
+    "studies/test_serving.py::test_engines_have_layouts_and_rules_of_their_own[tensorrt-llm]": "serve_identities",
+    "contracts/test_independence.py::test_a_wrong_layer_in_multi_token_prediction_is_told[None]": "the other layers",
+    "reports/test_goldens.py::test_the_screen_is_the_golden[verify]": "witnesses/test_verify.py; test_documents.py",
+    "witnesses/test_latent.py::test_both_forms_train_as_the_reference_does": "contracts/test_parts.py: training of MLA",
+    "witnesses/test_verify_memory.py::test_a_model_that_is_too_large_for_the_cpu_is_named": "a run that is too large",
     "frameworks/llama_cpp/test_llama_cpp.py::test_fit_names_the_placements_that_a_card_holds": "the next test",
 }
-"""Test below tests/ → where the same is found."""
+"""Test, or file, below tests/ → where the same is found."""
 
 LONGEST = (
     "tests/test_checks.py",

@@ -667,12 +667,12 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
         found = complaint(case)
         print(found or "nothing is wrong")
         return 1 if found else 0
-    for reader in READERS:  # imports what the commands need, so that memory after it is that of the inputs
+    readers = arguments.readers or list(READERS)
+    for reader in readers:  # imports what the commands need, so that memory after it is that of the inputs
         case = make(reader, 0, 0)
         write(case, folder)
         complaint(case)
     begun, wrong, number, highest = time.monotonic(), 0, 0, resident_mb("VmHWM")
-    readers = arguments.readers or list(READERS)
     while number < arguments.inputs if arguments.inputs else time.monotonic() - begun < arguments.seconds:
         reader = readers[number % len(readers)]
         case = make(reader, number, arguments.seed)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def sampled(values: Mapping[str, T], causes: Callable[[T], Iterable[Hashable]]) -> list[ParameterSet]:
-    """Returns the parameters of a test, by their ids; those without a cause of their own are `exhaustive`."""
+    """Returns the parameters of a test, by their ids; those whose causes others have are `exhaustive`."""
     return with_rest(values, with_other_causes(values, lambda name: causes(values[name])))
 
 

@@ -244,7 +244,7 @@ def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> N
     name, wrong, near = ("h100", "h1000", "h100-sxm") if command == "hardware" else ("gpt2", "gpt22", "gpt2")
     needed = {
         "fit": ("--hardware", "h100"),
-        "plan": ("--hardware", "h100", "--devices", "2", "--seq", "64", "--set", "num_hidden_layers=2"),
+        "plan": ("--hardware", "h100", "--devices", "1", "--seq", "64", "--set", "num_hidden_layers=2"),
         "time": ("--hardware", "h100"),
         "serve": ("--hardware", "h100", "--input", "64", "--output", "64"),
         "cost": ("--hardware", "h100", "--requests", "9", "--input", "64", "--output", "64"),
@@ -343,7 +343,7 @@ def options_of(command: str) -> set[str]:
     spread(
         with_rest(
             {f"{command}-{value}": (command, value) for command in RUNS for value in ("xyz", "-1", "")},
-            ["memory-xyz", "memory--1", "memory-", "fit-xyz", "plan--1"],
+            ["memory-xyz", "memory--1", "plan--1"],
         )
     ),
 )

@@ -37,7 +37,7 @@ def steps(spec: ModelSpec) -> list[Step]:
 
 
 def of_every_kind() -> list[str]:
-    """The widest preset of every kind of model and of mixer."""
+    """Presets with every kind of model and of mixer; of several, the widest."""
     specs = {name: load_preset(name).model for name in model_names()}
     widest = sorted(specs, key=lambda name: specs[name].hidden_size, reverse=True)
     return with_other_causes(widest, lambda name: mixers_of(specs[name]))

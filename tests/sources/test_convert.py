@@ -32,7 +32,7 @@ from llmcalc.sources.to_toml import dump_toml
 from llmcalc.witnesses.measure import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build, verify_config
-from tests.builders import SOME_PRESETS, fields_of, parts_of, run_config, spec_of
+from tests.builders import SOME_PRESETS, fields_of, kinds_of_parts, run_config, spec_of
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
@@ -44,9 +44,10 @@ READ = [kind for kind in model_types() if family_of(kind).read is not None]
 
 
 def fields_of_family(kind: str) -> set[Any]:
-    """What is written of a family: the file that reads it, and its own rules."""
+    """What is written of a family: its lineage, its own rules, and its file if it departs from its class."""
     family = family_of(kind)
-    return {FILE_OF[kind], *(rule if callable(rule) else (name, rule) for name, rule in family.writes.items())}
+    rules = {rule if callable(rule) else (name, rule) for name, rule in family.writes.items()}
+    return {FILE_OF[kind].partition(".")[0], *rules, *((FILE_OF[kind],) if family.deviations else ())}
 
 
 WRITTEN = sampled({kind: kind for kind in READ}, fields_of_family)
@@ -150,7 +151,7 @@ def _written(shape: str) -> dict[str, Any] | None:
 
 WRITTEN_SHAPES = sampled(
     {f"{kind}-{i}": shape for kind in READ for i, shape in reversed([*enumerate(shapes_of(kind))])},
-    lambda shape: parts_of(spec_of(shape)),
+    lambda shape: kinds_of_parts(spec_of(shape)),
 )
 """Small configs, the last of each family first, which the test below compares with its class: there each family with
 a field or a rule of its own.

@@ -47,10 +47,11 @@ def of_first_expert(name: str) -> str:
 
 
 def named_nodes(config: dict[str, Any]) -> set[tuple[str, str]]:
-    """What a class names: the nodes with an op of its family's file, and what its family names otherwise."""
+    """What a class names: the nodes with an op of its lineage, its family's file, and what that names otherwise."""
     nodes = (place.node for place in spec_of(config).tree().walk())
     family, file = family_of(config["model_type"]), FILE_OF[config["model_type"]]
-    return {(file, node.name) for node in nodes if node.op is not None} | {*map(repr, family.modules.items())}
+    names = {(file.partition(".")[0], node.name) for node in nodes if node.op is not None}
+    return {file, *names, *map(repr, family.modules.items())}
 
 
 @pytest.mark.filterwarnings("ignore")

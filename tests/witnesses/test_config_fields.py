@@ -27,27 +27,32 @@ SHARES = 4
 
 
 def readings_of(kind: str, number: int) -> set[tuple[str, str]]:
-    """What is read of a shape of a model type: its lineage's file, with each field. test_families.py compares its other
-    fields at the values of its shapes, and test_differential.py some at other values.
+    """What is read of a shape of a model type: each field, with its lineage. test_families.py compares the fields of
+    every file at the values of its shapes, and test_differential.py some at other values.
     """
     config = list(configs_of(kind))[number]
-    return {(FILE_OF[kind], name) for name in {*family_of(kind).defaults, *config}}
+    return {(lineage_of(kind), name) for name in {*family_of(kind).defaults, *config}}
+
+
+def lineage_of(kind: str) -> str:
+    """The folder of the file that reads a model type: what stands in it reads a field by the same functions."""
+    return FILE_OF[kind].partition(".")[0]
 
 
 SHAPES = [(kind, number) for kind in KINDS for number, _ in enumerate(configs_of(kind))]
 SAMPLE = set(with_other_causes(SHAPES, lambda shape: readings_of(*shape)))
-"""Shapes (model type, number) with a field that no earlier one of their lineage has."""
+"""Shapes (model type, number) that have every field of their lineage between them."""
 
-LINEAGES = sorted({FILE_OF[kind] for kind, _ in SAMPLE})
+LINEAGES = sorted({lineage_of(kind) for kind, _ in SAMPLE})
 
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_fields_count_exactly_where_the_class_reads_them(share: int) -> None:
-    """Each field that a lineage's file reads, in the first of its model types' shapes in which it changes a count."""
+    """Each field that a lineage reads, in the first of its model types' shapes in which it changes a count."""
     found: list[str] = []
     for lineage in LINEAGES[share::SHARES]:
         known: set[str] = set()
-        kinds = [kind for kind in KINDS if FILE_OF[kind] == lineage]
+        kinds = [kind for kind in KINDS if lineage_of(kind) == lineage]
         for kind in kinds:
             configs = [config for number, config in enumerate(configs_of(kind)) if (kind, number) in SAMPLE]
             found += [str(difference) for config in configs for difference in differences(config, known)]

@@ -61,18 +61,22 @@ def _rules(config: dict[str, Any]) -> set[Any]:
 def shapes_with_lengths() -> Iterator[Any]:
     """Yields every small config with the length of its pass, or None for two lengths.
 
-    Two have every file of families, every field and rule that a family has of its own, and every part of a part, so
-    every rule that depends on the length. Other values of the fields are compared by test_config_fields.py. The other
-    configs have nothing of their own, and are exhaustive.
+    Two have every part of a part, so every rule that depends on the length; one has every file of families, and every
+    field and rule that a family has of its own. Other values of the fields are compared by test_config_fields.py, and
+    windows by test_masks.py. The other configs have nothing of their own, and are exhaustive.
     """
     shapes = dict(family_shapes())
-    two_lengths = set(with_other_causes(shapes, lambda name: [*_rules(shapes[name]), *parts_of(spec_of(shapes[name]))]))
+    parts = {name: frozenset(parts_of(spec_of(config))) for name, config in shapes.items()}
+    two_lengths = set(with_other_causes(shapes, parts.__getitem__))
+    known = set().union(*(_rules(shapes[name]) for name in two_lengths))
+    sample = two_lengths | set(with_other_causes(shapes, lambda name: _rules(shapes[name]) - known))
     for name, config in shapes.items():
+        marks = () if name in sample else pytest.mark.exhaustive
         if name in two_lengths:
             yield pytest.param(config, None, id=name)
         else:
             longest = learned_positions(spec_of(config)) or LEAST_SEQ
-            yield pytest.param(config, min(longest, LEAST_SEQ), id=name, marks=pytest.mark.exhaustive)
+            yield pytest.param(config, min(longest, LEAST_SEQ), id=name, marks=marks)
             yield pytest.param(config, None, id=f"{name}-two lengths", marks=pytest.mark.exhaustive)
 
 

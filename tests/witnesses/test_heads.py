@@ -77,9 +77,9 @@ PARAMETERS_ALONE = {
 
 
 def heads_of(kind: str) -> set[tuple[str, str]]:
-    """What reads a model type's heads, and each of them: the file of its family, and how the class's name ends."""
+    """What reads a model type's heads, and each of them: its lineage, and how the class's name ends."""
     ends = {name[name.find("For") :] if "For" in name else "DoubleHeadsModel" for name in _classes().get(kind, [])}
-    return {(FILE_OF[kind], end) for end in ends}
+    return {(FILE_OF[kind].partition(".")[0], end) for end in ends}
 
 
 @pytest.mark.parametrize("kind", sampled({kind: kind for kind in KINDS}, heads_of))

@@ -24,7 +24,7 @@ from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read
 from llmcalc.witnesses.reference import verify_reference
-from tests.builders import WITH_CLASSES, parts_of, spec_of
+from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of
 from tests.families.remote_code.kimi_k3 import TEXT as KIMI_K3
 from tests.samples import in_one_test, sampled
 
@@ -40,8 +40,8 @@ SHAPES = {
 
 
 def read_and_built(config: dict[str, Any]) -> set[Any]:
-    """The family's reader, and the parts whose formulas are compared."""
-    return {config["model_type"], *parts_of(spec_of(config))}
+    """The function that reads the family, and the parts whose formulas are compared."""
+    return {family_of(config["model_type"]).read, *kinds_of_parts(spec_of(config))}
 
 
 @pytest.mark.parametrize("config", sampled(SHAPES, read_and_built))

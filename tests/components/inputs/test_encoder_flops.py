@@ -20,8 +20,10 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.witnesses.transformers import class_object_of, fields_of, witness_of
 from llmcalc.workload.inputs import Inputs
+from tests.builders import parts_of
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import LLAMA4, PIXTRAL, WRAPPERS
+from tests.samples import sampled, spread
 
 SIZES = ((40, 64), (90, 31))
 """Height and width of an image."""
@@ -101,7 +103,15 @@ def pixels(spec: ModelSpec, height: int, width: int) -> dict[str, torch.Tensor]:
     return {"pixel_values": values[None] if rule.type == "split" else values}
 
 
-@pytest.mark.parametrize(("kind", "shape"), list(cases("image")))
+def parts_of_image(case: tuple[Any, ...]) -> set[Any]:
+    """What of an image costs FLOPs: the parts of the encoders, and the rule of the processor."""
+    spec = spec_of(wrapped(*case))
+    return {rule_of(spec, "image").type, *parts_of(spec.towers)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), spread(sampled({str(case.id): case.values for case in cases("image")}, parts_of_image))
+)
 def test_flops_of_an_image_are_those_of_the_class(kind: str, shape: dict[str, Any]) -> None:
     config = wrapped(kind, shape)
     spec, model = spec_of(config), build(config)

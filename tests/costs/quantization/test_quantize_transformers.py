@@ -18,7 +18,7 @@ from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, read_config
 from llmcalc.witnesses.transformers import build, uncounted_parameters
-from tests.builders import WITH_CLASSES, parts_of, spec_of
+from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of
 from tests.samples import sampled
 
 # Every family
@@ -94,7 +94,7 @@ def shapes() -> dict[str, dict[str, Any]]:
 def converted_of(config: dict[str, Any]) -> set[Any]:
     """What may be converted otherwise: the parts of the model, and its family's names of them."""
     modules = family_of(config["model_type"]).modules
-    return {*parts_of(spec_of(config)), *map(repr, modules.items())}
+    return {*kinds_of_parts(spec_of(config)), *map(repr, modules.items())}
 
 
 def fp8(model: Any, block: tuple[int, int] | None = None) -> Any:

@@ -205,16 +205,8 @@ Gemma 4's layers in its mixed precision; parameters that no pass reads are not m
 
 
 SHARDED = (
-    *("Attention-11", "Classifier-1", "CompressedConvAttention-0", "DifferentialAttention-0", "MLA-3"),
-    *(
-        "MergedAttention-0",
-        "MixtureOfAttention-0",
-        "MoE-9",
-        "Norm-6",
-        "ProductKeyMoE-0",
-        "SideConvolution-0",
-        "Stack-3",
-    ),
+    *("Attention-11", "Classifier-1", "CompressedConvAttention-0", "MergedAttention-0", "MoE-9", "Norm-6"),
+    "ProductKeyMoE-0",
 )
 """Parts whose parameters are of every shape: matrices, vectors, tables, grouped weights, kernels of convolutions. What
 the others compute is compared on one device (simulator/test_eager.py).

@@ -80,8 +80,11 @@ SLOW = {
     "arithmetic with many variables",
     "many fi",
     "many ;",
+    "defaults in defaults",
 }
-"""Scripts that another resembles (deep `if`, spaces, escapes, long arithmetic, many here-documents and patterns)."""
+"""Scripts that another resembles (deep `if`, spaces, escapes, long arithmetic, many here-documents and patterns), or a
+file of a server in ../server_files (defaults in defaults).
+"""
 
 
 @pytest.mark.parametrize("name", with_rest({name: name for name in SCRIPTS}, SCRIPTS.keys() - SLOW))

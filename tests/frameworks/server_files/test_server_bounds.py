@@ -94,11 +94,16 @@ SLOW = {
     "many containers",
     "a long suffix",
     "many flags",
+    "many words",
     "many keys of a table",
+    "deep keys of a table",
+    "quotes of a Modelfile",
     "lines of a Modelfile",
     "texts of a compose file",
 }
-"""Files that another of the same reader resembles, in words, variables, numbers or lines, and that take seconds."""
+"""Files that another of the same reader resembles, in words, keys, variables, numbers, quotes or lines, and that take
+seconds.
+"""
 
 
 @pytest.mark.parametrize("name", with_rest({name: name for name in FILES}, FILES.keys() - SLOW))
