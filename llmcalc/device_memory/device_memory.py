@@ -175,7 +175,7 @@ def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> 
 
 def device_memory(
     spec: ModelSpec,
-    run: Run,
+    replays: Run,
     runtime: Runtime,
     unreplayed: Sequence[UnreplayedBytes],
     tensors: Term,
@@ -189,7 +189,7 @@ def device_memory(
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoders: the peaks of encoders that run before a prompt; default none.
     """
-    counted = CountedRun(spec, run, runtime, recompute_period)
+    counted = CountedRun(spec, replays, runtime, recompute_period)
     return counted.memory(unreplayed, tensors, encoders)
 
 
@@ -265,11 +265,11 @@ class CountedRun:
     """
 
     @without_garbage_collection()
-    def __init__(self, spec: ModelSpec, run: Run, runtime: Runtime, recompute_period: int = 1) -> None:
+    def __init__(self, spec: ModelSpec, replays: Run, runtime: Runtime, recompute_period: int = 1) -> None:
         self.runtime: Runtime = runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
         self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.can_extrapolate]
-        self.analyses: list[RepeatAnalysis] = self._recorded(run)
+        self.analyses: list[RepeatAnalysis] = self._recorded(replays)
         self.whole: bool = not self.repeating or sum(stack.layers for stack in self.stacks) <= MOST_REPLAYED_LAYERS
         self.result: ReplayResult = (
             extrapolate_layers(self._counted, self.stacks) if self.repeating else highest_pass(self._counted({}))
@@ -305,12 +305,13 @@ class CountedRun:
         _add_encoders(result, unreplayed, encoders)
         return summarize(result, self.runtime, self.stacks, tensors, self.whole)
 
-    def _recorded(self, run: Run) -> list[RepeatAnalysis]:
+    def _recorded(self, replays: Run) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
         few = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
         try:
             return [
-                RepeatAnalysis(recorded, self.stacks, self.repeating) for recorded in run(few, self.runtime.workspace)
+                RepeatAnalysis(recorded, self.stacks, self.repeating)
+                for recorded in replays(few, self.runtime.workspace)
             ]
         except NotRepeating:
             self.repeating = []
@@ -319,7 +320,7 @@ class CountedRun:
             raise InputError(
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
-        return [RepeatAnalysis(recorded, self.stacks, []) for recorded in run({}, self.runtime.workspace)]
+        return [RepeatAnalysis(recorded, self.stacks, []) for recorded in replays({}, self.runtime.workspace)]
 
     def _counted(self, layers: Mapping[int, int]) -> ReplayResult:
         """Counts the bytes of tensors. layers: stack → repeats, by default all."""
@@ -375,15 +376,15 @@ def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes])
         result.set_up += tensors.bytes
         result.reserved += tensors.bytes
         result.after += tensors.bytes if tensors.stays else 0
-        for place, peak in result.peaks.items():
-            if place.phase in tensors.phases:
+        for allocation_place, peak in result.peaks.items():
+            if allocation_place.phase in tensors.phases:
                 peak.bytes += tensors.bytes
                 peak.by_kind[tensors.kind] = peak.by_kind.get(tensors.kind, 0) + tensors.bytes
 
 
 def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
     """Adds the peaks of encoders, which run before a prompt's pass, beside the weights and an allocated cache."""
-    if not any(place.phase == "prefill" for place in result.peaks):
+    if not any(allocation_place.phase == "prefill" for allocation_place in result.peaks):
         return
     cache = sum(tensors.bytes for tensors in unreplayed if tensors.kind == "cache")
     for encoder in encoders:
@@ -407,7 +408,7 @@ def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
     """Returns phase → bytes by kind at the phase's peak."""
     by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
-        phase_peaks = [peak for place, peak in peaks.items() if place.phase == phase]
+        phase_peaks = [peak for allocation_place, peak in peaks.items() if allocation_place.phase == phase]
         if phase_peaks:
             by_phase[phase] = max(phase_peaks, key=lambda peak: peak.bytes).kinds
     return by_phase

@@ -195,13 +195,15 @@ class Memory:
         ]
         return lambda layers, workspace: [self._recorded_passes(inference, layers, workspace) for inference in passes]
 
-    def _recorded_passes(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
+    def _recorded_passes(
+        self, inference_config: Inference, layers: Mapping[int, int], workspace: int
+    ) -> RecordedEvents:
         """Returns the recorded passes, which ranks of a model share if their shortened runs are equal."""
         if not isinstance(self.spec, RankModel):
-            return record_inference(self.spec, inference, layers, workspace)
-        key = shortened_rank(self.spec, layers), inference, workspace
+            return record_inference(self.spec, inference_config, layers, workspace)
+        key = shortened_rank(self.spec, layers), inference_config, workspace
         if key not in self._recordings:
-            self._recordings[key] = record_inference(self.spec, inference, layers, workspace)
+            self._recordings[key] = record_inference(self.spec, inference_config, layers, workspace)
         return self._recordings[key]
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
@@ -291,8 +293,9 @@ def is_recurrent(spec: ModelSpec) -> bool:
 def changes_scores(spec: ModelSpec) -> bool:
     """Whether attention has sinks, an added score term, or a part that selects keys."""
     return any(
-        step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
-        for step in every_step(spec.shared_program.root.items)
+        operation.verb == "joint_softmax"
+        or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.ins) > 3))
+        for operation in every_step(spec.shared_program.root.items)
     )
 
 

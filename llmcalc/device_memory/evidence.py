@@ -18,11 +18,11 @@ def evidence_of_optimizer(name: str) -> Evidence:
 
 
 def evidence_of_run(
-    spec: ModelSpec, choices: Choices, optimizer: str | None = None, include: frozenset[str] = frozenset()
+    spec: ModelSpec, kernel_choices: Choices, optimizer: str | None = None, include: frozenset[str] = frozenset()
 ) -> list[Evidence]:
     """Returns the evidence for a run with torch's operations.
 
     optimizer: that of training; None (default) without one. include: the names of optional parts that run too.
     """
-    evidence = [*evidence_of_parts(spec, include), *evidence_of_kernels(Eager, spec.shared_program, choices)]
+    evidence = [*evidence_of_parts(spec, include), *evidence_of_kernels(Eager, spec.shared_program, kernel_choices)]
     return evidence if optimizer is None else [*evidence, evidence_of_optimizer(optimizer)]

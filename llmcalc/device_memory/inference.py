@@ -96,60 +96,60 @@ class InferenceRun:
 
     layers: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
     workspace: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
-    meter: counts or records the storages; default a meter without a device.
+    memory_meter: counts or records the storages; default a meter without a device.
     names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        inference: Inference,
+        inference_config: Inference,
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
-        meter: Meter | Recorder | None = None,
+        memory_meter: Meter | Recorder | None = None,
     ) -> None:
-        if spec.kind == "encoder" and inference.phase == "decode":
+        if spec.kind == "encoder" and inference_config.phase == "decode":
             raise InputError("an encoder-only model does not decode: it reads a sequence in one pass")
         self.spec: ModelSpec = spec
-        self.inference: Inference = inference
+        self.inference: Inference = inference_config
         self.layers: dict[int, int] = dict(layers or {})
         self.workspace: int = workspace
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
-        self.meter: Meter | Recorder = Meter() if meter is None else meter
+        self.meter: Meter | Recorder = Meter() if memory_meter is None else memory_meter
         self.program: Flow = spec.shared_program
         self.caches: bool = spec.kind != "encoder"
         self.lowering: Eager = self._lowering(Graph(self.meter))
 
-    def _lowering(self, graph: Graph) -> Eager:
-        graph.enabled = False
-        inference = self.inference
-        run_config = self._run_config("prefill", Pass(inference.seq, 0))
+    def _lowering(self, autograd_graph: Graph) -> Eager:
+        autograd_graph.enabled = False
+        inference_config = self.inference
+        run_config = self._run_config("prefill", Pass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
         profile = Served if is_divided else Eager
         run = profile(
-            graph,
+            autograd_graph,
             run_config,
-            DTYPES[inference.dtype],
+            DTYPES[inference_config.dtype],
             trained=False,
-            include=inference.include,
-            choices=inference.choices,
+            include=inference_config.include,
+            choices=inference_config.choices,
         )
-        run.run_only, run.paged = self.layers, inference.paged
+        run.run_only, run.paged = self.layers, inference_config.paged
         return run
 
     def _run_config(self, phase: Phase, inference_pass: Pass) -> RunConfig:
         """Returns the run config of a pass. A last prompt chunk of one token runs as a decoding step."""
-        inference = self.inference
+        inference_config = self.inference
         if inference_pass.past and inference_pass.tokens == 1:
             phase = "decode"
         if not self.caches:
             phase = "forward"
-        source = inference.seq if inference.source is None else inference.source
+        source = inference_config.seq if inference_config.source is None else inference_config.source
         workload = Workload(
-            inference.batch, inference_pass.tokens, context=inference_pass.past, source=source, phase=phase
+            inference_config.batch, inference_pass.tokens, context=inference_pass.past, source=source, phase=phase
         )
-        return RunConfig(workload, execution=Execution(mla=inference.mla))
+        return RunConfig(workload, execution=Execution(mla=inference_config.mla))
 
     # --- the passes -------------------------------------------------------------------------------------------------
 
@@ -184,8 +184,14 @@ class InferenceRun:
 
     def _allocate_parameters(self, lowering: Eager) -> None:
         """Allocates the parameters, whose set does not depend on the sizes of the run."""
-        inference, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
-        key = tuple(self.layers.items()), inference.dtype, inference.choices, inference.mla, inference.include
+        inference_config, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
+        key = (
+            tuple(self.layers.items()),
+            inference_config.dtype,
+            inference_config.choices,
+            inference_config.mla,
+            inference_config.include,
+        )
         lowering.known_parameters = parameters_by_name.get(key)
         lowering.prepare(self.program)
         assert lowering.known_parameters is not None
@@ -252,15 +258,15 @@ class InferenceRun:
         self.meter.place = Place("after")
 
     def _run_lowering(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
-        inference, inputs, meter = self.inference, lowering.inputs, lowering.graph.meter
+        inference_config, inputs, meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
-        inputs[TOKENS] = ids = empty(meter, (inference.batch, inference_pass.tokens), INT64)
+        inputs[TOKENS] = ids = empty(meter, (inference_config.batch, inference_pass.tokens), INT64)
         if self.spec.kind == "encoder":
             inputs[SOURCE] = ids
         elif self.spec.kind == "encoder-decoder" and not inference_pass.past:
             lowering.take_frames(self.program)
             if self.program.frames is None:
-                inputs[SOURCE] = empty(meter, (inference.batch, lowering.run_config.workload.source), INT64)
+                inputs[SOURCE] = empty(meter, (inference_config.batch, lowering.run_config.workload.source), INT64)
         received_input = lowering.enter(self.program)
         lowering.run(self.program)
         del received_input
@@ -277,7 +283,7 @@ MOST_CHUNKS = 4
 
 def replay_inference(
     spec: ModelSpec,
-    inference: Inference,
+    inference_config: Inference,
     device: Device | None = None,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
@@ -290,16 +296,16 @@ def replay_inference(
 
     layers, workspace: as in `InferenceRun`.
     """
-    meter = Meter(device)
-    run = InferenceRun(spec, inference, layers, workspace, meter)
-    run.set_up()
-    result = ReplayResult(set_up=meter.now)
-    meter.peaks = {}
-    run.passes()
-    result.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in run.names}
-    result.after = meter.now
+    memory_meter = Meter(device)
+    inference_run = InferenceRun(spec, inference_config, layers, workspace, memory_meter)
+    inference_run.set_up()
+    result = ReplayResult(set_up=memory_meter.now)
+    memory_meter.peaks = {}
+    inference_run.passes()
+    result.peaks = {place: peak for place, peak in memory_meter.peaks.items() if place.phase in inference_run.names}
+    result.after = memory_meter.now
     if device is not None:
-        result.read(device, meter.now, meter.peak)
+        result.read(device, memory_meter.now, memory_meter.peak)
     return result
 
 
@@ -324,12 +330,12 @@ def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
 
 
 def record_inference(
-    spec: ModelSpec, inference: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
+    spec: ModelSpec, inference_config: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
     """Records set-up and the passes for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
     meter = Recorder()
-    run = InferenceRun(spec, inference, layers, workspace, meter)
-    run.set_up()
+    inference_run = InferenceRun(spec, inference_config, layers, workspace, meter)
+    inference_run.set_up()
     set_up = meter.cut()
-    run.passes()
-    return RecordedEvents(set_up, [], [meter.cut()], run.names)
+    inference_run.passes()
+    return RecordedEvents(set_up, [], [meter.cut()], inference_run.names)

@@ -26,7 +26,7 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
 
     run: stack → repeats of its pattern, to the result of that run.
     """
-    short_run_repeats = {i: SHORT_RUN_REPEATS for i, loop in enumerate(stacks) if loop.can_extrapolate}
+    short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.can_extrapolate}
     base = run(short_run_repeats)
     result = ReplayResult(base.set_up, base.after, peaks={place: peak.copy() for place, peak in base.peaks.items()})
     slopes: dict[Place, int] = {}
@@ -36,18 +36,26 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
         added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
         result.set_up += added_repeats * (longer_run.set_up - base.set_up)
         result.after += added_repeats * (longer_run.after - base.after)
-        for place, peak in result.peaks.items():
+        for allocation_place, peak in result.peaks.items():
             _extrapolate_peak(
-                peak, base.peaks[place], longer_run.peaks[_place_in_longer_run(place, stacks[i], 1)], added_repeats
+                peak,
+                base.peaks[allocation_place],
+                longer_run.peaks[_place_in_longer_run(allocation_place, stacks[i], 1)],
+                added_repeats,
             )
     for i, longer_run in runs.items():
-        for place in [place for place in result.peaks if stacks[i].is_second(place)]:
-            second_peak, third_peak = longer_run.peaks[place], longer_run.peaks[stacks[i].in_later_repeat(place, 1)]
-            slopes[place] = third_peak.bytes - second_peak.bytes
-            last_place = stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)
-            last_peaks[last_place] = peak = result.peaks[place].copy()
+        for allocation_place in [
+            allocation_place for allocation_place in result.peaks if stacks[i].is_second(allocation_place)
+        ]:
+            second_peak, third_peak = (
+                longer_run.peaks[allocation_place],
+                longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)],
+            )
+            slopes[allocation_place] = third_peak.bytes - second_peak.bytes
+            last_place = stacks[i].in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
+            last_peaks[last_place] = peak = result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
-    peaks = {_place_in_model(place, stacks): peak for place, peak in result.peaks.items()}
+    peaks = {_place_in_model(allocation_place, stacks): peak for allocation_place, peak in result.peaks.items()}
     return highest_pass(ReplayResult(result.set_up, result.after, peaks=peaks | last_peaks, slopes=slopes))
 
 
@@ -58,27 +66,31 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
     pass does not run, such as one of an encoder, has its peak of the first other pass.
     """
     highest_passes: dict[str, tuple[int, str]] = {}
-    for place, peak in result.peaks.items():
-        name = place.phase.partition(" ")[0]
-        highest_passes[name] = max(highest_passes.get(name, (0, "")), (peak.bytes, place.phase))
+    for allocation_place, peak in result.peaks.items():
+        name = allocation_place.phase.partition(" ")[0]
+        highest_passes[name] = max(highest_passes.get(name, (0, "")), (peak.bytes, allocation_place.phase))
     phase_by_name = {name: phase for name, (_, phase) in highest_passes.items()}
     if all(name == phase for name, phase in phase_by_name.items()):
         return result
 
-    def under_phase_name(place: Place) -> Place | None:
+    def under_phase_name(allocation_place: Place) -> Place | None:
         """Returns the place under the phase's name; None if the highest pass has a peak in the same module."""
-        name = place.phase.partition(" ")[0]
-        highest_place = place._replace(phase=phase_by_name[name])
-        return place._replace(phase=name) if highest_place == place or highest_place not in result.peaks else None
+        name = allocation_place.phase.partition(" ")[0]
+        highest_place = allocation_place._replace(phase=phase_by_name[name])
+        return (
+            allocation_place._replace(phase=name)
+            if highest_place == allocation_place or highest_place not in result.peaks
+            else None
+        )
 
     peaks: dict[Place, Peak] = {}
     slopes: dict[Place, int] = {}
-    for place, peak in result.peaks.items():
-        new_place = under_phase_name(place)
+    for allocation_place, peak in result.peaks.items():
+        new_place = under_phase_name(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
-            if place in result.slopes:
-                slopes[new_place] = result.slopes[place]
+            if allocation_place in result.slopes:
+                slopes[new_place] = result.slopes[allocation_place]
     return replace(result, peaks=peaks, slopes=slopes)
 
 
@@ -89,27 +101,30 @@ def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple:
         peak.by_kind[kind] += multiple * (peak_after.by_kind[kind] - peak_before.by_kind[kind])
 
 
-def _place_in_longer_run(place: Place, stack: LayerStack, added_repeats: int) -> Place:
+def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repeats: int) -> Place:
     """Returns the place at the same distance from the first or last layer, with `added_repeats` more repeats."""
-    if not stack.contains(place) or place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period:
-        return place
-    return stack.in_later_repeat(place, added_repeats)
+    if (
+        not stack.contains(allocation_place)
+        or allocation_place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period
+    ):
+        return allocation_place
+    return stack.in_later_repeat(allocation_place, added_repeats)
 
 
-def _place_in_model(place: Place, stacks: list[LayerStack]) -> Place:
+def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
     """Returns the place in the full model that corresponds to a place in a short run."""
     for stack in stacks:
         if stack.can_extrapolate:
-            place = _place_in_longer_run(place, stack, stack.repeats - SHORT_RUN_REPEATS)
-    return place
+            allocation_place = _place_in_longer_run(allocation_place, stack, stack.repeats - SHORT_RUN_REPEATS)
+    return allocation_place
 
 
-def node_path(place: Place, stacks: list[LayerStack]) -> str:
+def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
     """Returns the path of a module in the model's tree, with the index of its layer."""
     for stack in stacks:
-        if place.layer_index >= 0 and stack.contains(place):
-            return stack.node(place)
-    return place.path
+        if allocation_place.layer_index >= 0 and stack.contains(allocation_place):
+            return stack.node(allocation_place)
+    return allocation_place.path
 
 
 def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
@@ -146,23 +161,25 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             )
         block.clear()
 
-    repeated_stacks = [loop for loop in stacks if loop.can_extrapolate] if result.slopes else []
+    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if result.slopes else []
     ends = {
-        loop.in_later_repeat(place, loop.repeats - SHORT_RUN_REPEATS)
+        layer_stack.in_later_repeat(place, layer_stack.repeats - SHORT_RUN_REPEATS)
         for place in result.slopes
-        for loop in stacks
-        if loop.contains(place)
+        for layer_stack in stacks
+        if layer_stack.contains(place)
     }
-    for place, peak in result.peaks.items():
-        if place in ends:
+    for allocation_place, peak in result.peaks.items():
+        if allocation_place in ends:
             continue
-        loop = next((loop for loop in repeated_stacks if loop.is_second(place)), None)
-        if loop is not block_stack or (block and block[0][0].phase != place.phase):
+        layer_stack = next(
+            (layer_stack for layer_stack in repeated_stacks if layer_stack.is_second(allocation_place)), None
+        )
+        if layer_stack is not block_stack or (block and block[0][0].phase != allocation_place.phase):
             flush()
-            block_stack = loop
-        if loop is None:
-            points.append((place.phase, node_path(place, stacks), peak.bytes))
+            block_stack = layer_stack
+        if layer_stack is None:
+            points.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
         else:
-            block.append((place, peak.bytes))
+            block.append((allocation_place, peak.bytes))
     flush()
     return points

@@ -107,16 +107,16 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 """The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
 
 
-def _accept_every_run(memory: Memory, version: str) -> None:
+def _accept_every_run(memory_estimate: Memory, version: str) -> None:
     """Accepts every request: the framework's default for checks before a layout is known."""
 
 
-def _no_document_values(run: RunOnRanks) -> Mapping[str, Any]:
+def _no_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns no values for the JSON document; the default `Framework.document`."""
     return {}
 
 
-def _eager_stack(launch: Launch | None, compiled: bool) -> str:
+def _eager_stack(launched_run: Launch | None, compiled: bool) -> str:
     """Returns the name of the software stack that times eager PyTorch; the default `Framework.stack`."""
     return "torch"
 
@@ -183,6 +183,6 @@ class Framework:
         """Returns the tests and measurements that support results for a layout. trains: whether the run is training."""
         return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, trains)
 
-    def is_implied(self, request: LayoutRequest) -> bool:
+    def is_implied(self, layout_request: LayoutRequest) -> bool:
         """Whether the layout options that a user gave imply this framework, though they do not name it."""
-        return self.implied_by is not None and self.implied_by[1](request)
+        return self.implied_by is not None and self.implied_by[1](layout_request)

@@ -37,9 +37,9 @@ class FrozenModel:
         """Returns the frozen weights' bytes per device. parameters: their number. trained_dtype: trained format."""
         return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
 
-    def bytes_beside(self, memory: Memory) -> int:
+    def bytes_beside(self, memory_estimate: Memory) -> int:
         """Returns the frozen weights' bytes per device, in addition to the memory of the training run."""
-        return self.bytes(memory.states.count.total, memory.states.dtype)
+        return self.bytes(memory_estimate.states.count.total, memory_estimate.states.dtype)
 
     def data(self) -> dict[str, object]:
         """Returns the frozen model as values of a JSON document."""
@@ -58,10 +58,10 @@ class SecondLoss:
     name: str = "second loss"
     kind = "temporary"
 
-    def bytes_beside(self, memory: Memory) -> int:
+    def bytes_beside(self, memory_estimate: Memory) -> int:
         """Returns the bytes per device of the second loss's logits, as if they were never freed: an upper bound."""
-        workload = memory.states.workload
-        return self.width * int(workload.batch) * int(workload.seq) * memory.spec.vocab_size
+        workload = memory_estimate.states.workload
+        return self.width * int(workload.batch) * int(workload.seq) * memory_estimate.spec.vocab_size
 
     def data(self) -> dict[str, object]:
         """Returns the second loss as values of a JSON document."""

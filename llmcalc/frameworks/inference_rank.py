@@ -39,11 +39,14 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runt
     return replace(divided_memory, _recordings=whole_model._recordings)
 
 
-def rank_memory(memory: Memory) -> DeviceMemory:
-    """Returns a rank's device memory, with layers numbered as in the whole model. memory: from `inference_rank`."""
-    model = memory.spec
+def rank_memory(memory_estimate: Memory) -> DeviceMemory:
+    """Returns a rank's device memory, with layers numbered as in the whole model.
+
+    memory_estimate: from `inference_rank`.
+    """
+    model = memory_estimate.spec
     assert isinstance(model, RankModel)
-    device, start = memory.device, min(model.chunks.layers, default=0)
+    device, start = memory_estimate.device, min(model.chunks.layers, default=0)
 
     def with_model_numbers(point: Point) -> Point:
         layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + start}", point.node)

@@ -52,10 +52,10 @@ class PeakByPath(NamedTuple):
     by_path: Mapping[str, int]
 
     @staticmethod
-    def since_restart(meter: Meter, bytes_before: int) -> PeakByPath:
+    def since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
         """Returns the peak bytes since the meter's last restart, less `bytes_before`, the allocated bytes then."""
         peaks: dict[str, int] = {}
-        for module_path, peak in meter.peaks.items():
+        for module_path, peak in memory_meter.peaks.items():
             peaks[module_path.path] = max(peaks.get(module_path.path, 0), peak.bytes - bytes_before)
         return PeakByPath(peaks)
 
@@ -222,7 +222,7 @@ class PeakEstimate:
         stacks = [
             [item for item in parent.items if isinstance(item, Scope) and item.name == "layers"] for parent in parents
         ]
-        return [kind for stack in stacks if stack for kind in layer_kinds(stack)]
+        return [layer_kind for stack in stacks if stack for layer_kind in layer_kinds(stack)]
 
     @cached_property
     def experts(self) -> int:
@@ -510,38 +510,49 @@ class RingChunk(Chunk):
     lowering: RingAttention
 
     def __init__(
-        self, spec: ModelSpec, training: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
+        self,
+        spec: ModelSpec,
+        training_config: Training,
+        layout: Layout,
+        rank: int,
+        stage: Stage,
+        memory_meter: Meter | Recorder,
     ) -> None:
         super().__init__(
-            spec, replace(training, seq=part_of_sequence(layout, training.seq)), layout, rank, stage, meter
+            spec,
+            replace(training_config, seq=part_of_sequence(layout, training_config.seq)),
+            layout,
+            rank,
+            stage,
+            memory_meter,
         )
         self.lowering.ring = ring_of(layout, rank)
 
 
-def torch_passes(spec: ModelSpec, training: Training) -> MeasurePasses:
+def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
     """Returns a function that measures bytes of passes of torch's kernels. Raises `Unsupported` for kernels without a
     ring."""
 
     def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
-        meter = Meter()
-        chunk = RingChunk(spec, training, layout, 0, stage, meter)
+        memory_meter = Meter()
+        chunk = RingChunk(spec, training_config, layout, 0, stage, memory_meter)
         measured: list[MicroBatchBytes] = []
         for count in (repeats[0], *repeats):  # the first pass makes the gradients
             chunk.lowering.run_only = {} if count is None else {0: count}
             if not measured:
                 chunk.set_up()
-                after_set_up = meter.now
-            bytes_before = meter.now
-            meter.restart()
+                after_set_up = memory_meter.now
+            bytes_before = memory_meter.now
+            memory_meter.restart()
             flight = chunk.forward_of()
-            saved_bytes, forward = meter.now - bytes_before, PeakByPath.since_restart(meter, bytes_before)
-            meter.restart()
+            saved_bytes, forward = memory_meter.now - bytes_before, PeakByPath.since_restart(memory_meter, bytes_before)
+            memory_meter.restart()
             chunk.backward_of(flight)
-            backward = PeakByPath.since_restart(meter, bytes_before)
+            backward = PeakByPath.since_restart(memory_meter, bytes_before)
             del flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not measured:  # tables, and tensors that live until the next micro-batch
-                remaining_bytes = meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
+                remaining_bytes = memory_meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
             extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
             if extra_bytes and len(repeats) > 1:  # each number of layers has other gradients
                 return [batch for count in repeats for batch in measure(layout, stage, [count])]
@@ -561,24 +572,28 @@ THREADS = 2
 """The forward thread and that of the backward pass: each has a cuBLAS workspace."""
 
 
-def bytes_per_parameter(memory: Memory, flat: bool = False) -> BytesPerParameter:
+def bytes_per_parameter(memory_estimate: Memory, flat: bool = False) -> BytesPerParameter:
     """Returns the bytes per parameter of weights, gradients and optimizer states, stored as on one device.
 
     flat: whether a rank's part of all parameters is one tensor without rows, so that Adafactor keeps it whole.
     """
-    use, n = memory.states, memory.states.count.total
-    if use.optimizer is not None and memory.settings.lora_rank is None:
-        states_per_parameter = optimizer(use.optimizer.name).per_element(flat)
+    memory_use, n = memory_estimate.states, memory_estimate.states.count.total
+    if memory_use.optimizer is not None and memory_estimate.settings.lora_rank is None:
+        states_per_parameter = optimizer(memory_use.optimizer.name).per_element(flat)
         if states_per_parameter is not None:
-            per_matrix, adamw_extra = (count * bytes_of(1, use.optimizer.dtype) for count in states_per_parameter)
-            master_bytes = use.master_weights / n
-            return BytesPerParameter(use.weights / n, use.gradients / n, per_matrix + master_bytes, adamw_extra)
-    states = 0 if use.optimizer is None else use.optimizer.bytes
-    return BytesPerParameter(use.weights / n, use.gradients / n, (states + use.master_weights) / n)
+            per_matrix, adamw_extra = (
+                count * bytes_of(1, memory_use.optimizer.dtype) for count in states_per_parameter
+            )
+            master_bytes = memory_use.master_weights / n
+            return BytesPerParameter(
+                memory_use.weights / n, memory_use.gradients / n, per_matrix + master_bytes, adamw_extra
+            )
+    states = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
+    return BytesPerParameter(memory_use.weights / n, memory_use.gradients / n, (states + memory_use.master_weights) / n)
 
 
 def estimate_with_torch_kernels(
-    memory: Memory,
+    memory_estimate: Memory,
     per_parameter: BytesPerParameter,
     computing: Training,
     transient: TransientBytesOfRank,
@@ -591,9 +606,16 @@ def estimate_with_torch_kernels(
     transient: counts the transient bytes of a rank.
     pads: whether shards are equally many rows of every tensor, rounded up.
     """
-    fixed_bytes = memory.runtime.context + THREADS * memory.runtime.workspace
-    passes = torch_passes(memory.spec, computing)
-    frees = not memory.training().keeps_gradients
+    fixed_bytes = memory_estimate.runtime.context + THREADS * memory_estimate.runtime.workspace
+    passes = torch_passes(memory_estimate.spec, computing)
+    frees = not memory_estimate.training().keeps_gradients
     return PeakEstimate(
-        memory.spec, per_parameter, passes, memory.states.count.include, fixed_bytes, transient, frees, pads
+        memory_estimate.spec,
+        per_parameter,
+        passes,
+        memory_estimate.states.count.include,
+        fixed_bytes,
+        transient,
+        frees,
+        pads,
     )

@@ -51,7 +51,7 @@ class Cluster:
 
     @staticmethod
     def of(
-        memory: Memory,
+        memory_estimate: Memory,
         layout: Layout,
         framework: Framework | str,
         version: str = "",
@@ -60,7 +60,7 @@ class Cluster:
     ) -> Cluster:
         """Returns the cluster of a layout. framework: a record or its name; other arguments as in `RunOnRanks`."""
         record = framework if isinstance(framework, Framework) else framework_named(framework)
-        return Cluster(RunOnRanks(memory, layout, version, own_settings, frozen), record)
+        return Cluster(RunOnRanks(memory_estimate, layout, version, own_settings, frozen), record)
 
     @property
     def memory(self) -> Memory:
@@ -152,10 +152,10 @@ class Cluster:
     @cached_property
     def evidence(self) -> list[Evidence]:
         """The evidence for the results: tests and measurements of the run's parts, kernels, settings and framework."""
-        use = self.memory.states
+        memory_use = self.memory.states
         record = self.framework.evidence_for(self.layout, self.trains)
-        optimizer = None if use.optimizer is None else use.optimizer.name
-        evidence = record.run(evidence_of_parts(self.spec, use.count.include), optimizer)
+        optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
+        evidence = record.run(evidence_of_parts(self.spec, memory_use.count.include), optimizer)
         return evidence if record.own_kernels else [*evidence, *self.memory.evidence(self.attention)]
 
     @property
@@ -213,16 +213,16 @@ class Cluster:
             messages = self.framework.own_messages(self.run, rank)
             if messages is not None:
                 return messages
-        gradients, use = self.framework.gradient_rules(), self.memory.states
+        gradients, memory_use = self.framework.gradient_rules(), self.memory.states
         return rank_messages(
             self.spec,
             self.layout,
-            use.workload,
+            memory_use.workload,
             gradients,
             self.micro_batches,
             rank,
-            width=DTYPE_BITS[use.dtype] // 8,
-            include=use.count.include,
+            width=DTYPE_BITS[memory_use.dtype] // 8,
+            include=memory_use.count.include,
             recompute=self.settings.recomputed(),
         )
 
@@ -232,10 +232,10 @@ def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str
     return all(layers >= smaller_layers for layers, smaller_layers in zip(chunks, smaller_chunks, strict=True))
 
 
-def attention_of(memory: Memory, framework: Framework) -> AttentionImplementation:
+def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImplementation:
     """Returns the attention implementation that runs: the requested one, or the framework's default."""
-    requested = memory.settings.attn_implementation
-    return requested or framework.attention or default_attention(memory.settings, memory.spec)
+    requested = memory_estimate.settings.attn_implementation
+    return requested or framework.attention or default_attention(memory_estimate.settings, memory_estimate.spec)
 
 
 def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:

@@ -55,9 +55,9 @@ class RankRequest:
 
         if not self.sizes:
             raise InputError("--rank: is of a layout; expected its sizes too, such as --tp 8")
-        request = LayoutRequest(**self.sizes)
-        with suggest_nearest_layouts(spec, request):
-            layout = request.layout()
+        layout_request = LayoutRequest(**self.sizes)
+        with suggest_nearest_layouts(spec, layout_request):
+            layout = layout_request.layout()
             if self.rank is None:
                 reason = f"the first rank that {quantity} the most" if layout.world > 1 else ""
                 return RankShare(heaviest_rank(spec, layout, cost), reason)

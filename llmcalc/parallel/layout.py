@@ -239,10 +239,10 @@ def stages(layout: Layout, layers: int) -> Iterator[Stage]:
         raise ImpossibleLayout(
             f"--pp {layout.pp}: {count} stages do not divide {layers} layers; expected a divisor, or --pp-layout"
         )
-    sizes = layout.pp_layout or (layers // count,) * count
-    if sum(sizes) != layers:
-        raise ImpossibleLayout(f"--pp-layout: {sum(sizes)} layers in all; expected the model's {layers}")
+    layers_per_stage = layout.pp_layout or (layers // count,) * count
+    if sum(layers_per_stage) != layers:
+        raise ImpossibleLayout(f"--pp-layout: {sum(layers_per_stage)} layers in all; expected the model's {layers}")
     start = 0
-    for i, size in enumerate(sizes):
-        yield Stage(i % layout.pp, i // layout.pp, range(start, start + size), i == 0, i == count - 1)
-        start += size
+    for i, stage_layers in enumerate(layers_per_stage):
+        yield Stage(i % layout.pp, i // layout.pp, range(start, start + stage_layers), i == 0, i == count - 1)
+        start += stage_layers

@@ -205,13 +205,13 @@ class LayoutRequest:
                     f"{option}: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
                 )
 
-    def groups(self, dp: int, cp: int, zero: int) -> int:
+    def groups(self, dp: int, cp: int, zero_stage: int) -> int:
         """Returns the number of ZeRO groups that `--zero-group` makes of data- and context-parallel ranks.
 
         Raises `InputError` without a ZeRO stage, beside `--hsdp-replicas`, and for a size that does not divide them.
         """
         assert self.zero_group is not None
-        if zero == 0:
+        if zero_stage == 0:
             raise InputError(f"--zero-group {self.zero_group}: nothing is sharded; expected --zero 1, 2 or 3 too")
         if self.hsdp_replicas is not None:
             raise InputError(

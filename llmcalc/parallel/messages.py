@@ -137,8 +137,8 @@ def rank_messages(
     for chunk in chunks:
         rules = width, include, gradients.own_checkpointing, recompute_rule
         for collective in _program_collectives(chunk.program, run_config, *rules):
-            group, ranks, kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
-            messages.append(Message(group, ranks, kind, bytes, collective.times * chunk.batches))
+            group, ranks, collective_kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
+            messages.append(Message(group, ranks, collective_kind, bytes, collective.times * chunk.batches))
         messages += _loss_messages(layout, chunk, run_config)
         messages += _pipeline_messages(layout, chunk, run_config, width)
     messages += _tensor_group_gradients(spec, layout, chunks, include, gradients, width)
@@ -218,7 +218,12 @@ def _pipeline_messages(layout: Layout, chunk: Chunk, run_config: RunConfig, widt
 
 
 def _tensor_group_gradients(
-    spec: ModelSpec, layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
+    spec: ModelSpec,
+    layout: Layout,
+    chunks: list[Chunk],
+    include: frozenset[str],
+    gradients: GradientRules,
+    width: int,
 ) -> Iterator[Message]:
     """Yields all-reduces of the gradients of weights replicated over a tensor-parallel group.
 
@@ -276,9 +281,9 @@ class ReplicaGroup(NamedTuple):
     shards: int
     replicas: int
 
-    def message(self, kind: CollectiveKind, bytes: Number, count: Number) -> Message:
+    def message(self, collective_kind: CollectiveKind, bytes: Number, count: Number) -> Message:
         """Returns messages among the ranks that shard the weights."""
-        return Message("expert dp" if self.expert else "dp", self.shards, kind, bytes, count)
+        return Message("expert dp" if self.expert else "dp", self.shards, collective_kind, bytes, count)
 
     def replica_all_reduce(self, bytes: Number, count: Number) -> Message:
         """Returns all-reduces of this rank's shard over all replicas."""
@@ -305,7 +310,12 @@ GroupMessages: TypeAlias = Callable[[ReplicatedWeights], Iterator[Message]]
 
 
 def _embedding_messages(
-    spec: ModelSpec, layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
+    spec: ModelSpec,
+    layout: Layout,
+    chunks: list[Chunk],
+    include: frozenset[str],
+    gradients: GradientRules,
+    width: int,
 ) -> Iterator[Message]:
     """Yields all-reduces of the embedding's gradient between first and last stage, if both have the embedding."""
     is_tied = spec.tie_word_embeddings and spec.head.type == "lm"

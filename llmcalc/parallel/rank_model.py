@@ -144,27 +144,28 @@ class RankShare(NamedTuple):
     def rank(self) -> int:
         return self.model.rank
 
-    def run_config(self, run: RunConfig) -> RunConfig:
+    def run_config(self, run_config: RunConfig) -> RunConfig:
         """Returns the run with this rank's part of each sequence.
 
         Raises `InputError` for a length that the ranks do not divide, and for phases without context parallelism.
         """
-        layout, seq = self.layout, run.workload.seq
+        layout, seq = self.layout, run_config.workload.seq
         divides_tokens = layout.sequence_parallel or (layout.ep > 1 and layout.expert_tp < layout.tp)
-        if divides_tokens and run.batch * seq % layout.tp:
+        if divides_tokens and run_config.batch * seq % layout.tp:
             raise InputError(
-                f"--tp {layout.tp}: its ranks divide the {run.batch * seq:,} tokens; expected --batch times --seq in "
+                f"--tp {layout.tp}: its ranks divide the {run_config.batch * seq:,} tokens; expected --batch times "
+                "--seq in "
                 f"multiples of {layout.tp}"
             )
         if layout.cp == 1:
-            return run
-        if run.phase in ("prefill", "decode"):
+            return run_config
+        if run_config.phase in ("prefill", "decode"):
             raise InputError(
                 f"--cp {layout.cp}: sequences are divided in training; expected --phase forward or training"
             )
         if seq % (2 * layout.cp):
             raise InputError(f"--cp {layout.cp}: expected --seq in multiples of {2 * layout.cp}, not {seq}")
-        return replace(run, sequence_ranks=layout.cp)
+        return replace(run_config, sequence_ranks=layout.cp)
 
 
 def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:

@@ -177,9 +177,9 @@ class RankFlow(Flow):
     def divides_evenly(self) -> bool:
         """Whether the ranks of a tensor-parallel group have parts of the same lengths."""
         axes: set[Axis] = set()
-        for step in self.root.steps():
-            weight = () if step.weight is None else (step.weight.out, step.weight.ins)
-            for shape in (*weight, *(value.axes for value in (*step.ins, *step.outs))):
+        for operation in self.root.steps():
+            weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
+            for shape in (*weight, *(value.axes for value in (*operation.ins, *operation.outs))):
                 axes.update(flat_axes(shape))
         rows = [axis for axis in axes if isinstance(axis, Shard) and axis.name in NEAR_ROWS]
         return all(axis.size * axis.degree == axis.full_size for axis in rows)
@@ -214,20 +214,20 @@ class RankFlow(Flow):
         verb: str,
         name: str,
         ins: tuple[Value, ...],
-        outs: tuple[Value, ...] = (),
+        outputs: tuple[Value, ...] = (),
         op: ops.Op | None = None,
         weight: Weight | None = None,
         about: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         if self.rank_axes.divides and verb not in NO_OPERATIONS:
-            self._check_step(verb, name, ins, outs)
-        super().record(verb, name, ins, outs, op, weight, about, **options)
+            self._check_step(verb, name, ins, outputs)
+        super().record(verb, name, ins, outputs, op, weight, about, **options)
 
-    def _check_step(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
+    def _check_step(self, verb: str, name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         """Raises `InputError` for a step that is not modelled for a single rank."""
         degrees: dict[str, int] = {}
-        for value in (*ins, *outs):
+        for value in (*ins, *outputs):
             if value.of is not None and is_divided(value.axes) != is_divided(value.storage.axes):
                 raise self._not_modelled(verb, name, "groups values across the parts of ranks")
             for axis in flat_axes(value.axes):
@@ -235,7 +235,7 @@ class RankFlow(Flow):
                 if degrees.setdefault(axis.name, degree) != degree:
                     axes = FIELDS.get(axis.name, axis.name)
                     raise self._not_modelled(verb, name, f"joins a part of {axes} with all of it")
-        if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outs[0].axes):
+        if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outputs[0].axes):
             raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
     def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
@@ -251,16 +251,16 @@ class RankFlow(Flow):
             raise self._not_modelled("repeat", "", "repeats undivided heads for divided ones")
         return super().repeat(x, heads, tiled)
 
-    def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
-        return super().absorb(name, x, self.rank_part(weight), *map(self.rank_part, out))
+    def absorb(self, name: str, x: Value, weight: Weight, *output: Axis | Beside) -> Value:
+        return super().absorb(name, x, self.rank_part(weight), *map(self.rank_part, output))
 
-    def linear(self, name: str, x: Value, *out: Axis | Beside, **options: Any) -> Value:
+    def linear(self, name: str, x: Value, *output: Axis | Beside, **options: Any) -> Value:
         if options.get("weight") is not None:
             original = options["weight"]
             options["weight"] = weight = self._stage_copy(original)
             if weight is not original and not weight.is_counted:  # the stage's head is a matrix of its own, transposed
                 weight.out, weight.ins = original.ins, original.out
-        return super().linear(name, x, *map(self.rank_part, out), **options)
+        return super().linear(name, x, *map(self.rank_part, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         table = self._stage_copy(weight)
@@ -293,8 +293,10 @@ class RankFlow(Flow):
             self.tables[id(weight)] = Weight(weight.name, weight.out, weight.ins)
         return self.tables[id(weight)]
 
-    def experts(self, name: str, x: Value, experts: Axis, top_k: Number, *out: Axis | Beside, **options: Any) -> Value:
-        return super().experts(name, x, self.rank_axes.experts(experts), top_k, *map(self.rank_part, out), **options)
+    def experts(
+        self, name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | Beside, **options: Any
+    ) -> Value:
+        return super().experts(name, x, self.rank_axes.experts(experts), top_k, *map(self.rank_part, output), **options)
 
     def layers(
         self,
@@ -341,16 +343,22 @@ class RankFlow(Flow):
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
             self.result = self.exit
-        computed_ids = {id(scope.after) for scope in self.root.scopes() if scope.after is not None} | {id(self.entry)}
-        for step in self.root.steps(idle=False):
-            for value in step.ins:
-                if id(value.storage) not in computed_ids and not value.storage.fixed and step.verb not in NO_OPERATIONS:
-                    pp, name = self.rank_axes.layout.pp, step.name or step.verb
+        computed_ids = {
+            id(module_scope.after) for module_scope in self.root.scopes() if module_scope.after is not None
+        } | {id(self.entry)}
+        for operation in self.root.steps(idle=False):
+            for value in operation.ins:
+                if (
+                    id(value.storage) not in computed_ids
+                    and not value.storage.fixed
+                    and operation.verb not in NO_OPERATIONS
+                ):
+                    pp, name = self.rank_axes.layout.pp, operation.name or operation.verb
                     raise InputError(
                         f"--pp {pp}: {name} in layers after the first stage reads what only the first stage computes, "
                         "which is not modelled; expected --pp 1"
                     )
-            computed_ids |= {id(value.storage) for value in step.outs}
+            computed_ids |= {id(value.storage) for value in operation.outs}
 
 
 WITH_AXES = (
@@ -410,10 +418,12 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     Ranks that do not divide an encoder of images or audio have it whole.
     """
     root = spec.shared_program.root
-    encoders = [scope for scope in root.scopes() if scope.about.get("optional") == TOWERS.name]
-    in_encoders = {id(step) for scope in encoders for step in scope.steps()}
-    steps = (step for step in root.steps() if id(step) not in in_encoders)
-    return list(dict.fromkeys(axis for step in steps for value in step.outs for axis in flat_axes(value.axes)))
+    encoders = [module_scope for module_scope in root.scopes() if module_scope.about.get("optional") == TOWERS.name]
+    in_encoders = {id(operation) for module_scope in encoders for operation in module_scope.steps()}
+    steps = (operation for operation in root.steps() if id(operation) not in in_encoders)
+    return list(
+        dict.fromkeys(axis for operation in steps for value in operation.outs for axis in flat_axes(value.axes))
+    )
 
 
 def has_whole_towers(spec: ModelSpec, rank_axes: RankAxes) -> bool:

@@ -110,11 +110,11 @@ class Pipeline:
         """Yields every action of a rank with the micro-batches in flight while it runs, including its own."""
         awaiting_backward, weights = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
-            kind, chunk = action[:2]
-            awaiting_backward[chunk] += kind == "F"
+            pass_kind, chunk = action[:2]
+            awaiting_backward[chunk] += pass_kind == "F"
             yield action, InFlight(tuple(awaiting_backward), tuple(weights))
-            awaiting_backward[chunk] -= kind in "BI"
-            weights[chunk] += (kind == "I") - (kind == "W")
+            awaiting_backward[chunk] -= pass_kind in "BI"
+            weights[chunk] += (pass_kind == "I") - (pass_kind == "W")
 
     def most_in_flight(self, rank: int) -> int:
         """Returns the largest number of micro-batches in flight on a rank, over all of its chunks."""
@@ -207,9 +207,9 @@ def torch_group(ranks: int, micro_batches: int) -> int:
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def _passes_in_order(kind: Kind, micro_batches: int) -> list[Action]:
+def _passes_in_order(pass_kind: Kind, micro_batches: int) -> list[Action]:
     """Returns the passes of every micro-batch through one chunk."""
-    return [Action(kind, 0, i) for i in range(micro_batches)]
+    return [Action(pass_kind, 0, i) for i in range(micro_batches)]
 
 
 def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
@@ -222,11 +222,11 @@ def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup:
     )
 
 
-def _interleaved_passes(kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
+def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
-    chunk_order = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
+    chunk_order = range(chunks) if pass_kind == "F" else range(chunks - 1, -1, -1)
     return [
-        Action(kind, chunk, i)
+        Action(pass_kind, chunk, i)
         for start in range(0, micro_batches, group)
         for chunk in chunk_order
         for i in range(start, min(start + group, micro_batches))
@@ -253,7 +253,7 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns 1F1B with weight-gradient passes delayed by as many micro-batches as there are earlier ranks."""
     p, m = ranks, micro_batches
     warmup = min(p - 1 - rank, m)
-    forwards, inputs, weights = (_passes_in_order(kind, m) for kind in ("F", "I", "W"))
+    forwards, inputs, weights = (_passes_in_order(pass_kind, m) for pass_kind in ("F", "I", "W"))
     order = forwards[:warmup]
     for i in range(m):
         order += forwards[warmup + i : warmup + i + 1]
@@ -338,10 +338,10 @@ class Costs(NamedTuple):
     send: float = 0
     overlapped: float | None = None
 
-    def duration(self, kind: Kind) -> float:
+    def duration(self, pass_kind: Kind) -> float:
         """Returns the duration of an action that runs alone."""
         inputs, weights = self.backward_inputs, self.backward_weights
-        return {"F": self.forward, "B": inputs + weights, "I": inputs, "W": weights}[kind]
+        return {"F": self.forward, "B": inputs + weights, "I": inputs, "W": weights}[pass_kind]
 
     def pair(self) -> float:
         """Returns the duration of a forward and a backward pass that overlap."""
@@ -444,7 +444,7 @@ class _Run:
             [pipeline.stage(rank, chunk) * self.micro_batches for chunk in range(pipeline.chunks)]
             for rank in range(ranks)
         ]
-        self.durations = {kind: costs.duration(kind) for kind in get_args(Kind)}
+        self.durations = {pass_kind: costs.duration(pass_kind) for pass_kind in get_args(Kind)}
         self.spans: list[list[Span]] = [[] for _ in range(ranks)]
         self.sent: dict[Kind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
         self.ready, self.free = list(range(ranks)), [0.0] * ranks
@@ -474,13 +474,13 @@ class _Run:
 
     def input_of(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
         """Returns the pass whose result an action needs, and when the result arrives; None while it is pending."""
-        kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
+        pass_kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
         index = first_pass + action.micro_batch
         required_pass: StagePass
-        if kind == "F":  # the output of the previous stage
+        if pass_kind == "F":  # the output of the previous stage
             required_pass = ("F", index - self.micro_batches)
             return required_pass, 0.0 if first_pass == 0 else self.arrives.get(required_pass)
-        if kind == "W":
+        if pass_kind == "W":
             required_pass = ("I", index)
             return required_pass, self.ended.get(required_pass)
         required_pass = ("F", index)  # the forward pass of this stage, and the gradient from the next stage

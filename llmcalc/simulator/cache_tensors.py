@@ -25,23 +25,23 @@ class CacheTensors(ParameterTensors):
             copies = tuple(self.in_pool(x.shape, x.dtype) if self.paged else self.t.copy(x) for x in tensors)
             self.store[(*self.cache_path, name)] = copies
 
-    def states(self, step: Step, *shapes: Shape) -> tuple[Tensor, ...]:
+    def states(self, operation: Step, *shapes: Shape) -> tuple[Tensor, ...]:
         """Returns the tensors of a recurrent state, allocated in the first pass; none without a store.
 
         shapes: shapes for one sequence.
         """
         if self.store is None:
             return ()
-        cached_states = self.cached(step.name)
+        cached_states = self.cached(operation.name)
         if cached_states is not None:
             return cached_states
-        assert isinstance(step.op, State)
-        assert sum(map(count, shapes)) == step.op.size, (shapes, step.op)
-        dtype, batch = self.dtype if step.op.bits is None else FLOAT32, self.run_config.batch
+        assert isinstance(operation.op, State)
+        assert sum(map(count, shapes)) == operation.op.size, (shapes, operation.op)
+        dtype, batch = self.dtype if operation.op.bits is None else FLOAT32, self.run_config.batch
         with counted_as(self.graph.meter, "cache"):
             make = self.in_pool if self.paged else self.graph.new
             states = tuple(make((batch, *shape), dtype) for shape in shapes)
-        self.store[(*self.cache_path, step.name)] = states
+        self.store[(*self.cache_path, operation.name)] = states
         return states
 
     def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:

@@ -184,8 +184,8 @@ class CachingAllocator:
         allocated_units, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
         expandable, (small_pool, large_pool) = self.expandable_segments, self._pools_of_stream(self._stream)
         small_free, large_free, large_rest = small_pool.free, large_pool.free, large_pool.least_rest
-        for x, size, n in steps:
-            if not size:
+        for x, nbytes, n in steps:
+            if not nbytes:
                 block = block_of[x + base]
                 address, n = block & ADDRESS, block >> BITS
                 allocated_units -= n
@@ -216,7 +216,7 @@ class CachingAllocator:
                     del free_list[list_index]
                     insort(free_list, block)
                 continue
-            if size < 0:
+            if nbytes < 0:
                 self._stream = n
                 small_pool, large_pool = self._pools_of_stream(n)
                 small_free, large_free = small_pool.free, large_pool.free
@@ -225,7 +225,7 @@ class CachingAllocator:
                 free_list, least_rest = large_free, large_rest
             else:
                 free_list, least_rest = small_free, 1
-            list_index = bisect_left(free_list, size)
+            list_index = bisect_left(free_list, nbytes)
             block = free_list[list_index]
             if block == NO_BLOCK:
                 block = self._reserve_block(large_pool if n > SMALL else small_pool, n)
@@ -240,8 +240,8 @@ class CachingAllocator:
             allocated_units += n
             del starts[address]
             if remainder >= least_rest:
-                block_of[x + base] = size + address
-                block += n - size
+                block_of[x + base] = nbytes + address
+                block += n - nbytes
                 starts[address + n] = ends[address + block_size] = block
                 if not list_index or free_list[list_index - 1] < block:
                     free_list[list_index] = block  # it is smaller than the block that it replaces
@@ -355,14 +355,14 @@ class RequestedBytes:
         first, lowest, count = repeats[0], min(repeats), len(repeats)
         before, peak_before = self.requested, self.peak_requested
         self.peak_requested = before
-        steps = self.steps([(x + first, size, detail) for x, size, detail in events])
+        steps = self.steps([(x + first, nbytes, detail) for x, nbytes, detail in events])
         further_bytes = (count - 1) * (self.requested - before)
         self.requested += further_bytes
         self.peak_requested = max(peak_before, self.peak_requested + max(0, further_bytes))
-        for x, size, _ in events:
-            if size >= 0:
-                self._bytes[x + lowest : x + lowest + count] = [size] * count
-        return [(x - first, size, n) for x, size, n in steps]
+        for x, nbytes, _ in events:
+            if nbytes >= 0:
+                self._bytes[x + lowest : x + lowest + count] = [nbytes] * count
+        return [(x - first, nbytes, n) for x, nbytes, n in steps]
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
         """Encodes the next events."""
@@ -371,8 +371,8 @@ class RequestedBytes:
         steps: list[Step] = []
         append = steps.append
         x: Any
-        for x, size, detail in events:
-            if size == FREED:
+        for x, nbytes, detail in events:
+            if nbytes == FREED:
                 if renamed_storages:
                     x = renamed_storages.get(x, x)
                 bytes = bytes_of_storage[x]
@@ -380,24 +380,24 @@ class RequestedBytes:
                     append((x, 0, 0))
                     requested_bytes -= bytes
                 continue
-            if size == TAKEN:
+            if nbytes == TAKEN:
                 if bytes_of_storage[x] is not None:
                     continue
-                size = detail
-            if size > 0:
-                bytes_of_storage[x] = size
+                nbytes = detail
+            if nbytes > 0:
+                bytes_of_storage[x] = nbytes
                 if renamed_storages:
                     renamed_storages.pop(x, None)
-                step = units_of_storage.get(size)
+                step = units_of_storage.get(nbytes)
                 if step is None:
-                    step = units_of_storage[size] = allocation(x, size)
+                    step = units_of_storage[nbytes] = allocation(x, nbytes)
                 append((x, step[1], step[2]))
-                requested_bytes += size
+                requested_bytes += nbytes
                 if requested_bytes > peak_requested:  # noqa: PLR1730
                     peak_requested = requested_bytes
-            elif size == NAMED:
+            elif nbytes == NAMED:
                 renamed_storages[x] = renamed_storages.get(detail, detail)
-            elif size == STREAMED:
+            elif nbytes == STREAMED:
                 append(on_stream(detail))
             else:
                 bytes_of_storage[x] = 0

@@ -15,21 +15,21 @@ CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
 """The fields of `Choices` whose values name a kernel."""
 
 
-def evidence_of_kernels(profile: type[Lowering], program: Flow, choices: Choices) -> list[Evidence]:
+def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: Choices) -> list[Evidence]:
     """Yields the kernels of a program's steps, and kernels chosen instead of the default."""
-    names = dict.fromkeys(name for step in every_step(program.root.items) for name in kernels_of(step))
+    names = dict.fromkeys(name for operation in every_step(program.root.items) for name in kernels_of(operation))
     steps = [(name, getattr(profile, name, None)) for name in names]
     evidence = [
         Evidence("kernel", kernel_title(name), _stated_witness(kernel)) for name, kernel in steps if kernel is not None
     ]
-    return [*evidence, *chosen_kernels(profile, choices)]
+    return [*evidence, *chosen_kernels(profile, kernel_choices)]
 
 
-def chosen_kernels(profile: type[Lowering], choices: Choices) -> Iterator[Evidence]:
+def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator[Evidence]:
     """Yields the kernels chosen instead of the default; a method without a stated witness is untested."""
     kernels = [vars(base)[name] for base in profile.__mro__ for name in vars(base)]
-    for field in fields(choices):
-        value = getattr(choices, field.name)
+    for field in fields(kernel_choices):
+        value = getattr(kernel_choices, field.name)
         if field.name not in CHOSEN or value == getattr(EAGER, field.name):
             continue
         matching_kernels = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == value)
@@ -46,16 +46,16 @@ def kernel_title(name: str) -> str:
     return name.removeprefix("do_")
 
 
-def kernels_of(step: Step) -> Iterator[str]:
+def kernels_of(operation: Step) -> Iterator[str]:
     """Yields the names of the profile's methods that may run a step."""
-    yield f"do_{step.verb}"
-    op = type(step.op).__name__
-    if step.verb == "attention":
+    yield f"do_{operation.verb}"
+    op = type(operation.op).__name__
+    if operation.verb == "attention":
         yield f"attention_{op}"
-    if step.verb == "core":
+    if operation.verb == "core":
         yield from (f"core_{op}", f"module_{op}", f"decode_{op}")
-    if step.verb == "scan":
-        kind = step.options["kind"]
+    if operation.verb == "scan":
+        kind = operation.options["kind"]
         yield from (f"scan_{kind}", f"module_{kind}", f"next_{kind}", f"decode_{kind}")
 
 

@@ -13,10 +13,10 @@ from ..flow.program import Scope
 def layer_kinds(layer_scopes: list[Scope]) -> list[Scope]:
     """Returns the kind of each layer, from the first to the last."""
     if len(layer_scopes) == 1:
-        (kind,) = layer_scopes
-        indices = kind.about.get("indices")
-        return [kind] * (kind.about["repeat"] if indices is None else len(indices))
-    kind_at = {i: kind for kind in layer_scopes for i in kind.about["indices"]}
+        (layer_kind,) = layer_scopes
+        indices = layer_kind.about.get("indices")
+        return [layer_kind] * (layer_kind.about["repeat"] if indices is None else len(indices))
+    kind_at = {i: layer_kind for layer_kind in layer_scopes for i in layer_kind.about["indices"]}
     return [kind_at[i] for i in sorted(kind_at)]
 
 

@@ -137,13 +137,13 @@ class RepeatAnalysis:
         ]
         self.edges: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
-        for piece in (recorded_events.set_up, *recorded_events.first, *recorded_events.then):
-            if id(piece) not in self.parts:
-                runs = list(self._split_by_repeat(piece))
+        for events_of_part in (recorded_events.set_up, *recorded_events.first, *recorded_events.then):
+            if id(events_of_part) not in self.parts:
+                runs = list(self._split_by_repeat(events_of_part))
                 self.edges += [
                     (repeat[1], events) for repeat, events in runs if repeat is not None and repeat[1] in (0, LAST)
                 ]
-                self.parts[id(piece)] = list(self._sweeps_and_events(runs))
+                self.parts[id(events_of_part)] = list(self._sweeps_and_events(runs))
         sweeps = [sequence for parts in self.parts.values() for sequence in parts if isinstance(sequence, Sweep)]
         for sweep in sweeps:
             self._pair_storages(sweep)
@@ -161,11 +161,11 @@ class RepeatAnalysis:
         repeat: Repeat | None = None
         events: list[Event] = []
         for event in events_of_piece:
-            x, size, _ = event
-            if size >= 0:
+            x, nbytes, _ = event
+            if nbytes >= 0:
                 self.allocated_in[x] = repeat
-            elif size in (PLACED, OWNED):
-                if size == PLACED:
+            elif nbytes in (PLACED, OWNED):
+                if nbytes == PLACED:
                     repeat_of_place = self._repeat_of_place(x)
                 else:
                     repeat_of_parameter = None if x is None else self._repeat_of_parameter(x)
@@ -174,9 +174,9 @@ class RepeatAnalysis:
                     if events:
                         yield from self._split_releases(repeat, events)
                     repeat, events = next_repeat, []
-                if size == OWNED:
+                if nbytes == OWNED:
                     continue
-            elif size == TAKEN:
+            elif nbytes == TAKEN:
                 self.allocated_in[x] = None
             events.append(event)
         if events:
@@ -223,24 +223,24 @@ class RepeatAnalysis:
 
     def _origin_of_released(self, event: Event) -> Repeat | None:
         """Returns the repeat that allocated the storage of a release."""
-        x, size, _ = event
-        return self.allocated_in.get(x) if size == FREED else None
+        x, nbytes, _ = event
+        return self.allocated_in.get(x) if nbytes == FREED else None
 
-    def _repeat_of_place(self, place: Place) -> Repeat | None:
+    def _repeat_of_place(self, allocation_place: Place) -> Repeat | None:
         """Returns the repeat that contains a place."""
-        if place.layer_index < 0:
+        if allocation_place.layer_index < 0:
             return None
-        key = place.layer_index, place.path
+        key = allocation_place.layer_index, allocation_place.path
         if key not in self.repeat_cache:
-            repeats = (self._repeat_in_stack(i, place) for i in self.repeating)
+            repeats = (self._repeat_in_stack(i, allocation_place) for i in self.repeating)
             self.repeat_cache[key] = next((repeat for repeat in repeats if repeat), None)
         return self.repeat_cache[key]
 
-    def _repeat_in_stack(self, stack_index: int, place: Place) -> Repeat | None:
+    def _repeat_in_stack(self, stack_index: int, allocation_place: Place) -> Repeat | None:
         """Returns the repeat of a stack that contains a place."""
         stack = self.stacks[stack_index]
-        repeat = (place.layer_index - stack.before) // stack.period
-        return (stack_index, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
+        repeat = (allocation_place.layer_index - stack.before) // stack.period
+        return (stack_index, repeat) if stack.contains(allocation_place) and 0 <= repeat < RECORDED_REPEATS else None
 
     def _repeat_of_parameter(self, path: Sequence[Any]) -> Repeat | None:
         """Returns the repeat that contains a parameter."""
@@ -302,31 +302,31 @@ class RepeatAnalysis:
         second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeating
-        for (x, size, value), (y, other_size, other_value) in zip(second_repeat, third_repeat, strict=True):
-            if size != other_size or value != other_value:
+        for (x, nbytes, value), (y, other_size, other_value) in zip(second_repeat, third_repeat, strict=True):
+            if nbytes != other_size or value != other_value:
                 raise NotRepeating
-            if size >= 0:
+            if nbytes >= 0:
                 self.twins[x], self.twins[y] = (x, 1), (x, 2)
                 self.stack_of[x] = sweep.stack
-            elif size in (TAKEN, NAMED):
+            elif nbytes in (TAKEN, NAMED):
                 raise NotRepeating
 
     def _inner_event(self, stack: int, second_event: Event, third_event: Event) -> InnerEvent:
         """Derives the event of every inner repeat from the events of the second and third repeat."""
-        (x, size, value), (y, _, _) = second_event, third_event
-        if size == PLACED:
+        (x, nbytes, value), (y, _, _) = second_event, third_event
+        if nbytes == PLACED:
             return self._inner_place(x, y)
         twin_x, twin_y = self.twins.get(x), self.twins.get(y)
         if x == y and twin_x is None:
-            return InnerEvent(None, x, x, size, value)
+            return InnerEvent(None, x, x, nbytes, value)
         if any(twin is not None and self.stack_of[twin[0]] != stack for twin in (twin_x, twin_y)):
             raise NotRepeating
         if twin_x is not None and twin_y is not None and twin_x[0] == twin_y[0] and twin_x[1] < twin_y[1]:
-            return InnerEvent(0, x, x, size, value)
+            return InnerEvent(0, x, x, nbytes, value)
         if twin_x is None and twin_y is not None and twin_y[1] == 1:  # the third repeat uses a storage of the second
-            return InnerEvent(-1, y, x, size, value)
+            return InnerEvent(-1, y, x, nbytes, value)
         if twin_x is not None and twin_y is None and twin_x[1] == 2:  # the second repeat uses a storage of the third
-            return InnerEvent(1, twin_x[0], y, size, value)
+            return InnerEvent(1, twin_x[0], y, nbytes, value)
         raise NotRepeating
 
     def _check_edges(self) -> None:
@@ -338,18 +338,18 @@ class RepeatAnalysis:
         """
         for repeat, events in self.edges:
             inner_repeat = 2 if repeat == 0 else 1
-            for x, size, _ in events:
-                if size != PLACED and x in self.twins and self.twins[x][1] == inner_repeat:
+            for x, nbytes, _ in events:
+                if nbytes != PLACED and x in self.twins and self.twins[x][1] == inner_repeat:
                     raise NotRepeating
         outside_events: set[tuple[int, int, int]] = set()
         for part in (part for parts in self.parts.values() for part in parts):
             for events in (part.repeats[0], part.repeats[LAST]) if isinstance(part, Sweep) else (part,):
-                if any(size == NAMED and (x in self.twins or other in self.twins) for x, size, other in events):
+                if any(nbytes == NAMED and (x in self.twins or other in self.twins) for x, nbytes, other in events):
                     raise NotRepeating
                 outside_events |= {
-                    (*self.twins[x], size) for x, size, _ in events if size in NAMING and x in self.twins
+                    (*self.twins[x], nbytes) for x, nbytes, _ in events if nbytes in NAMING and x in self.twins
                 }
-        if any((x, 2, size) in outside_events for x, repeat, size in outside_events if repeat == 1):
+        if any((x, 2, nbytes) in outside_events for x, repeat, nbytes in outside_events if repeat == 1):
             raise NotRepeating
 
     def _inner_place(self, x: Place, y: Place) -> InnerEvent:
@@ -366,27 +366,27 @@ class RepeatAnalysis:
     def counted(self, repeats: Mapping[int, int]) -> ReplayResult:
         """Counts the bytes of a run without an allocator. repeats: stack → repeats, by default all."""
         events = RepeatedEvents(self, repeats)
-        meter = Meter()
+        memory_meter = Meter()
         blocks: list[Any] = [None] * events.count
-        _replay_on_meter(meter, events.of(self.recorded.set_up), blocks)
-        result = ReplayResult(set_up=meter.now)
-        for piece in self.recorded.first:
-            _replay_on_meter(meter, events.of(piece), blocks)
-        first_peaks, meter.peaks = meter.peaks, {}
-        meter.place = Place()
-        for piece in self.recorded.then:
-            _replay_on_meter(meter, events.of(piece), blocks)
-        meter.place = Place("after")
-        result.take_peaks(first_peaks, meter.peaks, self.recorded.phases)
-        result.after = meter.now
+        _replay_on_meter(memory_meter, events.of(self.recorded.set_up), blocks)
+        result = ReplayResult(set_up=memory_meter.now)
+        for events_of_part in self.recorded.first:
+            _replay_on_meter(memory_meter, events.of(events_of_part), blocks)
+        first_peaks, memory_meter.peaks = memory_meter.peaks, {}
+        memory_meter.place = Place()
+        for events_of_part in self.recorded.then:
+            _replay_on_meter(memory_meter, events.of(events_of_part), blocks)
+        memory_meter.place = Place("after")
+        result.take_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
+        result.after = memory_meter.now
         return result
 
     def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats: stack → repeats, by default all."""
         events = RepeatedEvents(self, repeats)
         tensors = RequestedBytes(events.count)
-        for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
-            for stretch, repeats_of_stretch in events.stretches(piece):
+        for events_of_part in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
+            for stretch, repeats_of_stretch in events.stretches(events_of_part):
                 steps = tensors.steps_of_repeats(stretch, repeats_of_stretch)
                 for repeat in repeats_of_stretch:
                     device.play(steps, events.count, repeat)
@@ -415,31 +415,31 @@ class RepeatedEvents:
                 self.numbers[x] = self.starts[twin_storage] + self.inner_repeats[analysis.stack_of[twin_storage]] - 1
         self.pieces: dict[int, list[Event]] = {}
 
-    def of(self, piece: Sequence[Event]) -> list[Event]:
+    def of(self, events_of_part: Sequence[Event]) -> list[Event]:
         """Returns the events of the full run that correspond to a recorded piece."""
-        if id(piece) not in self.pieces:
-            events = self.pieces[id(piece)] = []
-            for part in self.analysis.parts[id(piece)]:
+        if id(events_of_part) not in self.pieces:
+            events = self.pieces[id(events_of_part)] = []
+            for part in self.analysis.parts[id(events_of_part)]:
                 if isinstance(part, Sweep):
                     for repeat_events in self._sweep(part, [self._line(event) for event in part.inner]):
                         events += repeat_events
                 else:
                     events += self._renumbered(part)
-        return self.pieces[id(piece)]
+        return self.pieces[id(events_of_part)]
 
-    def stretches(self, piece: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
+    def stretches(self, events_of_part: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
         """Yields the events that an allocator sees, each with the repeats in which they occur in turn.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
-        for part in self.analysis.parts[id(piece)]:
+        for part in self.analysis.parts[id(events_of_part)]:
             if not isinstance(part, Sweep):
                 yield _seen_by_allocator(self._renumbered(part)), ONCE
                 continue
             lines = [self._line(event) for event in part.inner]
             order = self._order(part)
             sweep = self._sweep(part, lines)
-            if any(not step and size == FREED for _, step, size, _ in lines) or len(order) <= 2:
+            if any(not operation and nbytes == FREED for _, operation, nbytes, _ in lines) or len(order) <= 2:
                 yield from ((_seen_by_allocator(events), ONCE) for events in sweep)
                 continue
             for events in (
@@ -447,7 +447,7 @@ class RepeatedEvents:
                 next(sweep),
             ):  # the first repeat, and the next one, which may use storages of it
                 yield _seen_by_allocator(events), ONCE
-            yield _seen_by_allocator([(x, size, value) for x, _, size, value in lines]), order[1:-1]
+            yield _seen_by_allocator([(x, nbytes, value) for x, _, nbytes, value in lines]), order[1:-1]
             yield _seen_by_allocator(self._repeat(part, lines, order[-1])), ONCE
             yield _seen_by_allocator(self._renumbered(part.ordered[-1])), ONCE
 
@@ -455,8 +455,8 @@ class RepeatedEvents:
         """Returns the events of the first or last repeat, or of no repeat."""
         storage_number = self.numbers.get
         return [
-            (self.shifted_place(x), size, value) if size == PLACED else (storage_number(x, x), size, value)
-            for x, size, value in events
+            (self.shifted_place(x), nbytes, value) if nbytes == PLACED else (storage_number(x, x), nbytes, value)
+            for x, nbytes, value in events
         ]
 
     def _order(self, sweep: Sweep) -> range:
@@ -476,11 +476,15 @@ class RepeatedEvents:
         in_later_repeat = self.analysis.stacks[sweep.stack].in_later_repeat
         events = [
             (
-                in_later_repeat(x, repeat) if step and size == PLACED else x + step * repeat if step else x,
-                size,
+                in_later_repeat(x, repeat)
+                if operation and nbytes == PLACED
+                else x + operation * repeat
+                if operation
+                else x,
+                nbytes,
                 value,
             )
-            for x, step, size, value in lines
+            for x, operation, nbytes, value in lines
         ]
         for end, owner in ((0, -1), (self.inner_repeats[sweep.stack] - 1, 1)):
             if repeat == end:  # the storages of a neighbour that is the first or the last repeat
@@ -497,14 +501,16 @@ class RepeatedEvents:
             return event.number, 1, event.size, event.value
         return self.starts[event.number] + event.owner, 1, event.size, event.value
 
-    def shifted_place(self, place: Place) -> Place:
+    def shifted_place(self, allocation_place: Place) -> Place:
         """Shifts a recorded place by the added repeats below it."""
         for i, inner_repeats in self.inner_repeats.items():
             stack = self.analysis.stacks[i]
             first_of_last_repeat = stack.before + LAST * stack.period
-            if stack.contains(place) and first_of_last_repeat <= place.layer_index < stack.end(RECORDED_REPEATS):
-                return stack.in_later_repeat(place, inner_repeats + 2 - RECORDED_REPEATS)
-        return place
+            if stack.contains(allocation_place) and first_of_last_repeat <= allocation_place.layer_index < stack.end(
+                RECORDED_REPEATS
+            ):
+                return stack.in_later_repeat(allocation_place, inner_repeats + 2 - RECORDED_REPEATS)
+        return allocation_place
 
 
 def _seen_by_allocator(events: Sequence[Event]) -> list[Event]:
@@ -512,23 +518,23 @@ def _seen_by_allocator(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event[1] not in IGNORED_BY_ALLOCATOR]
 
 
-def _replay_on_meter(meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
+def _replay_on_meter(memory_meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
     """Counts events on a meter. blocks: storage → the storage's block."""
-    allocate, free = meter.allocate, meter.free
-    for x, size, value in events:
-        if size >= 0:
-            meter.kind = value
-            blocks[x] = allocate(size)
-        elif size == FREED:
+    allocate, free = memory_meter.allocate, memory_meter.free
+    for x, nbytes, value in events:
+        if nbytes >= 0:
+            memory_meter.kind = value
+            blocks[x] = allocate(nbytes)
+        elif nbytes == FREED:
             free(blocks[x])
-        elif size == PLACED:
-            meter.place = x
-        elif size == KEPT:
-            meter.reclassify(blocks[x], value)
-        elif size == NAMED:
+        elif nbytes == PLACED:
+            memory_meter.place = x
+        elif nbytes == KEPT:
+            memory_meter.reclassify(blocks[x], value)
+        elif nbytes == NAMED:
             blocks[x] = blocks[value]
-        elif size == STREAMED:
-            meter.stream = value
+        elif nbytes == STREAMED:
+            memory_meter.stream = value
         elif blocks[x] is None:  # the mark of a workspace that does not exist yet
-            meter.kind = "overhead"
+            memory_meter.kind = "overhead"
             blocks[x] = allocate(value)

@@ -60,34 +60,34 @@ class Meter(Protocol):
     parameter_path: Any
     stream: int
 
-    def allocate(self, size: Number) -> Any:
+    def allocate(self, nbytes: Number) -> Any:
         """Returns the block of a new storage."""
 
     def free(self, block: Any) -> None:
         """Frees the block of a storage."""
 
-    def reclassify(self, block: Any, kind: str) -> None:
+    def reclassify(self, block: Any, memory_kind: str) -> None:
         """Counts a storage's bytes under another kind from now on (`activations`, `gradients`)."""
 
 
 @contextmanager
-def counted_as(meter: Meter, kind: str) -> Iterator[None]:
+def counted_as(memory_meter: Meter, memory_kind: str) -> Iterator[None]:
     """Counts new storages under a kind."""
-    previous_kind, meter.kind = meter.kind, kind
+    previous_kind, memory_meter.kind = memory_meter.kind, memory_kind
     try:
         yield
     finally:
-        meter.kind = previous_kind
+        memory_meter.kind = previous_kind
 
 
 @contextmanager
-def on_stream(meter: Meter, stream: int) -> Iterator[None]:
+def on_stream(memory_meter: Meter, stream: int) -> Iterator[None]:
     """Allocates new storages on a stream."""
-    previous_stream, meter.stream = meter.stream, stream
+    previous_stream, memory_meter.stream = memory_meter.stream, stream
     try:
         yield
     finally:
-        meter.stream = previous_stream
+        memory_meter.stream = previous_stream
 
 
 class Storage:
@@ -95,10 +95,10 @@ class Storage:
 
     __slots__ = ("__weakref__", "block", "bytes", "meter")
 
-    def __init__(self, meter: Meter, size: Number) -> None:
-        self.meter: Meter = meter
-        self.bytes: Number = size
-        self.block: Any = meter.allocate(size)
+    def __init__(self, memory_meter: Meter, nbytes: Number) -> None:
+        self.meter: Meter = memory_meter
+        self.bytes: Number = nbytes
+        self.block: Any = memory_meter.allocate(nbytes)
 
     def __del__(self) -> None:
         self.meter.free(self.block)
@@ -121,12 +121,12 @@ class ReleasedMeter:
     place: Any = None
     parameter_path: Any = None
 
-    def allocate(self, size: Number) -> Any:
+    def allocate(self, nbytes: Number) -> Any:
         return None
 
     def free(self, block: Any) -> None: ...
 
-    def reclassify(self, block: Any, kind: str) -> None: ...
+    def reclassify(self, block: Any, memory_kind: str) -> None: ...
 
 
 class Tensor:
@@ -189,9 +189,11 @@ class Tensor:
         return f"Tensor({list(self.shape)}, {self.dtype})"
 
 
-def empty(meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, leaf: bool = False) -> Tensor:
+def empty(
+    memory_meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, leaf: bool = False
+) -> Tensor:
     """Returns a new tensor with a new storage."""
-    return Tensor(shape, dtype, Storage(meter, count(shape) * dtype.bytes), strides, leaf)
+    return Tensor(shape, dtype, Storage(memory_meter, count(shape) * dtype.bytes), strides, leaf)
 
 
 Gradient: TypeAlias = Tensor | None
@@ -245,14 +247,14 @@ class Node:
     )  # fmt: skip
 
     def __init__(
-        self, graph: Recording, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1
+        self, graph: Recording, name: str, inputs: Sequence[Tensor], backward: Backward, outputs: int = 1
     ) -> None:
         self.name: str = name
         self.place: Any = graph.meter.place
         self.number: int = next(graph.numbers)
         self.edges: list[tuple[Node, int] | Tensor | None] = []
         self.inputs: list[tuple[Shape, Dtype]] = []
-        for t in ins:
+        for t in inputs:
             self.edges.append((t.node, t.output) if t.node is not None else t if t.leaf else None)
             self.inputs.append((t.shape, t.dtype))
         self.backward: Backward | None = backward

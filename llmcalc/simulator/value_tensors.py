@@ -30,7 +30,7 @@ class ValueTensors:
 
     def __init__(
         self,
-        graph: Graph,
+        autograd_graph: Graph,
         run_config: RunConfig,
         dtype: Dtype,
         trained: bool = True,
@@ -39,7 +39,7 @@ class ValueTensors:
         choices: Choices = EAGER,
         adapters: Adapters | None = None,
     ) -> None:
-        self.graph: Graph = graph
+        self.graph: Graph = autograd_graph
         self.run_config: RunConfig = run_config
         self.dtype: Dtype = dtype
         self.trained: bool = trained
@@ -47,8 +47,8 @@ class ValueTensors:
         self.include: frozenset[str] = include
         self.choices: Choices = choices
         self.adapters: Adapters | None = adapters
-        graph.compiled, graph.multiprocessors = choices.compiled, choices.multiprocessors
-        self.t: Aten = Aten(graph)
+        autograd_graph.compiled, autograd_graph.multiprocessors = choices.compiled, choices.multiprocessors
+        self.t: Aten = Aten(autograd_graph)
         self.values: dict[int, Tensor] = {}
         self.inputs: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
@@ -117,10 +117,10 @@ class ValueTensors:
             and is_zero(rows.new(self.run_config.workload.with_(phase="decode")))
         )
 
-    def take(self, step: Step, value: Value) -> Tensor:
+    def take(self, operation: Step, value: Value) -> Tensor:
         """Returns a value's tensor, and drops the reference to it if no later step reads the value."""
         x = self.get(value)
-        if self.last.get(id(value.storage)) == id(step):
+        if self.last.get(id(value.storage)) == id(operation):
             self.forget(value.storage)
         return x
 
@@ -189,8 +189,8 @@ class ValueTensors:
                 path.append(frame.scope.nth)
             if frame.layer_index is not None:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[i:]]
-                is_shared = any(scope.about.get("role") == "shared" for scope in inner_scopes)
-                is_per_layer = any(scope.per_layer for scope in inner_scopes)
+                is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
+                is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
                 path.append(frame.owner if is_shared and not is_per_layer else frame.layer_index)
         return tuple(path)
 
@@ -198,18 +198,22 @@ class ValueTensors:
     def cache_path(self) -> Path:
         """The path of the current module with the indices of all enclosing layers, which is its key in `store`."""
         return tuple(
-            path_part for frame in self.frames for path_part in (frame.scope.name, frame.scope.nth, frame.layer_index)
+            path_part
+            for module_call in self.frames
+            for path_part in (module_call.scope.name, module_call.scope.nth, module_call.layer_index)
         )
 
     @property
     def path(self) -> str:
         """The path of the current module."""
-        return ".".join(frame.scope.name for frame in self.frames[1:] if frame.scope.name)
+        return ".".join(module_call.scope.name for module_call in self.frames[1:] if module_call.scope.name)
 
     @property
     def place(self) -> Place:
         """The place (module and phase) of new storages."""
-        layer_index = next((frame.layer_index for frame in self.frames if frame.layer_index is not None), -1)
+        layer_index = next(
+            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), -1
+        )
         return Place(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, name: str = "") -> Unsupported:
@@ -223,4 +227,7 @@ class ValueTensors:
 
     def _frames_copy(self) -> list[Frame]:
         """Copies the stack of running modules, without their local variables."""
-        return [Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner) for frame in self.frames]
+        return [
+            Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
+            for module_call in self.frames
+        ]

@@ -84,21 +84,21 @@ def paged_bytes(moments: int, eight: bool) -> Callable[[Sequence[TrainedTensor]]
     )
 
 
-def run_step(moments: int, eight: bool, run: OptimizerStep) -> None:
+def run_step(moments: int, eight: bool, optimizer_step: OptimizerStep) -> None:
     """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
     from ...simulator.tensor import FLOAT32, UINT8
 
-    t, with_maps = run.t, 3 * moments  # states of a tensor that owns the code maps: states, scales, maps
-    has_maps = any(len(parameter.states) == with_maps for parameter in run.parameters)
-    for parameter in run.loop_over(run.updated):
+    aten, with_maps = optimizer_step.t, 3 * moments  # states of a tensor that owns the code maps: states, scales, maps
+    has_maps = any(len(parameter.states) == with_maps for parameter in optimizer_step.parameters)
+    for parameter in optimizer_step.loop_over(optimizer_step.updated):
         if parameter.states:
             continue
-        with run.counted_as_states():
+        with optimizer_step.counted_as_states():
             if not eight or parameter.tensor.count < LEAST_8BIT:
-                parameter.states = [t.like(parameter.tensor, dtype=FLOAT32) for _ in range(moments)]
+                parameter.states = [aten.like(parameter.tensor, dtype=FLOAT32) for _ in range(moments)]
                 continue
-            maps = [] if has_maps else [t.new((MAP_ENTRIES,), FLOAT32) for _ in range(moments)]
+            maps = [] if has_maps else [aten.new((MAP_ENTRIES,), FLOAT32) for _ in range(moments)]
             has_maps = True
-            states = [t.like(parameter.tensor, dtype=UINT8) for _ in range(moments)]
-            scales = [t.new((ceil_div(parameter.tensor.count, BLOCK),), FLOAT32) for _ in range(moments)]
+            states = [aten.like(parameter.tensor, dtype=UINT8) for _ in range(moments)]
+            scales = [aten.new((ceil_div(parameter.tensor.count, BLOCK),), FLOAT32) for _ in range(moments)]
             parameter.states = [*states, *scales, *maps]

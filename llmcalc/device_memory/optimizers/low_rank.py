@@ -72,13 +72,13 @@ def longer_side(tensor: ParamTensor) -> Number:
     return rows + columns - shorter_side(tensor)
 
 
-def in_update_order(run: OptimizerStep) -> Iterator[OptimizedParameter]:
+def in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
     """Yields the updated parameters as LLaMA-Factory groups them: vectors, tensors with weight decay, matrices."""
-    other_parameters = [parameter for parameter in run.updated if not parameter.matrix]
+    other_parameters = [parameter for parameter in optimizer_step.updated if not parameter.matrix]
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
     with_decay = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
-    matrices = [parameter for parameter in run.updated if parameter.matrix]
-    yield from run.loop_over([*vectors, *with_decay, *matrices])
+    matrices = [parameter for parameter in optimizer_step.updated if parameter.matrix]
+    yield from optimizer_step.loop_over([*vectors, *with_decay, *matrices])
 
 
 def is_projected_from_the_right(gradient: Tensor) -> bool:

@@ -14,7 +14,7 @@ from .step import OptimizedParameter, OptimizerStep
 
 
 def run_step(
-    graph: Graph,
+    autograd_graph: Graph,
     name: str,
     trained_parameters: Sequence[OptimizedParameter],
     implementation: OptimizerImplementation | None = None,
@@ -34,5 +34,7 @@ def run_step(
     if chosen_implementation not in record.implementations:
         names = " or ".join(record.implementations)
         raise InputError(f"--optimizer-impl {chosen_implementation}: {name} does not have it; expected {names}")
-    with graph.no_grad():
-        record.step(OptimizerStep(Aten(graph), trained_parameters, chosen_implementation, momentum, dtype, torch))
+    with autograd_graph.no_grad():
+        record.step(
+            OptimizerStep(Aten(autograd_graph), trained_parameters, chosen_implementation, momentum, dtype, torch)
+        )

@@ -37,22 +37,22 @@ def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
         moment = codes + other_states
         return {"exp_avg": moment, "exp_avg_sq": moment, "scales": 2 * scales, "qmaps": maps}
 
-    def step(run: OptimizerStep) -> None:
+    def step(optimizer_step: OptimizerStep) -> None:
         """Runs `_AdamBase.step`, which allocates the states just before a tensor's first update."""
         from ...simulator.tensor import FLOAT32, UINT8
 
-        t = run.t
-        for parameter in run.loop_over(run.updated):
+        aten = optimizer_step.t
+        for parameter in optimizer_step.loop_over(optimizer_step.updated):
             if parameter.states:
                 continue
             size, tensor = parameter.tensor.count, parameter.tensor
-            with run.counted_as_states():
+            with optimizer_step.counted_as_states():
                 for _ in range(2):
                     if size < LEAST_8BIT or size % BLOCK:
-                        parameter.states.append(t.like(tensor, dtype=run.dtype))
+                        parameter.states.append(aten.like(tensor, dtype=optimizer_step.dtype))
                     else:
-                        parameter.states.append(t.new((size // codes_per_byte,), UINT8))
-                        parameter.states += [t.new((size // BLOCK,), FLOAT32), t.new((map_entries,), FLOAT32)]
+                        parameter.states.append(aten.new((size // codes_per_byte,), UINT8))
+                        parameter.states += [aten.new((size // BLOCK,), FLOAT32), aten.new((map_entries,), FLOAT32)]
 
     return Optimizer(
         name=name,

@@ -22,14 +22,14 @@ class LambRun(ReplicatedRun):
     def update(self) -> None:
         """Flattens the gradients, computes their norm in float32, and updates the copies by the kernel."""
         self.meter.place = Place("step")
-        size = sum(map(elements, self.parameters))
+        element_count = sum(map(elements, self.parameters))
         with counted_as(self.meter, "gradients"):
             for weight in self.parameters:
                 if weight.grad is None:
                     weight.grad = empty(self.meter, weight.shape, self.dtype)
-            flat = Storage(self.meter, size * self.dtype.bytes)
-            for_norm = Storage(self.meter, size * self.dtype.bytes)
-            in_float = Storage(self.meter, size * FLOAT32.bytes)
+            flat = Storage(self.meter, element_count * self.dtype.bytes)
+            for_norm = Storage(self.meter, element_count * self.dtype.bytes)
+            in_float = Storage(self.meter, element_count * FLOAT32.bytes)
         del flat, for_norm, in_float
         for weight in self.parameters:
             weight.grad = None
@@ -46,10 +46,11 @@ class OneBitLambRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Creates the copies with Adam's states, the fresh second moment and the errors."""
         super().prepare_training()
-        size = sum(map(elements, self.parameters))
+        element_count = sum(map(elements, self.parameters))
         with counted_as(self.meter, "optimizer"):
             self.states = [
-                Storage(self.meter, count * FLOAT32.bytes) for count in (size, size, ceil_div(size, self.ranks))
+                Storage(self.meter, count * FLOAT32.bytes)
+                for count in (element_count, element_count, ceil_div(element_count, self.ranks))
             ]
 
     def update(self) -> None:

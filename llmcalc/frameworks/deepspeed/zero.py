@@ -55,16 +55,16 @@ class ZeroRun(TrainingRun):
     def __init__(
         self,
         spec: ModelSpec,
-        training: Training,
+        training_config: Training,
         settings: DeepSpeedSettings,
         ranks: int,
         workspace: int = 0,
-        meter: Meter | None = None,
+        memory_meter: Meter | None = None,
     ) -> None:
-        super().__init__(spec, training, None, workspace, meter)
+        super().__init__(spec, training_config, None, workspace, memory_meter)
         self.settings: DeepSpeedSettings = settings
         self.ranks: int = ranks
-        self.dtype: Dtype = DTYPES[training.dtype]
+        self.dtype: Dtype = DTYPES[training_config.dtype]
         self.accumulation_dtype: Dtype = number_format(settings.grad_accum_dtype, self.dtype)
         self.communication_dtype: Dtype = number_format(settings.communication_data_type, self.dtype)
         self.bucket_elements: int = settings.size_in_elements("reduce_bucket_size")

@@ -138,12 +138,16 @@ class EngineRank:
     @cached_property
     def weights_by_component(self) -> dict[str, int]:
         """Bytes of the rank's weights by component (`attention`, `experts`, …)."""
-        use = self._memory_use(self.model, self.scheme)
-        if use.quantized is not None:
+        memory_use = self._memory_use(self.model, self.scheme)
+        if memory_use.quantized is not None:
             return {
-                component: int(stored_bytes.total) for component, stored_bytes in use.quantized.by_component.items()
+                component: int(stored_bytes.total)
+                for component, stored_bytes in memory_use.quantized.by_component.items()
             }
-        return {component: int(bytes_of(size, use.dtype)) for component, size in use.count.by_component.items()}
+        return {
+            component: int(bytes_of(size, memory_use.dtype))
+            for component, size in memory_use.count.by_component.items()
+        }
 
     @cached_property
     def _cache_groups(self) -> list[CacheGroup]:
@@ -153,9 +157,14 @@ class EngineRank:
     def token_caches(self) -> list[TokenCache]:
         """The KV caches of the rank's layers, which grow with the tokens; drafting modules have full attention."""
         caches = [
-            TokenCache(group.kind, group.layers, None if group.tokens == LONG else group.tokens, group.width)
-            for group in self._cache_groups
-            if group.width is not None and group.tokens
+            TokenCache(
+                cache_group.kind,
+                cache_group.layers,
+                None if cache_group.tokens == LONG else cache_group.tokens,
+                cache_group.width,
+            )
+            for cache_group in self._cache_groups
+            if cache_group.width is not None and cache_group.tokens
         ]
         full_attention_indices = [i for i, cache in enumerate(caches) if cache.window is None]
         if self.drafting_layers and full_attention_indices:
@@ -175,9 +184,9 @@ class EngineRank:
     def state_caches(self) -> list[StateCache]:
         """The recurrent states of the rank's layers."""
         return [
-            StateCache(group.kind, group.layers, -(-group.bytes // group.layers))
-            for group in self._cache_groups
-            if group.width is None
+            StateCache(cache_group.kind, cache_group.layers, -(-cache_group.bytes // cache_group.layers))
+            for cache_group in self._cache_groups
+            if cache_group.width is None
         ]
 
     def check_caches(self, engine: str) -> None:
@@ -235,13 +244,13 @@ def key_heads(spec: ModelSpec) -> list[int]:
     return [int(number) for number in heads if number]
 
 
-def _walk_components(record: Record, depth: int = 0) -> Iterator[Record]:
+def _walk_components(engine_record: Record, depth: int = 0) -> Iterator[Record]:
     """Yields a component and all components inside it, except image encoders."""
-    yield record
+    yield engine_record
     if depth > 8:
         return
-    for name in type(record).model_fields:
-        value = getattr(record, name)
+    for name in type(engine_record).model_fields:
+        value = getattr(engine_record, name)
         for item in (
             value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
         ):

@@ -131,8 +131,8 @@ class EngineServer:
     @property
     def assumed(self) -> dict[str, Any]:
         """Each flag that the user did not type → its default."""
-        record = engine(self.name)
-        return {record.typed(name): value for name, value in self.defaults.items() if name not in self.flags}
+        engine_record = engine(self.name)
+        return {engine_record.typed(name): value for name, value in self.defaults.items() if name not in self.flags}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -157,16 +157,16 @@ class EngineServer:
         """Returns the measured bytes of a part of the memory where the receipt has them, otherwise `computed`."""
         return self.receipt_terms.get(name, computed)
 
-    def with_receipt(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    def with_receipt(self, memory_terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Returns the parts of the memory, with the receipt's measured sizes in place of computed sizes."""
         if not self.receipt_terms:
-            return terms
+            return memory_terms
         file = self.flags[FIELD].file
         return tuple(
             term._replace(status="measured", source=file, origin=_measured_origin(term, file))
             if term.name in self.receipt_terms
             else term
-            for term in terms
+            for term in memory_terms
         )
 
 

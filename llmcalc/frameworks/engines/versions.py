@@ -135,10 +135,10 @@ class EngineRecord(Record, Generic[RuleType]):
 RecordType = TypeVar("RecordType", bound=Record)
 
 
-def read_engine_record(record: type[RecordType], name: str) -> RecordType:
+def read_engine_record(engine_record: type[RecordType], name: str) -> RecordType:
     """Returns the contents of `presets/engines/NAME.toml`."""
     path = presets_dir() / "engines" / f"{name}.toml"
-    return validate(record, parse_toml(read_text(path), path.name), path.name)
+    return validate(engine_record, parse_toml(read_text(path), path.name), path.name)
 
 
 def engine_version(title: str, version_text: str, starts: Iterable[str], newest: str) -> EngineVersion:

@@ -80,13 +80,13 @@ def _largest_fitting(least: int, most: int, room: Callable[[int], int]) -> int |
 
 def fewest_host_experts(server: GgmlServer) -> int | None:
     """Returns the fewest layers with experts on the host (-ncmoe) for which the rest fits on the GPUs."""
-    number = len(server.model.layers)
+    layer_count = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
     on_gpus = _largest_fitting(
-        0, number, lambda layers: _fewest_free_bytes(_without_fit(server, n_cpu_moe=number - layers))
+        0, layer_count, lambda layers: _fewest_free_bytes(_without_fit(server, n_cpu_moe=layer_count - layers))
     )
-    return None if on_gpus is None else number - on_gpus
+    return None if on_gpus is None else layer_count - on_gpus
 
 
 def most_layers(server: GgmlServer) -> int | None:
@@ -132,7 +132,7 @@ def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"{typed_layer_flag}-ts {shares}", layer_flags | {"tensor_split": shares}
 
 
-def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, server's memory) of each placement, the fewest devices first.
 
     Of as many devices: everything on GPUs, a smaller cache, experts on the host, layers on the host. A placement that
@@ -143,7 +143,7 @@ def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], Eng
         name in server.flags for name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
     )
     devices = len(server.devices) if fixed_flags else 1
-    while devices <= most:
+    while devices <= most_devices:
         split_flags = {} if fixed_flags or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
         server_on_devices = server.with_flags(**split_flags)
         if is_fixed:

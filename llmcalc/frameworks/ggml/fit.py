@@ -72,8 +72,11 @@ def margins(server: GgmlServer) -> list[int]:
     if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in mib_texts):
         raise InputError(f"--fit-target {text[:40]}: expected MiB, with commas for several GPUs")
     mib = [int(number_text) for number_text in mib_texts]
-    number = len(server.devices)
-    return [size * MIB for size in (mib * number if len(mib) == 1 else [*mib, *[mib[-1]] * number])[:number]]
+    device_count = len(server.devices)
+    return [
+        size * MIB
+        for size in (mib * device_count if len(mib) == 1 else [*mib, *[mib[-1]] * device_count])[:device_count]
+    ]
 
 
 def _keeps_margins(fitted: Fitted, targets: list[int]) -> bool:
@@ -92,12 +95,14 @@ def _with_less_context(fitted: Fitted, targets: list[int]) -> Fitted:
     least_context = int(server.flags.get("fit_ctx", server.record.fit_ctx)) * server.streams
     if used <= sum(targets) or not server.has_automatic_context or longest_context <= least_context:
         return fitted
-    target_bytes, number = sum(targets), len(server.devices)
-    if number > 1:
+    target_bytes, device_count = sum(targets), len(server.devices)
+    if device_count > 1:
         layer_bytes = sum(fitted.buffers.model[device] for device in server.devices) // max(
             1, min(server.layers_on_gpus, len(server.model.layers))
         )
-        target_bytes -= (number + 1) * layer_bytes // (6 if any(layer.experts for layer in server.model.layers) else 2)
+        target_bytes -= (
+            (device_count + 1) * layer_bytes // (6 if any(layer.experts for layer in server.model.layers) else 2)
+        )
     shortest_server = _with_context(server, least_context)
     smallest_bytes = _used_bytes(shortest_server)
     if target_bytes <= smallest_bytes:
@@ -128,26 +133,26 @@ class _Fit:
 
     def placement_of(self, shares: list[_Share]) -> Placement:
         """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
-        number, on_gpus = len(self.server.model.layers), sum(share.layers for share in shares)
-        layers_by_gpu = tuple(float(share.layers) for share in shares) if on_gpus else self.server.split
-        layers = Layers(number, self.server.devices, on_gpus, layers_by_gpu, True)
+        layer_count, on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
+        layers_by_gpu = tuple(float(gpu_layers.layers) for gpu_layers in shares) if on_gpus else self.server.split
+        layers = Layers(layer_count, self.server.devices, on_gpus, layers_by_gpu, True)
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
-        layer = number + 1 - on_gpus
-        for i, share in enumerate(shares):
-            layer += share.layers - share.hosted
-            for j in range(layer, layer + share.hosted):
-                if j == layer and share.overflow:
+        layer = layer_count + 1 - on_gpus
+        for i, gpu_layers in enumerate(shares):
+            layer += gpu_layers.layers - gpu_layers.hosted
+            for j in range(layer, layer + gpu_layers.hosted):
+                if j == layer and gpu_layers.overflow:
                     next_device = self.server.devices[i + 1] if i + 1 < len(shares) else HOST
-                    partial_layers.append((j, share.overflow, next_device))
+                    partial_layers.append((j, gpu_layers.overflow, next_device))
                 else:
                     hosted_layers.add(j)
-            layer += share.hosted
+            layer += gpu_layers.hosted
         return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
     def buffers_of(self, shares: list[_Share]) -> Buffers:
         placement = self.placement_of(shares)
-        on_gpus = sum(share.layers for share in shares)
+        on_gpus = sum(gpu_layers.layers for gpu_layers in shares)
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
     def keeps_margins(self, shares: list[_Share], *numbers: int) -> bool:
@@ -157,18 +162,18 @@ class _Fit:
 
     def place_layers(self) -> Fitted:
         """Returns the server with layers placed: without experts from the last GPU on, then with experts."""
-        number = len(self.server.model.layers)
+        layer_count = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
         shares = [_Share()] * len(self.server.devices)
         for i in reversed(range(len(shares))):
-            unplaced = number + 1 - sum(share.layers for share in shares)
+            unplaced = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in shares)
             shares = self._with_most_layers(shares, i, unplaced, has_experts)
-        if has_experts and sum(share.layers for share in shares) == number + 1:
+        if has_experts and sum(gpu_layers.layers for gpu_layers in shares) == layer_count + 1:
             shares = self._with_experts(shares)
-        on_gpus = sum(share.layers for share in shares)
+        on_gpus = sum(gpu_layers.layers for gpu_layers in shares)
         placement = self.placement_of(shares)
         server = self.server.with_flags(n_gpu_layers=on_gpus)
-        note = f"--fit places {on_gpus} of {number + 1} layers on GPUs (with the output)"
+        note = f"--fit places {on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
         hosted_layers = len(placement.host_experts) + len(placement.partial)
         note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
         return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
@@ -185,11 +190,11 @@ class _Fit:
     def _with_experts(self, shares: list[_Share]) -> list[_Share]:
         """Returns the shares with experts moved to GPUs, the first GPU first, and a part of one more layer."""
         for i in range(len(shares)):
-            hosted_layers = sum(share.hosted for share in shares)
+            hosted_layers = sum(gpu_layers.hosted for gpu_layers in shares)
             if not hosted_layers:
                 break
             shares = _with_moved_layers(shares, i, self._most_movable_layers(shares, i, hosted_layers))
-            if sum(share.hosted for share in shares) and not shares[i].overflow:
+            if sum(gpu_layers.hosted for gpu_layers in shares) and not shares[i].overflow:
                 shares = self._with_partial_layer(shares, i)
         return shares
 
@@ -198,7 +203,7 @@ class _Fit:
 
     def _with_partial_layer(self, shares: list[_Share], i: int) -> list[_Share]:
         """Returns the shares with as many parts of the next layer's experts as fit on GPU `i`."""
-        source = next((j for j, share in enumerate(shares) if share.hosted), None)
+        source = next((j for j, gpu_layers in enumerate(shares) if gpu_layers.hosted), None)
         if source is None or source < i:
             return shares
         changed_shares = shares

@@ -30,7 +30,7 @@ class ServerFunctions(NamedTuple):
         return changes.candidates(self.server(preset, hardware, version, flags))
 
     def layouts(
-        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most_devices: int
     ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
         """Yields (flags, server's memory) of each placement, the fewest devices first."""
-        return changes.layouts(self.server(preset, hardware, version, flags), most)
+        return changes.layouts(self.server(preset, hardware, version, flags), most_devices)

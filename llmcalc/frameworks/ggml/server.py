@@ -134,7 +134,7 @@ class GgmlServer(GgmlSettings):
     ) -> dict[str, int]:
         """Returns device → bytes of the graph of `layers` and the output. more: tensors in addition to the model's."""
         places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *more)}
-        rules, number = self.rules, len(self.model.layers)
+        rules, layer_count = self.rules, len(self.model.layers)
         rows = self.sequences * (1 + self.drafted_tokens)
         outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, rows)
         windows = {layer.window for layer in layers.values()}
@@ -151,7 +151,7 @@ class GgmlServer(GgmlSettings):
             fused_experts=bool(self.flags.get("fused_moe", rules.fused_moe)),
             has_gpus=bool(self.devices),
             keeps_attention=self.keeps_cache,
-            full_offload=self.layers_on_gpus > number,
+            full_offload=self.layers_on_gpus > layer_count,
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
         moved_tokens = settings.tokens if settings.moves_weights and self.devices else 0
@@ -169,7 +169,7 @@ class GgmlServer(GgmlSettings):
         )
         pipeline = (
             len(self.devices) > 1
-            and self.layers_on_gpus > number
+            and self.layers_on_gpus > layer_count
             and self.flags.get("split_mode", "layer") == "layer"
             and self.keeps_cache
             and not placement.has_overrides
@@ -230,16 +230,16 @@ class GgmlServer(GgmlSettings):
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
-        number, modules = len(self.model.layers), self.model.modules
+        layer_count, modules = len(self.model.layers), self.model.modules
         types = {f"cache_type_{name}": self.flags.get(f"cache_type_{name}_draft", "f16") for name in "kv"}
         module_server = self.with_flags(**types, spec_type="none")
         tensors: dict[str, int] = {}
         for tensor in self.model.module_tensors:
             device = placement.device(tensor)
             tensors[device] = tensors.get(device, 0) + tensor.nbytes
-        cache_device = placement.layers.device(number) if self.keeps_cache else HOST
+        cache_device = placement.layers.device(layer_count) if self.keeps_cache else HOST
         cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in modules)}
-        layers = {number + i: module for i, module in enumerate(modules)}
+        layers = {layer_count + i: module for i, module in enumerate(modules)}
         return Buffers(tensors, cache, module_server.graph_buffers(placement, layers, self.model.module_tensors))
 
     def with_flags(self, **changed: Any) -> GgmlServer:

@@ -89,7 +89,7 @@ class GgmlSettings(EngineServer):
             shares = tuple(float(share_text[:20]) for share_text in str(text).replace("/", ",").split(","))
         except ValueError:
             shares = ()
-        if not shares or not all(0 <= share <= 10**9 for share in shares) or not sum(shares):
+        if not shares or not all(0 <= gpu_layers <= 10**9 for gpu_layers in shares) or not sum(shares):
             raise InputError("--tensor-split: expected shares with commas, such as 3,1")
         return shares
 

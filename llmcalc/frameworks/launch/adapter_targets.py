@@ -36,14 +36,14 @@ LONGEST, MOST = 400, 200
 """Largest number of letters of an expression, and of names that it stands for."""
 
 
-def with_known_targets(launch: Launch, model: ModelSpec) -> Launch:
+def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     """Returns the run with adapters of the model's own layer names, and notes of names that stand for others.
 
     Names of which the model has none stay, and so does an option that was typed: both are errors where they are wrong.
     """
-    targets = launch.settings.get("lora_targets")
-    if not targets or "lora_targets" in launch.overridden or tuple(targets) == (ALL_LINEAR,):
-        return launch
+    targets = launched_run.settings.get("lora_targets")
+    if not targets or "lora_targets" in launched_run.overridden or tuple(targets) == (ALL_LINEAR,):
+        return launched_run
     names = linear_layer_names(model.tree())
     known: dict[str, None] = {}
     notes = []
@@ -56,9 +56,9 @@ def with_known_targets(launch: Launch, model: ModelSpec) -> Launch:
         elif not layers:
             notes.append(f"adapters of {target[:60]}: the language model has no such linear layer")
     if not known:
-        return launch
-    settings = {**launch.settings, "lora_targets": tuple(known)}
-    return replace(launch, settings=settings, notes=(*launch.notes, *notes))
+        return launched_run
+    settings = {**launched_run.settings, "lora_targets": tuple(known)}
+    return replace(launched_run, settings=settings, notes=(*launched_run.notes, *notes))
 
 
 def _words(target: str) -> list[str]:

@@ -29,24 +29,26 @@ class Unknown:
         self.text = text
 
 
-def is_python(text: str, where: str) -> bool:
+def is_python(text: str, name_in_errors: str) -> bool:
     """Whether a file is Python source, by the suffix of its name or by its first statement."""
-    if where.endswith(".py"):
+    if name_in_errors.endswith(".py"):
         return True
     first_line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
     return re.match(r"(from [\w.]+ import |import [\w.]+(\s|$)|def \w+\(|class \w+)", first_line) is not None
 
 
-def parse_python(text: str, where: str) -> ast.Module:
+def parse_python(text: str, name_in_errors: str) -> ast.Module:
     """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large or no Python."""
     if len(text) > LARGEST:
-        raise InputError(f"{where}: {len(text):,} letters of Python; expected at most {LARGEST:,}")
+        raise InputError(f"{name_in_errors}: {len(text):,} letters of Python; expected at most {LARGEST:,}")
     try:
         return ast.parse(text)
     except SyntaxError as error:
-        raise InputError(f"{where}: not valid Python: {one_line(str(error.msg))[:80]} at line {error.lineno}") from None
+        raise InputError(
+            f"{name_in_errors}: not valid Python: {one_line(str(error.msg))[:80]} at line {error.lineno}"
+        ) from None
     except (ValueError, RecursionError, MemoryError):
-        raise InputError(f"{where}: not valid Python; expected a configuration") from None
+        raise InputError(f"{name_in_errors}: not valid Python; expected a configuration") from None
 
 
 def value_of(node: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
@@ -116,9 +118,9 @@ def constants(body: list[ast.stmt]) -> dict[str, Any]:
     return names
 
 
-def functions_of(module: ast.Module) -> dict[str, ast.FunctionDef]:
+def functions_of(syntax_tree: ast.Module) -> dict[str, ast.FunctionDef]:
     """Returns name → function definition of a module."""
-    return {statement.name: statement for statement in module.body if isinstance(statement, ast.FunctionDef)}
+    return {statement.name: statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)}
 
 
 CALLED = "()"
@@ -140,9 +142,9 @@ class Configurations:
     known: called name → the configuration that it returns, for functions of other modules.
     """
 
-    def __init__(self, module: ast.Module, known: Mapping[str, Config] | None = None) -> None:
-        self.functions: dict[str, ast.FunctionDef] = functions_of(module)
-        self.constants: dict[str, Any] = constants(module.body)
+    def __init__(self, syntax_tree: ast.Module, known: Mapping[str, Config] | None = None) -> None:
+        self.functions: dict[str, ast.FunctionDef] = functions_of(syntax_tree)
+        self.constants: dict[str, Any] = constants(syntax_tree.body)
         self.known: Mapping[str, dict[str, Any]] = known or {}
         self.work: int = 0
 

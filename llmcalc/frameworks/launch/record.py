@@ -288,22 +288,22 @@ class Reading:
             f"{f'; and {unlisted} more' if unlisted > 0 else ''}; expected a run without, or --allow-unknown"
         )
 
-    def value(self, data: Table, name: str, default: Any) -> Any:
+    def value(self, config: Table, name: str, default: Any) -> Any:
         """Returns the value of an argument, or the program's default if it is absent or null."""
-        if data.get(name) is not None:
-            return data[name]
+        if config.get(name) is not None:
+            return config[name]
         self.filled_in[name] = default
         return default
 
-    def size(self, data: Table, name: str, default: int) -> int:
+    def size(self, config: Table, name: str, default: int) -> int:
         """Returns the value of an argument as a positive whole number, or the program's default."""
-        return size_of(self, name, self.value(data, name, default))
+        return size_of(self, name, self.value(config, name, default))
 
-    def flag(self, data: Table, name: str, default: bool = False) -> bool:
+    def flag(self, config: Table, name: str, default: bool = False) -> bool:
         """Returns the value of an argument as a boolean, or its default. A false default is not listed as filled in."""
-        if data.get(name) is None and not default:
+        if config.get(name) is None and not default:
             return False
-        return flag_value(self, name, self.value(data, name, default))
+        return flag_value(self, name, self.value(config, name, default))
 
     def wrong(self, name: str, text: str) -> InputError:
         """Returns the error of a field, with the file's name."""
@@ -332,9 +332,9 @@ class Reading:
         self.notes.append(f"{name}: {path[:80]} is not here; the file of that name that comes with the program is read")
         return own_file
 
-    def table(self, data: Table, name: str) -> Table:
+    def table(self, config: Table, name: str) -> Table:
         """Returns the table under a key; empty if the key is absent. Raises `InputError` for other values."""
-        table = data.get(name)
+        table = config.get(name)
         if table in (None, []):
             return {}
         if not isinstance(table, Mapping):
@@ -384,22 +384,22 @@ MOST_LISTED = 12
 
 
 @contextmanager
-def reading_of(source: Source) -> Iterator[Reading]:
+def reading_of(source_file: Source) -> Iterator[Reading]:
     """Returns a context in which a file is read; errors raised inside begin with the file's name."""
-    where = source.where
+    name_in_errors = source_file.where
     try:
-        yield Reading(source)
+        yield Reading(source_file)
     except InputError as error:
         text = str(error)
-        raise (error if text.startswith(f"{where}: ") else InputError(f"{where}: {text}")) from None
+        raise (error if text.startswith(f"{name_in_errors}: ") else InputError(f"{name_in_errors}: {text}")) from None
 
 
 ATTENTION = "attn_implementation"
 
 
-def default_attention(reading: Reading) -> dict[str, Any]:
+def default_attention(reader: Reading) -> dict[str, Any]:
     """Returns no attention setting, so that transformers' default (sdpa) runs, and lists the default as filled in."""
-    reading.filled_in[ATTENTION] = "sdpa"
+    reader.filled_in[ATTENTION] = "sdpa"
     return {}
 
 
@@ -412,20 +412,20 @@ def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
     return "segments"
 
 
-def check_env(reading: Reading, env: Mapping[str, str]) -> None:
+def check_env(reader: Reading, env: Mapping[str, str]) -> None:
     """Records options of torch's allocator that change memory and are not modelled, as unknown arguments."""
     for name in ALLOCATOR_VARIABLES:
         for option in filter(None, env.get(name, "").replace(" ", "").split(",")):
             key = option.partition(":")[0].lower()
             if key not in ("expandable_segments", *HARMLESS):
-                reading.unknown[f"{name}={option}"[:80]] = "the allocator is modelled without it"
+                reader.unknown[f"{name}={option}"[:80]] = "the allocator is modelled without it"
 
 
 HARMLESS = ("garbage_collection_threshold", "backend")
 """Options of torch's allocator that do not matter before memory runs out, or that select another allocator."""
 
 
-def size_of(reading: Reading, name: str, value: Any, *, least: int = 1) -> int:
+def size_of(reader: Reading, name: str, value: Any, *, least: int = 1) -> int:
     """Returns the value as a whole number of at least `least`. Raises `InputError`, which names the field."""
     number = value
     if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("+-").isdecimal() and value.isascii():
@@ -433,30 +433,30 @@ def size_of(reading: Reading, name: str, value: Any, *, least: int = 1) -> int:
     if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
         number = int(value)
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
-        raise reading.wrong(name, f"{shown(value)}; expected a whole number of at least {least}")
+        raise reader.wrong(name, f"{shown(value)}; expected a whole number of at least {least}")
     return number
 
 
-def share_of(reading: Reading, name: str, data: Table, default: float) -> float:
+def share_of(reader: Reading, name: str, config: Table, default: float) -> float:
     """Returns the value of an argument as a fraction above 0 and at most 1, or the program's default."""
-    value = reading.value(data, name, default)
+    value = reader.value(config, name, default)
     try:
         fraction = float(str(value)[:20])
     except ValueError:
         fraction = 0.0
     if not 0 < fraction <= 1:
-        raise reading.wrong(name, f"{shown(value)}; expected a share above 0, at most 1")
+        raise reader.wrong(name, f"{shown(value)}; expected a share above 0, at most 1")
     return fraction
 
 
-def flag_value(reading: Reading, name: str, value: Any) -> bool:
+def flag_value(reader: Reading, name: str, value: Any) -> bool:
     """Returns the value as a boolean. Raises `InputError`, which names the field."""
     flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
     if isinstance(value, bool):
         return value
     flag = flags.get(str(value).strip().lower()[:10])
     if flag is None:
-        raise reading.wrong(name, f"{shown(value)}; expected true or false")
+        raise reader.wrong(name, f"{shown(value)}; expected true or false")
     return flag
 
 
@@ -464,9 +464,9 @@ LARGEST = 2**40
 """A bound above all sizes in launch files."""
 
 
-def unknown_keys(reading: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, reason: str) -> None:
+def unknown_keys(reader: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, reason: str) -> None:
     """Records the keys of a table that are not in `known` and have a value, as unknown. reason: the reason."""
     names = set(known)
     for key, value in table.items():
         if key not in names and value is not None:
-            reading.unknown[f"{at}.{key}".strip(".")[:100]] = reason
+            reader.unknown[f"{at}.{key}".strip(".")[:100]] = reason

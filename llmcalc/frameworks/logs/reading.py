@@ -105,14 +105,14 @@ class Facts:
     """The values that regular expressions matched in a log, by group name, in the order of the lines."""
 
     def __init__(
-        self, log: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
+        self, log_text: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
     ) -> None:
-        """Matches the patterns. log: the log. is_left_out: whether a line is skipped; by default none."""
+        """Matches the patterns. log_text: the log. is_left_out: whether a line is skipped; by default none."""
         matches: dict[str, list[tuple[int, str]]] = {}
         for hint, expression in patterns:
-            for start, hint_start, end in log.places(hint):
-                match = expression.search(log.text, hint_start, end)
-                if match is not None and not is_left_out(log.text[start:end]):
+            for start, hint_start, end in log_text.places(hint):
+                match = expression.search(log_text.text, hint_start, end)
+                if match is not None and not is_left_out(log_text.text[start:end]):
                     for name, value in match.groupdict().items():
                         matches.setdefault(name, []).append((hint_start, value))
         self.values: dict[str, list[str]] = {

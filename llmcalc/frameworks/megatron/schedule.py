@@ -113,7 +113,7 @@ class Chunk:
 class ForwardOutput:
     """The output of a chunk's forward pass.
 
-    chunk: the layers that ran.
+    model_chunk: the layers that ran.
     data: the tensor that is sent to the next stage; None after it has been sent.
     end: the end of the autograd graph.
     input: the input of the chunk, to which the graph refers.
@@ -121,8 +121,8 @@ class ForwardOutput:
 
     __slots__ = ("chunk", "data", "end", "input")
 
-    def __init__(self, chunk: Chunk, output: Tensor, chunk_input: Tensor | None) -> None:
-        self.chunk: Chunk = chunk
+    def __init__(self, model_chunk: Chunk, output: Tensor, chunk_input: Tensor | None) -> None:
+        self.chunk: Chunk = model_chunk
         self.data: Tensor | None = output
         self.end: Tensor = Tensor(output.shape, output.dtype, Storage(NoMeter(), 0))
         self.end.node, self.end.output = output.node, output.output
@@ -139,11 +139,11 @@ class RankRun:
     spec: the model, with the vocabulary before it is padded.
     """
 
-    def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, meter: Meter | Recorder) -> None:
+    def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, memory_meter: Meter | Recorder) -> None:
         check_modelled(settings)
         check_parts(spec)
         self.settings: MegatronSettings = settings
-        self.meter: Meter | Recorder = meter
+        self.meter: Meter | Recorder = memory_meter
         self.layout: Layout = settings.layout()
         check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
         self.coordinates: Coordinates = self.layout.coordinates(rank)
@@ -151,11 +151,11 @@ class RankRun:
         self.spec: ModelSpec = (
             spec if settings.padded_vocabulary is None else _with_vocabulary(spec, settings.padded_vocabulary)
         )
-        self.graph: Graph = Graph(meter)
+        self.graph: Graph = Graph(memory_meter)
         self.graph.keeps_gradients = False
         self.rank_choices: RankChoices = choices_of(settings)
         self.persistent: PersistentTensors = PersistentTensors(
-            meter, cublas_workspace(settings), engine_workspace(settings)
+            memory_meter, cublas_workspace(settings), engine_workspace(settings)
         )
         tokens = settings.tokens // settings.cp
         decoder = settings.decoder_seq_length
@@ -164,8 +164,8 @@ class RankRun:
             Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training")
         )
         self.chunks: list[Chunk] = [self._create_chunk(spec_stage, rank) for spec_stage in self._stages()]
-        for chunk_index, chunk in enumerate(self.chunks):
-            chunk.number = chunk_index
+        for chunk_index, model_chunk in enumerate(self.chunks):
+            model_chunk.number = chunk_index
         self.buffers: list[Buffer] = []
         self.persistent_storages: list[Storage] = []
         self.optimizer_states: list[Storage] = []
@@ -200,9 +200,9 @@ class RankRun:
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
-    def storage(self, size: Any, kind: str) -> Storage:
+    def storage(self, size: Any, memory_kind: str) -> Storage:
         """Allocates bytes that count as a kind of memory, such as gradients."""
-        with counted_as(self.meter, kind):
+        with counted_as(self.meter, memory_kind):
             return Storage(self.meter, size)
 
     def set_up_tables(self) -> None:
@@ -216,10 +216,10 @@ class RankRun:
         distributed = self.sharding in ("elements", "layout")
         self.set_up_tables()
         weights: list[list[Storage]] = []
-        for chunk in self.chunks:
-            chunk.parameters = chunk.parameters or chunk.lowering.parameters_of(chunk.program)
+        for model_chunk in self.chunks:
+            model_chunk.parameters = model_chunk.parameters or model_chunk.lowering.parameters_of(model_chunk.program)
             weights.append([])
-            for parameter in chunk.parameters:
+            for parameter in model_chunk.parameters:
                 weights[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
                 if parameter.is_fp8:
                     _, *further_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
@@ -229,11 +229,15 @@ class RankRun:
         ]  # buffers of a Float16Module
         element = 4 if settings.reduces_in_fp32 else 2
         tied = self.spec.tie_word_embeddings
-        for chunk_index, chunk in enumerate(self.chunks):
+        for chunk_index, model_chunk in enumerate(self.chunks):
             bucket = bucket_size(
-                settings, layout, self.coordinates, chunk_index, sum(parameter.size for parameter in chunk.parameters)
+                settings,
+                layout,
+                self.coordinates,
+                chunk_index,
+                sum(parameter.size for parameter in model_chunk.parameters),
             )
-            for buffer in self._gradient_buffers(chunk, bucket, tied):
+            for buffer in self._gradient_buffers(model_chunk, bucket, tied):
                 self.buffers.append(buffer)
                 with on_stream(self.meter, SIDE):
                     if distributed:
@@ -249,11 +253,11 @@ class RankRun:
         del weights
         self._make_main_parameters()
 
-    def _gradient_buffers(self, chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
+    def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
         """Yields the data-parallel buffers of a chunk, those of experts last."""
         distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
-            parameters = [parameter for parameter in chunk.parameters if parameter.expert is expert]
+            parameters = [parameter for parameter in model_chunk.parameters if parameter.expert is expert]
             updates_by_layout = self.sharding == "layout"
             matrices = [parameter for parameter in parameters if updates_by_layout and is_updated_by_muon(parameter)]
             adam_parameters = [
@@ -288,7 +292,7 @@ class RankRun:
         """Returns the number of this rank's layers with latent attention, each of which has RoPE tables."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.mtp_layers
-        layers = sum(len(chunk.stage.layers) for chunk in self.chunks if chunk.stage is not None)
+        layers = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
         return layers + (self.settings.mtp_layers if self.chunks[-1].last else 0)
 
     def _make_first_rope_tables(self) -> None:
@@ -376,57 +380,57 @@ class RankRun:
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
-    def get_batch(self, chunk: Chunk) -> list[Tensor]:
+    def get_batch(self, model_chunk: Chunk) -> list[Tensor]:
         """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
         new, settings = self.graph.new, self.settings
         rows = self.run_config.batch * self.run_config.workload.seq
         tensors: list[Tensor] = []
-        if chunk.last:
+        if model_chunk.last:
             tensors += [new((rows,), INT64), new((rows,), FLOAT32)]
-        if chunk.first or (chunk.last and settings.mtp_layers):
+        if model_chunk.first or (model_chunk.last and settings.mtp_layers):
             tensors += [new((rows,), INT64), new((rows,), INT64)]
         if tensors and not settings.no_create_attention_mask_in_dataloader:
             tensors.append(new((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))
         return tensors
 
-    def forward(self, chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
+    def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
         """Runs `forward_step`. On the last stage its output is the loss."""
         self.meter.place = Place("forward")
-        batch = self.get_batch(chunk)
+        batch = self.get_batch(model_chunk)
         self._make_first_rope_tables()
-        chunk.input_tensor = chunk_input
+        model_chunk.input_tensor = chunk_input
         passes = self.passes
 
         def run() -> Tensor:
-            return self._forward_pass(chunk, chunk_input)
+            return self._forward_pass(model_chunk, chunk_input)
 
-        output = run() if passes is None else passes.forward(chunk.number, chunk_input, run)
+        output = run() if passes is None else passes.forward(model_chunk.number, chunk_input, run)
         if self.retains:
             self.batches.append(batch)
         del batch
-        return ForwardOutput(chunk, output, chunk_input)
+        return ForwardOutput(model_chunk, output, chunk_input)
 
-    def _forward_pass(self, chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
+    def _forward_pass(self, model_chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
         """Runs the layers of a chunk, and on the last stage the loss."""
         self.persistent.entry_of_chunk = chunk_input
-        output = chunk.lowering.run_rank(chunk.program, chunk_input)
+        output = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
         self.persistent.entry_of_chunk = None
-        if chunk.last:
+        if model_chunk.last:
             self.meter.place = Place("forward", path="loss")
-            losses = chunk.lowering.loss_of(output)
+            losses = model_chunk.lowering.loss_of(output)
             del output
             output = self._sum_loss(losses)
-            chunk.lowering.logits = []
+            model_chunk.lowering.logits = []
             del losses
         return output
 
     def _sum_loss(self, losses: Tensor) -> Tensor:
         """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
-        graph, shape = self.graph, losses.shape
-        masked_losses = graph.new(shape, FLOAT32)
-        loss_sum = graph.new((1,), FLOAT32)
+        autograd_graph, shape = self.graph, losses.shape
+        masked_losses = autograd_graph.new(shape, FLOAT32)
+        loss_sum = autograd_graph.new((1,), FLOAT32)
         del masked_losses
-        node = Node(graph, "sum", (losses,), lambda g, needs_input_grad: [graph.new(shape, FLOAT32)])
+        node = Node(autograd_graph, "sum", (losses,), lambda g, needs_input_grad: [autograd_graph.new(shape, FLOAT32)])
         loss_sum.node = node
         return loss_sum
 
@@ -456,11 +460,11 @@ class RankRun:
         x = self._new_hidden()
         tensor_reference = ref(x)
 
-        def store_gradient(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             """Stores the gradient of the received hidden states."""
             tensor = tensor_reference()
             if tensor is not None:
-                tensor.grad = g
+                tensor.grad = output_gradient
             return (None,)
 
         x.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), store_gradient)
@@ -579,14 +583,14 @@ class Interleaved:
     remaining: forward passes that are each followed by a backward pass.
     """
 
-    def __init__(self, run: RankRun) -> None:
-        settings = run.settings
-        self.rank: RankRun = run
-        self.pp: int = run.layout.pp
-        self.chunks: int = len(run.chunks)
-        stage_index = run.coordinates.pp
+    def __init__(self, rank_run: RankRun) -> None:
+        settings = rank_run.settings
+        self.rank: RankRun = rank_run
+        self.pp: int = rank_run.layout.pp
+        self.chunks: int = len(rank_run.chunks)
+        stage_index = rank_run.coordinates.pp
         group_size = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
-        runs_all = run.retains or run.rank_choices.wgrad_deferral_limit is not None
+        runs_all = rank_run.retains or rank_run.rank_choices.wgrad_deferral_limit is not None
         microbatch_count = (
             settings.microbatches if runs_all else min(settings.microbatches, max(3 * group_size, self.pp))
         )
@@ -602,9 +606,9 @@ class Interleaved:
         self.overlaps: bool = not settings.no_overlap_p2p_communication
         self.first: bool = stage_index == 0
         self.last: bool = stage_index == self.pp - 1
-        self.inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
-        self.outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
-        self.gradients: list[list[Tensor | None]] = [[] for _ in run.chunks]
+        self.inputs: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
+        self.outputs: list[list[ForwardOutput]] = [[] for _ in rank_run.chunks]
+        self.gradients: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
         self.forward_buffer: list[Tensor | None] = [None] * (group_size - self.pp + 1 if self.first else 1)
         self.backward_buffer: list[Tensor | None] = [None] * (group_size - self.pp + 1 if self.last else 1)
         self.output: ForwardOutput | None = None

@@ -225,8 +225,8 @@ class OllamaServer:
 def host_layers(fitted: Fitted) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
     server, placement = fitted.server, fitted.placement
-    number = len(server.model.layers)
-    host_layer_count = sum(placement.layers.device(i) not in server.devices for i in range(number + 1))
+    layer_count = len(server.model.layers)
+    host_layer_count = sum(placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
     return host_layer_count + len(placement.host_experts) + len(placement.partial)
 
 
@@ -295,12 +295,12 @@ def longest_context(server: OllamaServer) -> int | None:
 
 
 def layouts(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most_devices: int
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (options, Ollama's memory) by number of GPUs, from 1; `starts` is true with the whole model on GPUs."""
     numbers = [None] if "CUDA_VISIBLE_DEVICES" in flags else [1, 2, 4, 8]
     for number in numbers:
-        if number is not None and number > most:
+        if number is not None and number > most_devices:
             return
         gpu_options = {} if number in (None, 1) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number or 1)))}
         answer = memory(preset, hardware, version, {**flags, **gpu_options})

@@ -50,7 +50,7 @@ def _without_quoted_texts(text: str) -> str:
     return re.sub(r'"[^"]*"', '""', text)
 
 
-def server_in_modelfile(text: str, where: str, container: Container) -> Started:
+def server_in_modelfile(text: str, name_in_errors: str, container: Container) -> Started:
     """Returns the server of a Modelfile. Raises `InputError` for adapters and for a parameter without its value."""
     program = program_named("ollama")
     assert program is not None
@@ -63,10 +63,12 @@ def server_in_modelfile(text: str, where: str, container: Container) -> Started:
         if instruction == "from":
             model = instruction_value
         elif instruction == "adapter":
-            raise InputError(f"{where}: line {number}: ADAPTER: adapters are not modelled; remove the line")
+            raise InputError(f"{name_in_errors}: line {number}: ADAPTER: adapters are not modelled; remove the line")
         elif instruction == "parameter":
             name, _, value = instruction_value.partition(" ")
             if not value.strip():
-                raise InputError(f"{where}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing")
+                raise InputError(
+                    f"{name_in_errors}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing"
+                )
             arguments.append(f"--{name.lower()}={value.strip()}")
     return Started(Start(program, tuple(arguments), model), replace(container, place=container.place))

@@ -165,24 +165,32 @@ def program_named(engine: str) -> ServerProgram | None:
     return next((program for program in PROGRAMS if program.engine == engine), None)
 
 
-def start_of(words: Sequence[str], image: str = "") -> Start | None:
+def start_of(command_words: Sequence[str], image: str = "") -> Start | None:
     """Returns the start of a server in a command, for a shell or a container; None if the command starts no server.
 
     image: the image of the container; empty for a shell.
     """
-    for i in range(min(len(words), LONGEST_PREFIX)):
-        start = _start_at_word(words, i, image)
+    for i in range(min(len(command_words), LONGEST_PREFIX)):
+        start = _start_at_word(command_words, i, image)
         if start is not None:
             return start
-    handed_on = [match for word in words if (match := WORKER_LAUNCHER.fullmatch(word))]
+    handed_on = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
     if handed_on:
         program = program_named(handed_on[0][1])
-        models = (word.partition("=")[2] for word in words if re.match(r"--[a-z]+\.model\.repo_id=", word))
+        models = (
+            command_word.partition("=")[2]
+            for command_word in command_words
+            if re.match(r"--[a-z]+\.model\.repo_id=", command_word)
+        )
         if program is not None:
             return Start(program, tuple(match[2] for match in handed_on), next(models, ""))
     program = program_of_image(image)
-    if program is not None and program.entry and (not words or words[0].startswith("-") or _is_model(words[0])):
-        return _start_at_word([*program.entry.split(), *words], 0, image)
+    if (
+        program is not None
+        and program.entry
+        and (not command_words or command_words[0].startswith("-") or _is_model(command_words[0]))
+    ):
+        return _start_at_word([*program.entry.split(), *command_words], 0, image)
     return None
 
 
@@ -209,12 +217,12 @@ def version_of_image(image: str) -> str:
     return "" if match is None else match[1]
 
 
-def _start_at_word(words: Sequence[str], i: int, image: str = "") -> Start | None:
+def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Start | None:
     """Returns the start of a server whose program is word number `i`; None if the word is no server program."""
-    word = words[i]
-    next_word = words[i + 1] if i + 1 < len(words) else ""
+    word = command_words[i]
+    next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
     if word in ("-m", "--module") and i:
-        return _start_of_module(next_word, tuple(words[i + 2 :]))
+        return _start_of_module(next_word, tuple(command_words[i + 2 :]))
     if word.endswith(".py"):
         name = word.removesuffix(".py").replace("/", ".")
         module = next(
@@ -226,7 +234,7 @@ def _start_at_word(words: Sequence[str], i: int, image: str = "") -> Start | Non
             ),
             "",
         )
-        return _start_of_module(module, tuple(words[i + 1 :])) if module else None
+        return _start_of_module(module, tuple(command_words[i + 1 :])) if module else None
     name = word.rpartition("/")[2].removesuffix(".exe")
     for program in PROGRAMS:
         for command in sorted(program.commands, key=len, reverse=True):
@@ -237,8 +245,8 @@ def _start_at_word(words: Sequence[str], i: int, image: str = "") -> Start | Non
                 is_command, arguments_start = name == first_word or word.endswith(f"/{first_word}"), i + 1
             if is_command:
                 return Start(
-                    _fork_of(program, f"{image} {word}".lower(), words[arguments_start:]),
-                    tuple(words[arguments_start:]),
+                    _fork_of(program, f"{image} {word}".lower(), command_words[arguments_start:]),
+                    tuple(command_words[arguments_start:]),
                 )
     return None
 

@@ -39,7 +39,7 @@ def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
             "--lora-target-modules all and --max-lora-rank 16, or those of the adapters"
         )
     words = str(names).translate(SEPARATORS).split()
-    unknown = [word for word in words if word not in TARGETS and word != "all"]
+    unknown = [command_word for command_word in words if command_word not in TARGETS and command_word != "all"]
     if unknown or not words:
         raise InputError(
             f"--lora-target-modules {shown(unknown[0] if unknown else '')}: is not modelled; expected all, or some of "

@@ -230,13 +230,13 @@ class Server(EngineServer):
     def rank(self, stage: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
         loads_towers, layout = self.loads_towers and stage == 0, self.layout
-        number = layout.rank(pp=stage)
+        rank_number = layout.rank(pp=stage)
         if not self.divides_attention:
-            return EngineRank(self.preset, layout, number, self.quantize, self.dtype, loads_towers)
+            return EngineRank(self.preset, layout, rank_number, self.quantize, self.dtype, loads_towers)
         attention = replace(layout, tp=self.tp // self.dp)
         return AttentionRank(
             self.preset, attention, attention.rank(pp=stage), self.quantize, self.dtype, loads_towers,
-            network_layout=layout, network_rank=number, divides_head=not self.flags.get("enable_dp_lm_head"),
+            network_layout=layout, network_rank=rank_number, divides_head=not self.flags.get("enable_dp_lm_head"),
         )  # fmt: skip
 
     @property
@@ -320,14 +320,14 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     budget = int(server.free_before * fraction)
     page = int(flags.get("page_size", 1))
     stages = []
-    for number in range(server.pp):
-        rank = server.rank(number)
+    for stage_number in range(server.pp):
+        rank = server.rank(stage_number)
         weights = server.measured_or_computed("weights", server.weights(rank))
         cache_bytes = server.measured_or_computed("kv_cache", budget - weights)
         stages.append((server.tokens_in(rank, cache_bytes), cache_bytes, weights, rank))
     tokens, cache_bytes, weights, rank = min(stages, key=lambda stage: stage[0])
     tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page * page
-    terms = (
+    memory_terms = (
         Term(
             "budget",
             budget,
@@ -344,7 +344,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     length = server.longest_request
     message = server.record.messages["no_cache"] if tokens == 0 else ""
     return EngineMemory(
-        terms=server.with_receipt(terms),
+        terms=server.with_receipt(memory_terms),
         kv_tokens=tokens,
         blocks=tokens // page,
         max_concurrency=tokens / length,

@@ -137,9 +137,9 @@ class Server(EngineServer):
         tokens = min(available // token_bytes, int(self.flags.get("max_tokens", 10**15)))
         return -(-max(0, tokens) // self.tokens_per_block)
 
-    def stage(self, number: int) -> Stage:
+    def stage(self, stage_number: int) -> Stage:
         """Returns the memory of one rank of a pipeline stage."""
-        rank = self.rank(number)
+        rank = self.rank(stage_number)
         memory_outside_torch = self.record.outside_torch(self.hardware, self.tp * self.pp)
         weights = self.measured_or_computed("weights", self.stored_weights(rank))
         activations = self.measured_or_computed("profile_run", self.dummy_run(rank))
@@ -150,7 +150,7 @@ class Server(EngineServer):
         rules_source = self.rules.place
         budget_origin = f"the peak and {self.fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
-        terms = (
+        memory_terms = (
             Term("budget", peak + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
             Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
             Term("profile_run", activations, "estimate", rules_source, tokens_origin),
@@ -170,7 +170,7 @@ class Server(EngineServer):
                 f"{blocks:,} blocks of {self.tokens_per_block}",
             ),
         )
-        return Stage(self.with_receipt(terms), blocks)
+        return Stage(self.with_receipt(memory_terms), blocks)
 
 
 class Stage(NamedTuple):

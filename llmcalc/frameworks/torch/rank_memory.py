@@ -11,16 +11,22 @@ from .pipeline import check_torch
 from .pipeline_replay import replay_rank_on_allocator
 
 
-def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """Returns the device memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
-    spec, training = run.memory.spec, run.memory.training(runtime)
-    check_torch(run.layout)
+    spec, training = training_run.memory.spec, training_run.memory.training(runtime)
+    check_torch(training_run.layout)
     replay = replay_rank_on_allocator(
-        spec, training, run.layout, rank, runtime.expandable, runtime.workspace, run.recorded_ranks(runtime)
+        spec,
+        training,
+        training_run.layout,
+        rank,
+        runtime.expandable,
+        runtime.workspace,
+        training_run.recorded_ranks(runtime),
     )
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     tensors = Term("tensors", 0, "source", source, TORCH)
-    if titan_settings(run.own_settings).float8 is not None:
+    if titan_settings(training_run.own_settings).float8 is not None:
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         tensors = IN_FLOAT8

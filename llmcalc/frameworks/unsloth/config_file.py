@@ -33,23 +33,23 @@ LORA_IGNORED = frozenset(
 """Keys of `lora` that do not change memory of the text model."""
 
 
-def is_unsloth(data: Table) -> bool:
+def is_unsloth(config: Table) -> bool:
     """Whether a table is a file of Unsloth Studio's training defaults."""
-    training = data.get("training")
-    return isinstance(training, Mapping) and "max_seq_length" in training and isinstance(data.get("lora"), Mapping)
+    training = config.get("training")
+    return isinstance(training, Mapping) and "max_seq_length" in training and isinstance(config.get("lora"), Mapping)
 
 
-def read_unsloth(data: Table, source: Source) -> Launch:
+def read_unsloth(config: Table, source_file: Source) -> Launch:
     """Returns the training run of Unsloth Studio's defaults. Raises `InputError`, which names file and key."""
-    with reading_of(source) as reading:
+    with reading_of(source_file) as reading:
         unknown_keys(
             reading,
-            data,
+            config,
             ("training", "lora", "logging", "inference", "audio_input", "audio_type", "vision"),
             "",
             "no key",
         )
-        training, lora = reading.table(data, "training"), reading.table(data, "lora")
+        training, lora = reading.table(config, "training"), reading.table(config, "lora")
         unknown_keys(reading, training, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
         unknown_keys(reading, lora, LORA_READ | LORA_IGNORED, "lora", "no key that is known")
         run_settings: dict[str, Any] = {
@@ -74,7 +74,7 @@ def read_unsloth(data: Table, source: Source) -> Launch:
         if lora.get("use_dora"):
             reading.unknown["lora.use_dora"] = "DoRA is not modelled"
         reading.notes.append(UPPER_BOUND)
-        return trained(reading, "unsloth", {}, run_settings, source.world_size)
+        return trained(reading, "unsloth", {}, run_settings, source_file.world_size)
 
 
 UPPER_BOUND = "Unsloth's kernels are not modelled: PEFT's and the Trainer's are counted, an upper bound"

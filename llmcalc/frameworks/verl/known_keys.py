@@ -53,14 +53,14 @@ NOTED = {
 """Keys that are counted otherwise, an estimate → the note."""
 
 
-def check_keys(reading: Reading, data: Table) -> None:
+def check_keys(reader: Reading, config: Table) -> None:
     """Notes the keys of the actor and of the model that may change memory and are not read."""
-    for key, value in data.items():
+    for key, value in config.items():
         if not key.startswith((ACTOR, MODEL)) or value in (None, False, 0, "none", "null"):
             continue
         name = key.removeprefix("actor_rollout_ref.")
         if name in NOTED:
             note = f"{key}: {NOTED[name]}"
-            reading.notes += [note] * (value not in ("alltoall",))
+            reader.notes += [note] * (value not in ("alltoall",))
         elif name not in READ and WITHOUT_MEMORY.fullmatch(name) is None:
-            reading.unknown[key[:100]] = f"{shown(value)[:40]} is not modelled"
+            reader.unknown[key[:100]] = f"{shown(value)[:40]} is not modelled"

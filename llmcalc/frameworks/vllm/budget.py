@@ -349,9 +349,11 @@ class Server(EngineServer):
     def rank(self, stage: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
         loads_towers = self.loads_towers and stage == 0
-        number = self.layout.rank(pp=stage)
+        rank_number = self.layout.rank(pp=stage)
         has_draft_modules = self.speculation.with_mtp and stage == self.pp - 1
-        return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers, has_draft_modules)
+        return EngineRank(
+            self.preset, self.layout, rank_number, self.quantize, self.dtype, loads_towers, has_draft_modules
+        )
 
     def profile_run(self, stage: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
@@ -426,9 +428,9 @@ class Server(EngineServer):
             return packed_bytes(word, rank, self.numbers)
         return Fraction(self.cached_element_bytes)
 
-    def stage(self, number: int) -> Stage:
+    def stage(self, stage_number: int) -> Stage:
         """Returns the memory of one rank of a pipeline stage."""
-        rank, run, rules = self.rank(number), self.profile_run(number), self.rules
+        rank, run, rules = self.rank(stage_number), self.profile_run(stage_number), self.rules
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
         draft_caches = [] if self.draft is None else self.draft.token_caches
         pool = block_pool(
@@ -460,7 +462,7 @@ class Server(EngineServer):
         blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(cache_bytes)))
         estimate: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
-        terms = (
+        memory_terms = (
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
             Term("profile_run", peak, "source", rules.place, run.origin(rank, rules)),
@@ -470,7 +472,7 @@ class Server(EngineServer):
                 "kv_cache", max(cache_bytes, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
             ),
         )
-        return Stage(self.with_receipt(terms), pool, cache_bytes, blocks, graphs)
+        return Stage(self.with_receipt(memory_terms), pool, cache_bytes, blocks, graphs)
 
     def penalty_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of token counts for sampling penalties, where they reduce the KV cache."""

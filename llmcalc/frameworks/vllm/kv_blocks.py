@@ -83,11 +83,11 @@ class BlockPool:
             return blocks * self.block_size
         return blocks // sum(group.groups for group in self.groups) * self.block_size
 
-    def longest_request(self, blocks: int, chunk: int, most: int) -> int:
-        """Returns the tokens of the longest request that the blocks hold: at most `most`, or a multiple of a block."""
-        low, high = 0, most // self.block_size
-        if self.blocks_of_request(most, chunk) <= blocks:
-            return most
+    def longest_request(self, blocks: int, chunk: int, max_tokens: int) -> int:
+        """Returns the length of the longest request that the blocks hold: `max_tokens`, or a multiple of the block size."""
+        low, high = 0, max_tokens // self.block_size
+        if self.blocks_of_request(max_tokens, chunk) <= blocks:
+            return max_tokens
         while low < high:
             middle = (low + high + 1) // 2
             if self.blocks_of_request(middle * self.block_size, chunk) <= blocks:
@@ -156,8 +156,8 @@ def _pool_of_layer_groups(
         block_size = max(block_size, tokens)
     counts = [*layers_by_window.values(), *([state_layers] if states else [])]
     smallest_count, largest_count = min(counts), max(counts)
-    size = largest_count if largest_count < SIMILAR * smallest_count else smallest_count
-    groups = [Group(-(-layers // size), window) for window, layers in layers_by_window.items()]
+    layers_per_group = largest_count if largest_count < SIMILAR * smallest_count else smallest_count
+    groups = [Group(-(-layers // layers_per_group), window) for window, layers in layers_by_window.items()]
     if states:
-        groups.append(Group(-(-state_layers // size), None, state_blocks))
-    return BlockPool(token_bytes * block_size * size, block_size, tuple(groups))
+        groups.append(Group(-(-state_layers // layers_per_group), None, state_blocks))
+    return BlockPool(token_bytes * block_size * layers_per_group, block_size, tuple(groups))

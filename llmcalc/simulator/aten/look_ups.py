@@ -42,9 +42,9 @@ class LookUps(Products):
         """Replaces elements of x's last axis by index with those of `source`, or with a constant."""
         shapes = x.shape, index.shape
 
-        def backward(g: Tensor, needs_input_grad: Needs, _: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, _: Tensor) -> Sequence[Gradient]:
             return [
-                self.graph.new(shape, g.dtype) if needs_grad else None
+                self.graph.new(shape, output_gradient.dtype) if needs_grad else None
                 for shape, needs_grad in zip(shapes, needs_input_grad, strict=False)
             ]
 

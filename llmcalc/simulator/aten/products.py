@@ -20,9 +20,14 @@ class Products(Elementwise):
         saves = saved_factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradient_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[1] else None
-            return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[0] else None, gradient_b)
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            gradient_b = (
+                self.graph.new(alike[1][0], output_gradient.dtype, alike[1][1]) if needs_input_grad[1] else None
+            )
+            return (
+                self.graph.new(alike[0][0], output_gradient.dtype, alike[0][1]) if needs_input_grad[0] else None,
+                gradient_b,
+            )
 
         return record(
             self.graph,
@@ -38,10 +43,12 @@ class Products(Elementwise):
         saves = saved_factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[1] else None
-            gradient_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[2] else None
-            return g if needs_input_grad[0] else None, of_a, gradient_b
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(alike[0][0], output_gradient.dtype, alike[0][1]) if needs_input_grad[1] else None
+            gradient_b = (
+                self.graph.new(alike[1][0], output_gradient.dtype, alike[1][1]) if needs_input_grad[2] else None
+            )
+            return output_gradient if needs_input_grad[0] else None, of_a, gradient_b
 
         return record(
             self.graph,
@@ -87,12 +94,12 @@ class Products(Elementwise):
             flat = self.reshape(x, (count(rows), x.shape[-1]))
             return self.reshape(self.addmm(bias, flat, transposed_weight), (*rows, weight.shape[0]))
         if self._runs_as_matrix(x, weight):
-            out = self.reshape(
+            output = self.reshape(
                 self.mm(self.reshape(x, (count(rows), x.shape[-1])), transposed_weight), (*rows, weight.shape[0])
             )
         else:
-            out = self._matmul(x, transposed_weight)
-        return out if bias is None else self.add(out, bias)
+            output = self._matmul(x, transposed_weight)
+        return output if bias is None else self.add(output, bias)
 
     def _runs_as_matrix(self, x: Tensor, weight: Tensor) -> bool:
         """Whether a batched linear layer runs as one matrix product: for a trained weight, or if x needs no copy.
@@ -111,15 +118,15 @@ class Products(Elementwise):
         """
         saves = (*saved_factors(a, b), group_ends)
         shapes = a.shape, b.shape
-        _, ins, outs = b.shape
+        _, ins, outputs = b.shape
         is_column_major = is_size_one(b.strides[1]) and not is_size_one(b.strides[2])
-        strides = (ins * outs, 1, ins) if is_column_major else None
+        strides = (ins * outputs, 1, ins) if is_column_major else None
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradient_b = self.graph.new(shapes[1], g.dtype, strides) if needs_input_grad[1] else None
-            return self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, gradient_b
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            gradient_b = self.graph.new(shapes[1], output_gradient.dtype, strides) if needs_input_grad[1] else None
+            return self.graph.new(shapes[0], output_gradient.dtype) if needs_input_grad[0] else None, gradient_b
 
-        row_count = shapes[0][0], outs
+        row_count = shapes[0][0], outputs
         return record(
             self.graph,
             "grouped_mm",
@@ -134,9 +141,9 @@ class Products(Elementwise):
         saves = saved_factors(a, b)
         shapes = a.shape, b.shape
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradient_b = self.graph.new(shapes[1], g.dtype) if needs_input_grad[1] else None
-            return (self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, gradient_b)
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            gradient_b = self.graph.new(shapes[1], output_gradient.dtype) if needs_input_grad[1] else None
+            return (self.graph.new(shapes[0], output_gradient.dtype) if needs_input_grad[0] else None, gradient_b)
 
         shape = a.shape[0], a.shape[1], b.shape[2]
         return record(
@@ -148,12 +155,12 @@ class Products(Elementwise):
         saves = saved_factors(a, b)
         shapes = a.shape, b.shape
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(shapes[0], g.dtype) if needs_input_grad[1] else None
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(shapes[0], output_gradient.dtype) if needs_input_grad[1] else None
             return (
-                g if needs_input_grad[0] else None,
+                output_gradient if needs_input_grad[0] else None,
                 of_a,
-                self.graph.new(shapes[1], g.dtype) if needs_input_grad[2] else None,
+                self.graph.new(shapes[1], output_gradient.dtype) if needs_input_grad[2] else None,
             )
 
         shape = a.shape[0], a.shape[1], b.shape[2]
@@ -190,9 +197,9 @@ class Products(Elementwise):
         ins = (x, weight) if bias is None else (x, weight, bias)
         shapes = [tensor.shape for tensor in ins]
 
-        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [
-                self.graph.new(shape, g.dtype) if needs_grad else None
+                self.graph.new(shape, output_gradient.dtype) if needs_grad else None
                 for shape, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
 

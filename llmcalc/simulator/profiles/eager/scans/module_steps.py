@@ -13,10 +13,10 @@ class Steps:
     named: name → step. acts: the names of its activations, in their order.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        self.all: list[Step] = list(module_steps(scope))
-        self.named: dict[str, Step] = {step.name: step for step in self.all if step.name}
-        self.acts: list[str] = [step.options["kind"] for step in self.all if step.verb == "act"]
+    def __init__(self, module_scope: Scope) -> None:
+        self.all: list[Step] = list(module_steps(module_scope))
+        self.named: dict[str, Step] = {operation.name: operation for operation in self.all if operation.name}
+        self.acts: list[str] = [operation.options["kind"] for operation in self.all if operation.verb == "act"]
 
     def __contains__(self, name: str) -> bool:
         return name in self.named
@@ -25,9 +25,9 @@ class Steps:
         return self.named[name]
 
 
-def module_steps(scope: Scope) -> Iterator[Step]:
+def module_steps(module_scope: Scope) -> Iterator[Step]:
     """Returns the steps of a module without its submodules; of alternatives, the first branch."""
-    for item in scope.items:
+    for item in module_scope.items:
         if isinstance(item, Alternatives):
             yield from module_steps(next(iter(item.branches.values())))
         elif isinstance(item, Step):
