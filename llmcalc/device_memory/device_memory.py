@@ -118,7 +118,7 @@ class DeviceMemory:
         return self.reserved_bytes - self.peak_bytes
 
     def fit_on(self, hardware: Hardware) -> Fit:
-        """Returns the verdict whether the run fits on an accelerator."""
+        """Returns whether the run fits in an accelerator's memory: yes, no, or only perhaps."""
         return Fit(hardware, self.device_bytes, self.fragmentation)
 
 
@@ -154,7 +154,7 @@ class UnreplayedBytes:
 
 
 def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
-    """Returns the term with the weakest status of the run's evidence."""
+    """Returns the term, with the weakest verification status of the run's evidence."""
     status = weakest([term.status, *(entry.status for entry in evidence)])
     if term.of_runtime or status == term.status:
         return term
@@ -169,7 +169,7 @@ def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
-    """Returns the memory with the weakest status of the run's evidence in every term."""
+    """Returns the memory, every term with the weakest verification status of the run's evidence."""
     return replace(device, terms=tuple(with_evidence(term, evidence) for term in device.terms))
 
 
@@ -253,7 +253,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 class CountedRun:
-    """A run whose tensors are counted, and which is replayed on the caching allocator when its memory is asked for.
+    """A run whose tensors are counted at once, and replayed on the caching allocator only when `memory` is read.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers, two shorter runs are replayed on the allocator, and its overhead is extrapolated.
@@ -277,7 +277,7 @@ class CountedRun:
 
     @property
     def recordings(self) -> list[RecordedEvents]:
-        """The recorded events; none once the run was replayed on the allocator."""
+        """The recorded allocations and releases; none after the run was replayed on the allocator."""
         return [analysis.recorded for analysis in self.analyses]
 
     @property
@@ -287,7 +287,7 @@ class CountedRun:
         return peak.bytes - peak.kinds["overhead"]
 
     def least_bytes(self, unreplayed: Sequence[UnreplayedBytes] = ()) -> int:
-        """Returns the least bytes that the device may need: tensors at the peak, and the context.
+        """Returns a lower bound of the device's memory in bytes: tensors at the peak, and the CUDA context.
 
         The allocator's blocks have at least the bytes of their tensors. unreplayed: bytes that the replay does not see.
         """
@@ -353,7 +353,7 @@ class CountedRun:
 
 
 def check_layers(spec: ModelSpec) -> None:
-    """Raises `InputError` for a model with too many layers that repeat no pattern."""
+    """Raises `InputError` for a model with too many layers to replay one by one, whose types repeat in no pattern."""
     irregular = sum(
         stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
     )
@@ -383,7 +383,7 @@ def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes])
 
 
 def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
-    """Adds the peaks of encoders, which run before a prompt's pass, beside the weights and an allocated cache."""
+    """Adds the peaks of image and audio encoders, which run before the prompt, when weights and cache are allocated."""
     if not any(allocation_place.phase == "prefill" for allocation_place in result.peaks):
         return
     cache = sum(tensors.bytes for tensors in unreplayed if tensors.kind == "cache")
@@ -405,7 +405,7 @@ def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
 
 
 def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
-    """Returns phase → bytes by kind at the phase's peak."""
+    """Returns the name of each phase → bytes by kind of tensor at the phase's peak."""
     by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
         phase_peaks = [peak for allocation_place, peak in peaks.items() if allocation_place.phase == phase]

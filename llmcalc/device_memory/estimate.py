@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 
 
 class CountedMemory(NamedTuple):
-    """A run whose tensors are counted. attention: the implementation that runs. encoders: peaks of encoders."""
+    """A run whose tensors are counted.
+
+    attention: the attention implementation. encoders: peaks of image and audio encoders.
+    """
 
     attention: AttentionImplementation
     run: CountedRun
@@ -78,7 +81,7 @@ class Memory:
 
     @property
     def device(self) -> DeviceMemory:
-        """The device memory on the run's accelerator. Raises `Unsupported` for a step without a kernel."""
+        """The device memory on the run's accelerator. Raises `Unsupported` for an operation without a kernel."""
         return self.on(self.runtime)
 
     @property
@@ -198,7 +201,7 @@ class Memory:
     def _recorded_passes(
         self, inference_config: Inference, layers: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
-        """Returns the recorded passes, which ranks of a model share if their shortened runs are equal."""
+        """Returns the recorded passes. Ranks of a model share them if the shortened runs of these ranks are equal."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference_config, layers, workspace)
         key = shortened_rank(self.spec, layers), inference_config, workspace
@@ -207,7 +210,7 @@ class Memory:
         return self._recordings[key]
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
-        """Returns bytes outside the replay: weights in a storage format, a paged cache, image and audio encoders."""
+        """Returns bytes that the replay does not allocate: decoded weights, a paged cache, image and audio encoders."""
         use, settings = self.states, self.settings
         if use.phase == "training":
             return self._tower_bytes()
@@ -291,7 +294,7 @@ def is_recurrent(spec: ModelSpec) -> bool:
 
 
 def changes_scores(spec: ModelSpec) -> bool:
-    """Whether attention has sinks, an added score term, or a part that selects keys."""
+    """Whether attention has sinks, a term added to its scores, or a selection of keys."""
     return any(
         operation.verb == "joint_softmax"
         or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.ins) > 3))

@@ -1,4 +1,4 @@
-"""The evidence for a run with torch's operations: its parts, kernels and optimizer, each with its witness."""
+"""The evidence for a run with torch's operations: the test or measurement behind each part, kernel and optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .optimizers.registry import optimizer as optimizer_named
 
 
 def evidence_of_optimizer(name: str) -> Evidence:
-    """Returns the evidence for an optimizer. name: its name, or an alias."""
+    """Returns the tests and measurements that support an optimizer. name: its name, or an alias."""
     record = optimizer_named(name)
     return Evidence("optimizer", record.name, record.witness)
 
@@ -20,7 +20,7 @@ def evidence_of_optimizer(name: str) -> Evidence:
 def evidence_of_run(
     spec: ModelSpec, kernel_choices: Choices, optimizer: str | None = None, include: frozenset[str] = frozenset()
 ) -> list[Evidence]:
-    """Returns the evidence for a run with torch's operations.
+    """Returns the tests and measurements that support a run with torch's operations.
 
     optimizer: that of training; None (default) without one. include: the names of optional parts that run too.
     """

@@ -67,14 +67,14 @@ class Inference:
 
 
 class Served(Divided):
-    """Runs a rank's passes as serving frameworks do, for models without a parallel plan in torch.
+    """Runs a rank's passes as serving engines do, also for modules without a tensor-parallel plan in torch.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
     ranks.
     """
 
     def check_plan(self, program: RankFlow) -> None:
-        """Accepts every program."""
+        """Accepts every program, with or without a tensor-parallel plan."""
 
 
 class Pass(NamedTuple):
@@ -164,12 +164,12 @@ class InferenceRun:
         return -(-self.inference.seq // self.chunk)
 
     def prompt_pass(self, number: int) -> Pass:
-        """Returns the pass over one chunk of the prompt. number: the index of the chunk, from 0."""
+        """Returns the pass over one chunk of the prompt. number: the chunk's index, from 0."""
         past = number * self.chunk
         return Pass(min(self.chunk, self.inference.seq - past), past)
 
     def set_up(self) -> None:
-        """Allocates the parameters in the program's order of use; for phase `decode` also the prompt's cache."""
+        """Allocates the parameters in the program's order; for phase `decode` also the cache of the prompt."""
         self.meter.place = Place("set-up")
         if self.inference.weights:
             self._allocate_parameters(self.lowering)
@@ -245,7 +245,7 @@ class InferenceRun:
         self.run("decode", Pass(1, self.inference.seq))
 
     def run(self, phase: Literal["prefill", "decode"], inference_pass: Pass, name: str = "") -> None:
-        """Runs one pass. Its token ids and logits are freed at its end.
+        """Runs one pass. The pass's token ids and logits are freed at the end.
 
         name: name of the pass in places; default the phase.
         """
@@ -288,7 +288,7 @@ def replay_inference(
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
-    """Replays set-up and the passes. Raises `Unsupported` for a step without kernels.
+    """Replays the allocation of weights and the passes. Raises `Unsupported` for an operation without a kernel.
 
     In the result, `set_up` counts the weights, and the cache of the prompt if only a decoding step runs. `after` counts
     the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins
@@ -332,7 +332,7 @@ def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
 def record_inference(
     spec: ModelSpec, inference_config: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
-    """Records set-up and the passes for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
+    """Records the set-up and the passes for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
     meter = Recorder()
     inference_run = InferenceRun(spec, inference_config, layers, workspace, meter)
     inference_run.set_up()

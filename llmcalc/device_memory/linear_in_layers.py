@@ -1,4 +1,4 @@
-"""Extrapolates the memory of a run with many layers: the bytes at each place are linear in the number of equal layers.
+"""Extrapolates the memory of a run with many layers: each module's peak is linear in the number of equal layers.
 
 A stack repeats a pattern of layer kinds (one kind, or five with a window and one without). A run with 3 repeats and a
 run with 4 repeats give the bytes of any number of repeats: at a given distance from the first or the last layer, every
@@ -60,7 +60,7 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
 
 
 def highest_pass(result: ReplayResult) -> ReplayResult:
-    """Returns the result with only the highest pass of each phase, under the phase's name.
+    """Returns the result in which each phase has only its pass with the highest peak, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
@@ -74,7 +74,7 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
         return result
 
     def under_phase_name(allocation_place: Place) -> Place | None:
-        """Returns the place under the phase's name; None if the highest pass has a peak in the same module."""
+        """Returns a module and pass under the phase's name; None if the highest pass has a peak in the same module."""
         name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[name])
         return (
@@ -95,14 +95,14 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
 
 
 def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
-    """Adds `multiple` times the difference between the peaks `peak_after` and `peak_before` to `peak`."""
+    """Adds `multiple` times the bytes by which `peak_after` exceeds `peak_before` to `peak`."""
     peak.bytes += multiple * (peak_after.bytes - peak_before.bytes)
     for kind in peak.by_kind:
         peak.by_kind[kind] += multiple * (peak_after.by_kind[kind] - peak_before.by_kind[kind])
 
 
 def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repeats: int) -> Place:
-    """Returns the place at the same distance from the first or last layer, with `added_repeats` more repeats."""
+    """Returns the corresponding module in a run with `added_repeats` more repeats of the layer pattern."""
     if (
         not stack.contains(allocation_place)
         or allocation_place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period
@@ -112,7 +112,7 @@ def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repea
 
 
 def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
-    """Returns the place in the full model that corresponds to a place in a short run."""
+    """Returns the module of the full model that corresponds to a module of a shortened run."""
     for stack in stacks:
         if stack.can_extrapolate:
             allocation_place = _place_in_longer_run(allocation_place, stack, stack.repeats - SHORT_RUN_REPEATS)
@@ -128,7 +128,7 @@ def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
 
 
 def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
-    """Returns phase, module and peak of every place in the model, in the order in which a pass runs them.
+    """Returns phase, module and peak of every module of the model, in the order in which a pass runs them.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 

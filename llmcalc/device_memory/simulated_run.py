@@ -26,7 +26,10 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 
 
 def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
-    """Returns the kernels that run. attention: the implementation if none is set; default: the phase's default."""
+    """Returns the run's kernels.
+
+    attention: the implementation if the settings name none; default: the phase's default.
+    """
     serves = settings.serves
     default: AttentionImplementation = "flash" if serves else "sdpa"
     like_classes = settings.phase == "training" and settings.fused_qkv is None
@@ -95,7 +98,7 @@ def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplement
 def training_run(
     settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation | None = None
 ) -> Training:
-    """Returns the training configuration of the replay. memory_use: the persistent memory under these settings.
+    """Returns the configuration of the training replay. memory_use: the persistent memory under these settings.
 
     attention: the implementation if the settings choose none; default: the default of the phase.
 
@@ -164,7 +167,7 @@ def cache_block(settings: Settings, memory_use: MemoryUse) -> int:
 
 
 def prompt_chunk(settings: Settings, memory_use: MemoryUse) -> int | None:
-    """Returns the tokens per sequence in a prompt pass; None if whole prompts are passed."""
+    """Returns the tokens per sequence in a prompt pass; None if one pass reads the whole prompt."""
     if settings.chunk is None and settings.serves and memory_use.kv_dtype:
         return int(max(1, SERVED_TOKENS // memory_use.workload.batch))
     return settings.chunk
@@ -201,7 +204,7 @@ def inference_passes(
 
 
 def has_storage_format(memory_use: MemoryUse) -> bool:
-    """Whether weights are stored in a format that no product computes in."""
+    """Whether weights are stored in a format that matrix products do not compute in."""
     return memory_use.quantized is not None or memory_use.dtype not in COMPUTED
 
 
@@ -211,7 +214,7 @@ def activation_format(memory_use: MemoryUse) -> str:
 
 
 def computing_format(name: str, option: str) -> str:
-    """Returns a number format for products. Raises `InputError`, which names the option, for other formats."""
+    """Returns the number format of matrix products. Raises `InputError`, which names the option, for other formats."""
     if name not in COMPUTED:
         formats = ", ".join(map(short_dtype, COMPUTED))
         raise InputError(f"{option} {short_dtype(name)}: no pass computes in it; expected one of {formats}")

@@ -122,19 +122,19 @@ class MemoryUse:
 
     @property
     def kv_cache(self) -> Number:
-        """Bytes of keys, values and recurrent states after the pass, with the included parts.
+        """Bytes of keys, values and recurrent states after the pass, with the included optional parts.
 
         There are `seq` tokens per sequence, after a decoding step one more.
         """
         return self._cache_size(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
 
     def paged(self, block: int, tokens: Number) -> Number:
-        """Returns the bytes of a cache of this many tokens per sequence, in whole blocks of `block` tokens."""
+        """Returns the bytes of a paged cache with this many tokens per sequence, in whole blocks of `block` tokens."""
         return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block) * block))
 
     @property
     def full_context(self) -> Number:
-        """The model's context length in tokens; None if the spec states no limit."""
+        """The model's context length in tokens; None if the model states no limit."""
         return longest_sequence(self.count.spec)
 
     def _cache_size(self, workload: Workload) -> Number:
@@ -164,7 +164,7 @@ class MemoryUse:
 
     @property
     def not_counted(self) -> list[str]:
-        """Notes on memory that no kind includes: optional parts of the model, and scales of narrow weights."""
+        """Notes on memory that is not counted: excluded optional parts of the model, and scales of narrow weights."""
         notes = [
             f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
             for option, size in self.count.left_out.items()
@@ -252,7 +252,7 @@ def _quantization_scheme(settings: Settings, config: Mapping[str, Any] | Checkpo
 
 
 def _unconverted_format(settings: Settings, published: str) -> str:
-    """Returns the number format of unconverted tensors: the published one, or bf16 if that is below 16 bits."""
+    """Returns the number format of unquantized tensors: the published one, or bf16 if that is below 16 bits."""
     if settings.dtype is None:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(settings.dtype)] < 16:
@@ -352,7 +352,7 @@ def _adapters_and_format(settings: Settings, count: ParameterCount) -> tuple[Low
 
 
 def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
-    """Returns the name of the training precision that the settings result in."""
+    """Returns the name of the training precision, such as mixed or pure bf16, that the settings amount to."""
     if settings.precision in NARROW_PRODUCTS and has_master and weights == "bfloat16":
         return str(settings.precision)
     if DTYPE_BITS[weights] >= 32:

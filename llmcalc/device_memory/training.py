@@ -143,7 +143,7 @@ class TrainingRun:
         self.offloaded: list[int] = []
 
     def _check_choices(self) -> None:
-        """Raises `InputError` for a choice of kernels for a part that the model does not have."""
+        """Raises `InputError` for a chosen kernel of a part that the model does not have."""
         choices, has_logits = self.training.choices, self.spec.head.type == "lm"
         if choices.capacity is not None and all(
             operation.verb != "dispatch" for operation in self.program.root.steps()
@@ -195,7 +195,7 @@ class TrainingRun:
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     def _is_matrix(self, key: Path) -> bool:
-        """Whether a parameter is the weight matrix of a linear layer in the layers, or of such a layer's adapter."""
+        """Whether a parameter is the weight matrix of a linear layer inside the layers, or of its adapter."""
         path = ".".join(part.strip(".") for part in key if type(part) is str and part)
         if self.training.adapters is None:
             return path in self._layer_matrices
@@ -256,7 +256,7 @@ class TrainingRun:
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None] | None:
-        """Returns the function to call with each parameter whose gradient is complete; None if there is none."""
+        """Returns the function to call when a parameter's gradient is complete; None if there is none."""
         return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
@@ -345,7 +345,7 @@ def replay(
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
-    """Replays set-up and two steps. Raises `Unsupported` for a step without kernels.
+    """Replays the set-up and two training steps. Raises `Unsupported` for an operation without a kernel.
 
     device: the allocator; None (default) counts bytes of tensors only.
     layers, workspace: as in `TrainingRun`.
@@ -365,7 +365,7 @@ class Steps(Protocol):
 
 
 def replay_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
-    """Replays set-up and two steps, and returns the result. memory_meter: the run's meter."""
+    """Replays the set-up and two training steps, and returns the result. memory_meter: the run's meter."""
     training_run.set_up()
     return _replay_two_steps(training_run, memory_meter)
 
@@ -412,7 +412,7 @@ def record(
 
 
 def _record_passes_once(training_run: TrainingRun, memory_meter: Recorder) -> RecordedEvents | None:
-    """Records two steps with a single run of their micro-batches; None if the steps differ.
+    """Records two training steps from a single run of the micro-batches; None if the steps differ.
 
     The first pass allocates the parameters in the order in which it reads them, as the set-up would.
     """
@@ -437,7 +437,7 @@ def repeat_steps(
     batch: Sequence[Event],
     passes: Sequence[Event],
 ) -> RecordedEvents | None:
-    """Returns two steps with the same passes; None if the steps differ. batch: events that allocate the tokens."""
+    """Returns two training steps whose micro-batches all repeat the same recorded passes; None if the steps differ."""
     training_run.update()
     first_events = memory_meter.cut()
     training_run.update()
@@ -455,7 +455,7 @@ def repeat_steps(
 
 
 def two_steps(training_run: TrainingRun, memory_meter: Recorder) -> RecordedEvents:
-    """Records two steps separately."""
+    """Records two training steps one after the other."""
     training_run.set_up()
     set_up = memory_meter.cut()
     training_run.step()

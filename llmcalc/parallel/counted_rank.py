@@ -1,4 +1,4 @@
-"""The options that count one rank of a layout instead of the full model.
+"""The options that select one rank of a layout, whose costs are counted instead of the full model's.
 
 The modules that compute layouts are loaded when the first rank is requested.
 """
@@ -42,7 +42,7 @@ class RankRequest:
         return bool(self.sizes) or self.rank is not None
 
     def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], quantity: str) -> RankShare | None:
-        """Returns the requested rank's share of a model; None without options.
+        """Returns the requested rank's part of a model; None if no layout was requested.
 
         cost: the cost whose maximum selects the rank if no rank number was given.
         quantity: that cost in words.

@@ -121,7 +121,7 @@ class Layout:
 
     @property
     def world(self) -> int:
-        """The number of devices."""
+        """The number of devices (ranks)."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
@@ -162,7 +162,7 @@ class Layout:
         return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
 
     def data(self) -> dict[str, object]:
-        """Returns the JSON object of the layout."""
+        """Returns the layout as a JSON object."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"world": self.world, **values, "etp": self.expert_tp}
 

@@ -1,4 +1,4 @@
-"""Parallelism options as given, and the layout derived from them."""
+"""The parallelism options as the user typed them, and the layout that follows from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parse_stage_layers(origin: str, value: tuple[Any, ...]) -> tuple[int, ...]:
 
 @frozen
 class LayoutRequest:
-    """Parallelism options as given; None for an option that was not given."""
+    """The parallelism options as the user typed them; None for an option that was not typed."""
 
     devices: Annotated[
         int | None,
@@ -153,7 +153,7 @@ class LayoutRequest:
 
     @property
     def is_undivided(self) -> bool:
-        """Whether only the number of devices was given, without an option that divides the model."""
+        """Whether only the number of devices was typed, without an option that divides the model."""
         names = {field.name for field in fields(self)} - {"devices", "framework", "framework_version"}
         return self.devices is not None and all(getattr(self, name) is None for name in names)
 
@@ -206,7 +206,7 @@ class LayoutRequest:
                 )
 
     def groups(self, dp: int, cp: int, zero_stage: int) -> int:
-        """Returns the number of ZeRO groups that `--zero-group` makes of data- and context-parallel ranks.
+        """Returns the number of groups into which `--zero-group` divides the data- and context-parallel ranks.
 
         Raises `InputError` without a ZeRO stage, beside `--hsdp-replicas`, and for a size that does not divide them.
         """

@@ -1,4 +1,4 @@
-"""Messages of one rank in a training step: their number and their bytes, by group and kind.
+"""The collective messages of one rank in a training step: number and bytes, by process group and kind of collective.
 
 tensor, experts, sequence: where placements change (`placements.py`), once per micro-batch and chunk of layers.
 data: all-reduce or reduce-scatter of gradients over the ranks with the same weights, and all-gather of weights
@@ -156,7 +156,7 @@ def _program_collectives(
     own_checkpointing: bool,
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
-    """Returns the collectives of a program's passes, shared by layouts that differ only in replicas or stages."""
+    """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share them."""
     placements = Placements(program.rank_axes.layout, run_config, width, include, own_checkpointing, recompute)
     return tuple(placements.run(program))
 
@@ -195,7 +195,7 @@ def _chunks_of_rank(spec: ModelSpec, layout: Layout, micro_batches: int, rank: i
 
 
 def _loss_messages(layout: Layout, chunk: Chunk, run_config: RunConfig) -> Iterator[Message]:
-    """Returns the all-reduces of the loss over a divided vocabulary."""
+    """Returns the all-reduces of the loss where the vocabulary is divided over ranks."""
     logits = chunk.program.result
     if logits is not None and (chunk.stage is None or chunk.stage.last) and is_divided(logits.axes):
         yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * chunk.batches)
@@ -282,7 +282,7 @@ class ReplicaGroup(NamedTuple):
     replicas: int
 
     def message(self, collective_kind: CollectiveKind, bytes: Number, count: Number) -> Message:
-        """Returns messages among the ranks that shard the weights."""
+        """Returns the collective messages among the ranks that shard the same weights."""
         return Message("expert dp" if self.expert else "dp", self.shards, collective_kind, bytes, count)
 
     def replica_all_reduce(self, bytes: Number, count: Number) -> Message:

@@ -52,13 +52,13 @@ def suggest_nearest_layouts(
 def nearest_layouts_text(
     spec: ModelSpec, layout_request: LayoutRequest, seq: int | None = None, maximum: int = 3
 ) -> str:
-    """Returns a text such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible."""
+    """Returns a text of options such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible."""
     suggestions = [_options_text(layout) for layout in islice(nearest_layouts(spec, layout_request, seq), maximum)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
 
 
 def _options_text(layout: Layout) -> str:
-    """Returns the options of a layout, without a schedule that --vpp implies."""
+    """Returns the options of a layout as text, without the schedule if --vpp implies it."""
     return layout.options().replace(" --schedule interleaved", "") or "one device"
 
 
@@ -79,7 +79,7 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
 
 
 def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
-    """Yields layouts with sizes near the requested ones, each with its distance."""
+    """Yields layouts whose group sizes are near the requested ones, each with its distance."""
     experts = routed_experts(spec)
     axes = model_axes(spec)
     target = {name: getattr(layout_request, name) or 1 for name in SIZES}
@@ -118,7 +118,7 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
 
 
 def _nearest_sizes(size: int, possible: Iterable[int], *extra_sizes: int) -> list[int]:
-    """Returns the `FEW` possible sizes nearest to a size, and `extra_sizes`."""
+    """Returns the `FEW` possible group sizes nearest to a size, and `extra_sizes`."""
     return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *extra_sizes})
 
 
@@ -145,7 +145,7 @@ def _replica_counts(layout_request: LayoutRequest, dp: int, sizes: dict[str, Any
 def _layout_of_sizes(
     layout_request: LayoutRequest, layers: int, target: dict[str, int], sizes: dict[str, Any]
 ) -> Layout | None:
-    """Returns the layout with these sizes and the requested options; None if it is impossible."""
+    """Returns the layout with these group sizes and the requested options; None if it is impossible."""
     pp, vpp = sizes["pp"], sizes["vpp"]
     stage_count = pp * vpp
     pp_layout = layout_request.pp_layout
@@ -172,7 +172,7 @@ def _layout_of_sizes(
 
 
 def _schedule_of_sizes(layout_request: LayoutRequest, pp: int, vpp: int) -> Schedule:
-    """Returns the requested schedule if these sizes allow it, else the interleaved schedule or 1F1B."""
+    """Returns the requested pipeline schedule if these sizes allow it, else the interleaved schedule or 1F1B."""
     if vpp > 1:
         return "interleaved"
     schedule = layout_request.schedule or "1f1b"
@@ -184,7 +184,7 @@ def _schedule_of_sizes(layout_request: LayoutRequest, pp: int, vpp: int) -> Sche
 def _layout_distance(
     layout_request: LayoutRequest, target: dict[str, int], sizes: dict[str, Any], layout: Layout
 ) -> float:
-    """Returns the distance of a layout from the requested one: a weighted sum over its sizes."""
+    """Returns a layout's distance from the requested layout: a weighted sum over the group sizes."""
     distance = UNEVEN if layout.pp_layout is not None and layout.pp_layout != layout_request.pp_layout else 0.0
     for name in ("tp", "pp", "dp", "ep", "vpp"):
         is_given = getattr(layout_request, name) is not None or (name == "dp" and layout_request.fsdp is not None)
@@ -206,7 +206,7 @@ def _divides_sequence(layout: Layout, seq: int | None) -> bool:
 
 
 def _is_possible(spec: ModelSpec, layout: Layout, layers: int) -> bool:
-    """Whether the model has a program for every stage."""
+    """Whether every pipeline stage of the layout has a program."""
     try:
         list(stages(layout, layers))
         for stage in {0, layout.pp - 1}:

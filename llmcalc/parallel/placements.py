@@ -1,4 +1,4 @@
-"""Placements of a rank program's values over ranks, and the collectives where placements change.
+"""The DTensor-like placement of each tensor over ranks, and the collectives where placements change.
 
 Ranks of one sequence exchange keys and values: in a ring (Liu 2023, arXiv:2310.01889; TransformerEngine, `cp_comm_type`
 "p2p"), all at once (Llama 3, arXiv:2407.21783, §3.3.2; "all_gather"), or they exchange tokens for heads (Jacobs 2023,
@@ -143,7 +143,7 @@ class Placements:
         return self.placements.get(id(value.storage), self.default_placement if has_tokens(value.rows) else "whole")
 
     def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
-        """Runs through program items. path: path of their module. repeats: how often that module runs."""
+        """Runs through a module's operations. path: the module's path. repeats: how often the module runs."""
         for item in items:
             if isinstance(item, Alternatives):
                 self._run_items(next(iter(item.branches.values())).items, path, repeats)
@@ -174,7 +174,7 @@ class Placements:
                 self._repeat_recomputed(start, item)
 
     def _repeat_recomputed(self, start: int, layer: Scope) -> None:
-        """Adds the messages that a layer sends again when it is recomputed before its backward pass.
+        """Adds the messages that a recomputed layer sends a second time, before its backward pass.
 
         start: number of messages before the layer. The newer form of checkpointing stops at the last step that saves a
         tensor for the backward pass; the reduction of the last product's output comes after it.
@@ -206,7 +206,7 @@ class Placements:
         elements: Number = None,
         messages: int = 1,
     ) -> None:
-        """Adds a message about a value.
+        """Adds the collective message of a tensor.
 
         elements: elements per row, by default those of the value.
         messages: number of equal messages, 1 by default.
@@ -222,7 +222,7 @@ class Placements:
         self.messages.append(Collective(self.where, collective_kind, group, ranks, backward, bytes, count))
 
     def _make_whole(self, value: Value, group: Group = "tp") -> None:
-        """Gathers a sharded input on every rank, once for all steps that read it."""
+        """Gathers a sharded tensor on every rank, once for all operations that read it."""
         if self.placement(value) == "partial":
             self._reduce_partial_sum(value)
         region = id(value.storage), value.of is not None, self.has_gradient
@@ -238,7 +238,7 @@ class Placements:
             self._add_message("all_reduce", value, group, backward=True)
 
     def _reduce_partial_sum(self, value: Value) -> None:
-        """Reduces a partial sum over its group, to the placement of values between tensor-parallel products."""
+        """Reduces a partial sum over its group, to the placement between tensor-parallel linear layers."""
         if self.placement(value) != "partial":
             return
         group: Group = "etp" if isinstance(value.rows, Routed) else "tp"
@@ -250,7 +250,7 @@ class Placements:
             self._add_message("all_reduce", value, group)
 
     def _run_step(self, operation: Step) -> None:
-        """Places the outputs of a step, and adds the step's messages."""
+        """Places the outputs of an operation, and adds the operation's messages."""
         if operation.verb in ("hold", "keep", "cache", "mask", "enter", "leave") or not operation.outs:
             return
         output, weight = operation.outs[0], operation.weight
@@ -283,7 +283,7 @@ class Placements:
                 self._add_message("all_to_all", tokens, "ep", backward, exact_div(tokens.width, token_ranks))
 
     def _exchange_tokens(self, operation: Step) -> None:
-        """Adds the messages of context parallelism for a step that reads all tokens of a sequence.
+        """Adds the messages of context parallelism for an operation that reads all tokens of a sequence.
 
         Raises `InputError` for a step other than attention.
         """
@@ -325,7 +325,7 @@ class Placements:
                 self._add_message("send", rows, "cp", backward, keys + values, (ranks - 1) * tensors)
 
     def _mamba_exchange_widths(self, operation: Step) -> list[Number] | None:
-        """Returns the widths of tensors that Megatron-LM exchanges in a Mamba-2 step; None for other steps.
+        """Returns the widths of tensors that Megatron-LM exchanges in a Mamba-2 mixer; None for other operations.
 
         Context parallelism divides the heads of Mamba-2. Exchanged are the convolution's input, the gate, the time
         steps and the output (core/ssm/mamba_context_parallel.py).
@@ -337,7 +337,7 @@ class Placements:
         return [] if operation.verb == "state" else None
 
     def _place_undivided(self, operation: Step) -> None:
-        """Copies the placement of a step's inputs to its result, if no axis is sharded.
+        """Copies the placement of an operation's inputs to its result, if no axis is sharded.
 
         Raises `InputError` for a step that needs the tokens of other ranks.
         """
@@ -367,5 +367,5 @@ def _has_whole_groups(operation: Step) -> bool:
 
 
 def has_tokens(rows: Rows) -> bool:
-    """Whether rows are tokens, which sequence parallelism shards."""
+    """Whether a tensor's rows are tokens, which sequence parallelism shards."""
     return isinstance(rows, (Tokens, Source)) or (isinstance(rows, Routed) and has_tokens(rows.of))

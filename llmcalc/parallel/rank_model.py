@@ -1,4 +1,4 @@
-"""A model with the sizes of one rank: whatever can be counted for a model can be counted for the rank.
+"""A model with the shard sizes of one rank, so that every count of a model is also a count of the rank.
 
 Its tree is that of the rank's program. For two kinds of products the ranks divide the tokens, which sizes alone do not
 show: products of experts, whose rows come from all ranks of a group; and products that sequence parallelism leaves
@@ -103,7 +103,7 @@ class RankModel(ModelSpec):
         )
 
     def copied(self, include: frozenset[str] = frozenset()) -> dict[str, Number]:
-        """Returns component → parameters of this rank that its tensor-parallel group replicates."""
+        """Returns component → number of this rank's parameters that its tensor-parallel group replicates."""
         parameters_by_component: dict[str, Number] = {}
         for place, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if place.use is None or undivided_place.use is None or (place.optional and place.optional not in include):
@@ -116,7 +116,7 @@ class RankModel(ModelSpec):
         return parameters_by_component
 
     def _is_copied(self, place: Place, size: Number, undivided_size: Number) -> bool:
-        """Whether the tensor-parallel ranks have equal tensors. size, undivided_size: elements here, and undivided."""
+        """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank, and undivided."""
         op, tp = place.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return bool(op.ranks * op.parts < tp)
@@ -128,7 +128,7 @@ class RankModel(ModelSpec):
 
 
 class RankShare(NamedTuple):
-    """A rank's model, and the reason why this rank is counted.
+    """The model of one rank, and the reason why this rank is counted.
 
     reason: the reason in words; empty if the user named the rank.
     """
@@ -145,7 +145,7 @@ class RankShare(NamedTuple):
         return self.model.rank
 
     def run_config(self, run_config: RunConfig) -> RunConfig:
-        """Returns the run with this rank's part of each sequence.
+        """Returns the run configuration with this rank's part of each sequence.
 
         Raises `InputError` for a length that the ranks do not divide, and for phases without context parallelism.
         """
@@ -169,8 +169,7 @@ class RankShare(NamedTuple):
 
 
 def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
-    """Returns the model of one rank of a layout. Counting a size that the layout does not divide raises
-    `InputError`."""
+    """Returns the model of one rank. Counting a size that the layout does not divide raises `InputError`."""
     model = RankModel.model_construct(**{name: getattr(spec, name) for name in ModelSpec.model_fields})
     model._layout, model._rank, model._divided_model = layout, rank, spec
     return model
@@ -197,7 +196,7 @@ def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
 
 
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
-    """Returns the rank's tree, whose ops process its part of the tokens. undivided_node: of the undivided tree."""
+    """Returns the rank's tree with operations on its part of the tokens. undivided_node: of the undivided tree."""
     pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
@@ -221,7 +220,7 @@ def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
 
 
 def _is_undivided(op: Op, undivided_op: Op) -> bool:
-    """Whether the op is a product with undivided sizes."""
+    """Whether the operation is a matrix product with undivided sizes."""
     return (
         type(op) is Linear
         and type(undivided_op) is Linear

@@ -95,8 +95,7 @@ class RankAxes:
         return self.layout.tp > 1 or self.layout.expert_tp > 1
 
     def degree(self, name: str) -> int:
-        """Returns the number of ranks that divide axes of this name. Experts are divided only as weights
-        (`experts`)."""
+        """Returns the number of ranks that divide an axis of this name."""
         if name == "expert_ffn":
             return self.layout.expert_tp
         return self.layout.tp if name in TENSOR else 1
@@ -115,7 +114,7 @@ class RankAxes:
         return self.part(axis, self.layout.ep, self.coordinates.ep)
 
     def part(self, axis: Axis, degree: int, index: int) -> Axis:
-        """Returns part `index` of an axis divided into `degree` parts."""
+        """Returns part number `index` of an axis that is divided into `degree` parts."""
         size = axis.size
         if degree == 1 or not isinstance(size, int):
             return axis if degree == 1 else Shard(axis.name, size / degree, size, degree)
@@ -138,7 +137,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _with_rank_axes(verb: Verb) -> Verb:
-    """Returns the verb, called with the rank's part of every axis among its arguments."""
+    """Returns the recording function with the rank's part of every axis in its arguments."""
 
     @wraps(verb)
     def rank_verb(self: RankFlow, *args: Any, **options: Any) -> Any:
@@ -225,7 +224,7 @@ class RankFlow(Flow):
         super().record(verb, name, ins, outputs, op, weight, about, **options)
 
     def _check_step(self, verb: str, name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
-        """Raises `InputError` for a step that is not modelled for a single rank."""
+        """Raises `InputError` for an operation that is not modelled for a single rank."""
         degrees: dict[str, int] = {}
         for value in (*ins, *outputs):
             if value.of is not None and is_divided(value.axes) != is_divided(value.storage.axes):
@@ -239,7 +238,7 @@ class RankFlow(Flow):
             raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
     def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
-        """Creates the error for a step that is not modelled. reason: the verb phrase that follows the step's path."""
+        """Creates the error for an unmodelled operation. reason: the verb phrase that follows the operation's path."""
         step_path = ".".join(path_part for path_part in (*self.path, name or verb) if path_part)
         return InputError(
             f"--tp {self.rank_axes.layout.tp}: {step_path} {reason}, which is not modelled; expected --tp 1"
@@ -285,7 +284,7 @@ class RankFlow(Flow):
         return rows_of_table, weight
 
     def _stage_copy(self, weight: Weight) -> Weight:
-        """Returns this stage's copy of a table in the first stage; other weights are returned unchanged."""
+        """Returns this stage's copy of a table that the first stage has; other weights are returned unchanged."""
         self.rank_part(weight)
         if self.stage is None or self.stage.first or id(weight) not in self.tables:
             return weight
@@ -322,7 +321,7 @@ class RankFlow(Flow):
         return self.exit
 
     def cut(self) -> None:
-        """Removes the items of other stages from the program.
+        """Removes the operations of other pipeline stages from the program.
 
         The first stage has the embedding and the encoders of images and audio. The last stage has the items after the
         layers. Raises `InputError` if the stage reads a value that only another stage computes.
@@ -390,12 +389,12 @@ for _name in WITH_AXES:
 
 
 def _is_frame(item: Item) -> bool:
-    """Whether an item only marks the start or end of a function in the forward pass."""
+    """Whether a program item only marks the start or end of a function in the forward pass."""
     return isinstance(item, Step) and item.verb in ("enter", "leave")
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
-    """Returns the program of one rank of a layout, newly recorded.
+    """Returns the program of one rank of a layout, recorded anew at each call.
 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
@@ -413,7 +412,7 @@ def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks 
 
 
 def model_axes(spec: ModelSpec) -> list[Axis]:
-    """Returns all axes of the values that a model computes, in their order, without those of encoders.
+    """Returns all axes of the tensors that a model computes, in their order, without encoders' axes.
 
     Ranks that do not divide an encoder of images or audio have it whole.
     """
@@ -447,7 +446,7 @@ MAX_SHARED_PROGRAMS = 512
 def shared_rank_program(
     spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None
 ) -> RankFlow:
-    """Returns the program of one rank, recorded once for all layouts that divide the model's sizes equally.
+    """Returns the program of one rank; layouts that divide the model's sizes equally share one recording.
 
     It is for callers that only read it. Its layout has the groups that divide sizes; replicas are left out.
     Arguments and errors are those of `rank_program`.
@@ -478,7 +477,7 @@ _stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
 
 
 def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
-    """Returns a stage with the same kinds of layers, which is the same for all such stages of a model.
+    """Returns the representative of all stages with the same layer types, so that one program serves them all.
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """

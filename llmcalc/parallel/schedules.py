@@ -87,7 +87,7 @@ class Pipeline:
 
     @property
     def stages(self) -> int:
-        """The number of stages that a micro-batch passes."""
+        """The number of stages that a micro-batch passes through."""
         return self.ranks if self.two_way else self.ranks * self.chunks
 
     def stage(self, rank: int, chunk: int) -> int:
@@ -107,7 +107,7 @@ class Pipeline:
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
-        """Yields every action of a rank with the micro-batches in flight while it runs, including its own."""
+        """Yields every action of a rank with the micro-batches in flight during it."""
         awaiting_backward, weights = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
             pass_kind, chunk = action[:2]
@@ -234,7 +234,7 @@ def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group:
 
 
 def _check_interleaved(ranks: int, micro_batches: int, group: int) -> None:
-    """Raises `InputError` for a group smaller than the pipeline, which would leave ranks waiting (as Megatron-LM)."""
+    """Raises `InputError` for fewer micro-batches per group than pipeline ranks, as Megatron-LM does."""
     if group < ranks:
         raise InputError(
             f"--microbatch-group-size-per-virtual-pipeline-stage: {group}; expected at least as many as --pp {ranks}"
@@ -264,7 +264,7 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
 
 
 def _check_dualpipe(ranks: int, micro_batches: int) -> None:
-    """Raises `InputError` for numbers that `DualPipe.step` does not support."""
+    """Raises `InputError` for numbers of ranks or micro-batches that `DualPipe.step` does not support."""
     if micro_batches < 2 * ranks or micro_batches % 2:
         raise InputError(
             f"--num-microbatches: {micro_batches}; --schedule dualpipe takes an even number of at least twice --pp; "
@@ -357,7 +357,7 @@ class Span(NamedTuple):
 
 
 class Deadlock(ValueError):
-    """Raised for orders in which ranks wait for each other forever, or that repeat an action."""
+    """Raised for a schedule in which ranks wait for each other forever, or that repeats an action."""
 
 
 @dataclass(frozen=True)
@@ -397,7 +397,7 @@ class Timetable:
 
     @property
     def sends(self) -> int:
-        """The number of messages between ranks: outputs, and gradients of outputs."""
+        """The number of messages between ranks: outputs of stages, and their gradients."""
         return sum(self.outputs_sent) + sum(self.gradients_sent)
 
 
@@ -421,7 +421,7 @@ StagePass: TypeAlias = tuple[Kind, int]
 
 
 class _Run:
-    """The state of a step's simulation.
+    """The state of a simulated pipeline step.
 
     micro_batches: micro-batches of the step.
     last_stage: the index of the last stage's first pass.

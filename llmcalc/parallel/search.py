@@ -1,4 +1,4 @@
-"""Searches the layouts of a number of devices, and collects the reasons why others are impossible."""
+"""Searches the parallel layouts of a number of devices, and collects the reasons why others are impossible."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Search:
     errors: dict[str, InputError] = field(default_factory=dict)
 
     def refuse(self, error: InputError) -> None:
-        """Counts a refused layout under its reason: the error's text before the semicolon."""
+        """Counts a refused layout under its reason: the text of the error before the semicolon."""
         reason = str(error).partition(";")[0]
         self.refused[reason] += 1
         self.errors[reason] = error
@@ -117,17 +117,17 @@ def search(
 
 
 def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = None) -> list[int]:
-    """Returns the group sizes to try: the fixed size, or the divisors of `multiple` up to a maximum."""
+    """Returns the group sizes to try: the requested size, or the divisors of `multiple` up to a maximum."""
     return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed_size is None else [fixed_size]
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns the number of which sequence lengths are multiples: each context-parallel rank has two parts."""
+    """Returns a divisor of all allowed sequence lengths: 2 · cp, as each context-parallel rank has two parts."""
     return 2 * cp if cp > 1 else 1
 
 
 def _check_request(rules: LayoutRules, layout_request: LayoutRequest) -> None:
-    """Raises `InputError` for options that no layout of a search can satisfy.
+    """Raises `InputError` for options that no layout of the search can satisfy.
 
     These are --pp-layout, groups that the framework's rules exclude, and chunks that contradict other options.
     """
@@ -225,7 +225,7 @@ def _try_layout(
     micro_batch: int,
     rules: LayoutRules,
 ) -> None:
-    """Adds a layout to the possible or to the refused layouts."""
+    """Adds a layout to the possible layouts, or to the refused ones."""
     if layout is None:
         result.refused[LAYERS] += 1
         return

@@ -1,5 +1,6 @@
-"""Adafactor of `torch.optim` (torch/optim/_adafactor.py of torch 2.13): a matrix has one mean per row and one per
-column (Shazeer & Stern 2018, arXiv:1804.04235, §3); a vector has one value per element. Each tensor has a step count.
+"""Adafactor of `torch.optim` (torch/optim/_adafactor.py of torch 2.13): one mean per row and per column of a matrix.
+
+Shazeer & Stern 2018, arXiv:1804.04235, §3. A vector has one value per element. Each tensor has a step count.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 
 def _row_count(tensor: ParamTensor) -> Number:
-    """Returns the number of row means: the number of elements over the last axis's length; 0 for a vector."""
+    """Returns the number of row means: elements divided by the last axis's length; 0 for a vector."""
     return ParamTensor(tensor.shape[:-1], tensor.role).size if len(tensor.shape) > 1 else 0
 
 
 def _column_count(tensor: ParamTensor) -> Number:
-    """Returns the number of column means: the number of elements over the second to last length; 0 for a vector."""
+    """Returns the number of column means: elements divided by the second to last axis's length; 0 for a vector."""
     return ParamTensor((*tensor.shape[:-2], tensor.shape[-1]), tensor.role).size if len(tensor.shape) > 1 else 0
 
 
@@ -65,7 +66,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether row and column means replace the second moment; a vector has a whole second moment."""
+    """Whether a tensor has row and column means instead of a whole second moment; a vector has none."""
     return len(parameter.grad.shape) > 1
 
 
@@ -145,7 +146,7 @@ def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: S
 def _by_dtype_and_factors(
     optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]
 ) -> list[list[OptimizedParameter]]:
-    """Returns the groups of torch's `_group_tensors_by_device_dtype_and_is_multidim`."""
+    """Returns tensors by device, number format and rank (`_group_tensors_by_device_dtype_and_is_multidim`)."""
     groups: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
     for same_dtype in optimizer_step.by_dtype(trained_parameters):
         for parameter in same_dtype:

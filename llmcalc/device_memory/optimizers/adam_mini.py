@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of the first moment and of the second moment's means."""
+    """Returns the bytes of the first moment, and of the means that replace the second moment."""
     return {"m": bytes_of(elements_of(tensors), dtype), "vmean": bytes_of(sum_over(tensors, _mean_count), dtype)}
 
 

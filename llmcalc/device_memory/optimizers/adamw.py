@@ -1,5 +1,6 @@
-"""AdamW of `torch.optim` (torch/optim/adam.py of torch 2.13): two moments per element (Loshchilov & Hutter 2019,
-arXiv:1711.05101), and a step count per tensor.
+"""AdamW of `torch.optim` (torch/optim/adam.py of torch 2.13): two moments per element, and a step count per tensor.
+
+Loshchilov & Hutter 2019, arXiv:1711.05101.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def update(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Runs `Adam.step` on some parameters. Step counts are on the host unless fused; exp_avg_sq is the last state."""
+    """Runs `Adam.step` on some parameters. Step counts are on the host unless the optimizer is fused."""
     from ...simulator.tensor import FLOAT32
 
     for parameter in optimizer_step.loop_over(trained_parameters):

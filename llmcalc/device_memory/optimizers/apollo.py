@@ -1,5 +1,6 @@
-"""APOLLO's AdamW with random projections (apollo_torch/apollo.py and random_projector.py of version 1.0.3; Zhu 2024,
-arXiv:2412.05270).
+"""APOLLO's AdamW with random projections of gradients (apollo_torch/apollo.py of version 1.0.3).
+
+The projections are in random_projector.py (Zhu 2024, arXiv:2412.05270).
 
 The moments of a projected gradient only scale the gradient itself, by one factor per channel. `apollo-r256` has rank
 256; without a number it is 128.
@@ -94,7 +95,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
 
 
 def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
-    """Allocates the ratio of two norms per channel."""
+    """Allocates the ratio of two norms for each channel of a gradient."""
     channels = norm_grad.shape[0 if is_right else 1]
     numerator, divisor = (optimizer_step.t.new((channels,), norm_grad.dtype) for _ in range(2))
     divisor = optimizer_step.t.like(divisor)

@@ -61,7 +61,7 @@ def bitsandbytes_optimizer(
 
 
 def is_large(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
-    """Returns 1 for a tensor with at least this number of elements, otherwise 0."""
+    """Returns 1 if a tensor has enough elements for 8-bit states (4096), otherwise 0."""
     return minimum(1, floor_div(tensor.size, min_elements))
 
 

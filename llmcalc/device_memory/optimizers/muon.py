@@ -1,7 +1,8 @@
-"""Muon of `torch.optim` (torch/optim/_muon.py of torch 2.13): one momentum buffer per weight matrix of a linear layer
-inside the layers (Jordan 2024). AdamW updates embeddings, output head, norms, biases and other vectors, as in the
-documentation of torch.optim.Muon, and stacked experts: torch's Muon refuses tensors of other than two axes. Muon's own
-step is always a loop; the implementation is that of AdamW.
+"""Muon of `torch.optim` (torch/optim/_muon.py of torch 2.13): one momentum buffer per weight matrix of the layers.
+
+Jordan 2024. AdamW updates embeddings, output head, norms, biases and other vectors, as in the documentation of
+torch.optim.Muon, and stacked experts: torch's Muon refuses tensors of other than two axes. Muon's own step is always a
+loop; the implementation is that of AdamW.
 """
 
 from __future__ import annotations

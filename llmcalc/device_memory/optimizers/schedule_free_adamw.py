@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of the averaged copy and of the second moment."""
+    """Returns the bytes of the second copy of the weights (z), and of the second moment."""
     size = bytes_of(elements_of(tensors), dtype)
     return {"z": size, "exp_avg_sq": size}
 

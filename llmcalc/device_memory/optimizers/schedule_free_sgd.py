@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of the averaged copy."""
+    """Returns the bytes of the second copy of the weights (z)."""
     return {"z": bytes_of(elements_of(tensors), dtype)}
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `SGDScheduleFree.step`, which only allocates the copies."""
+    """Runs `SGDScheduleFree.step`, which allocates nothing but the second copies of the weights (z)."""
     for parameter in optimizer_step.loop_over(optimizer_step.updated):
         if not parameter.states:
             with optimizer_step.counted_as_states():

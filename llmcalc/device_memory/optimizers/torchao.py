@@ -28,8 +28,7 @@ def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
     codes_per_byte, map_entries = 8 // bits, 2**bits
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-        """Returns the bytes of two states: codes with n/256 scales and a code map, or n numbers in the tensor's
-        format."""
+        """Returns the bytes of two states per element: quantized codes with scales and a code map, or plain numbers."""
         codes = sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, codes_per_byte))
         other_states = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
         scales = 4 * sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, BLOCK))
@@ -68,6 +67,6 @@ def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
 
 
 def _is_quantized(tensor: ParamTensor) -> Number:
-    """Returns 1 for a tensor with quantized states, otherwise 0."""
+    """Returns 1 if a tensor is large enough for quantized states, otherwise 0."""
     remainder = tensor.size - BLOCK * floor_div(tensor.size, BLOCK)
     return is_large(tensor) * (1 - minimum(1, remainder))

@@ -84,7 +84,7 @@ class BlockPool:
         return blocks // sum(group.groups for group in self.groups) * self.block_size
 
     def longest_request(self, blocks: int, chunk: int, max_tokens: int) -> int:
-        """Returns the length of the longest request that the blocks hold: `max_tokens`, or a multiple of the block size."""
+        """Returns the length of the longest request that the blocks hold: `max_tokens`, or whole blocks."""
         low, high = 0, max_tokens // self.block_size
         if self.blocks_of_request(max_tokens, chunk) <= blocks:
             return max_tokens
