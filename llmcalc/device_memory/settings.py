@@ -606,7 +606,7 @@ class Settings:
         return seq + 1 if self.phase == "decode" else seq
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises `InputError`, which names the option, for a setting that is invalid, contradictory or not applicable."""
+        """Raises `InputError`, which names the option, for an invalid, contradictory or inapplicable setting."""
         for name, declaration in declared(Settings).items():
             declaration.checked(getattr(self, name))
         if self.quantize is not None and self.phase == "training":

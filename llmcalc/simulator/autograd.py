@@ -21,14 +21,14 @@ from .tensor import UINT8, Backward, Dtype, Gradient, Meter, Node, Saved, Storag
 
 
 class Results(Protocol):
-    """Stores the results of operations for selective recomputation, or returns results stored earlier."""
+    """Stores results of operations for selective recomputation, or returns results that were stored earlier."""
 
     def operation_result(self, name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns the result of an operation. make_tensor: computes it. name: the operation."""
 
 
 class Graph:
-    """The autograd state that all operations of a run share.
+    """The autograd state that all operations of a replayed run share.
 
     enabled: whether operations record nodes.
     adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
@@ -116,7 +116,7 @@ class Graph:
 
 
 def recorded(autograd_graph: Graph, inputs: Sequence[Tensor]) -> bool:
-    """Whether an operation on these tensors records a node."""
+    """Whether autograd records a node for an operation on these tensors."""
     if autograd_graph.enabled:
         for t in inputs:
             if t.node is not None or t.leaf:
@@ -132,7 +132,7 @@ def record(
     backward: Backward,
     *saves: Tensor,
 ) -> Tensor:
-    """Records the node of `output`, if any input needs a gradient. saves: tensors that its backward pass reads.
+    """Records the autograd node of `output`, if any input needs a gradient. saves: tensors saved for backward.
 
     output: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
     """
@@ -157,7 +157,7 @@ def record_all(
 
 
 def saved_storages(output: Tensor) -> list[Storage]:
-    """Returns every storage that a tensor's graph saves for the backward pass, without duplicates."""
+    """Returns every storage that a tensor's graph saves for the backward pass, each once."""
     storages: dict[int, Storage] = {}
     pending_nodes = [] if output.node is None else [output.node]
     visited_ids = {id(node) for node in pending_nodes}
@@ -322,7 +322,7 @@ def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
 
 
 def _uses_of_leaves(root: Node) -> dict[int, int]:
-    """Counts the uses of each leaf in a node's graph."""
+    """Counts how often each leaf is used in a node's graph."""
     uses: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]
     while pending_nodes:

@@ -26,7 +26,7 @@ class CacheTensors(ParameterTensors):
             self.store[(*self.cache_path, name)] = copies
 
     def states(self, operation: Step, *shapes: Shape) -> tuple[Tensor, ...]:
-        """Returns the tensors of a recurrent state, allocated in the first pass; none without a store.
+        """Returns the tensors of a recurrent state, allocated in the first pass; none where no cache is kept.
 
         shapes: shapes for one sequence.
         """
@@ -45,9 +45,9 @@ class CacheTensors(ParameterTensors):
         return states
 
     def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """Creates a tensor in the paged cache's pool, whose bytes are counted elsewhere."""
+        """Creates a tensor in the block pool of a paged cache, whose bytes are counted elsewhere."""
         return empty(NoMeter(), shape, dtype)
 
     def pooled(self, x: Tensor) -> bool:
-        """Whether a tensor lies in the pool of a paged cache."""
+        """Whether a tensor is stored in the block pool of a paged cache."""
         return self.paged and isinstance(x.storage.meter, NoMeter)

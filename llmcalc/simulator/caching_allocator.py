@@ -72,18 +72,18 @@ Stretch: TypeAlias = tuple[list[Step], int]
 
 
 def allocation(x: int, bytes: int) -> Step:
-    """Encodes the step that allocates storage `x` of at least one byte."""
+    """Encodes the allocation of storage number `x`, of at least one byte."""
     n = (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
     return x, n << BITS, n
 
 
 def release(x: int) -> Step:
-    """Encodes the step that frees storage `x`."""
+    """Encodes the release of storage number `x`."""
     return x, 0, 0
 
 
 def on_stream(stream: int) -> Step:
-    """Encodes the step that switches later allocations to a stream."""
+    """Encodes a switch of later allocations to another CUDA stream."""
     return -1, -1, stream
 
 
@@ -174,7 +174,7 @@ class CachingAllocator:
         return pools
 
     def play(self, steps: Iterable[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
-        """Performs encoded steps. Storages keep their numbers across calls.
+        """Performs encoded allocations and releases. Storages keep their numbers across calls.
 
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
@@ -302,7 +302,7 @@ class CachingAllocator:
 
 
 class PrefixCache:
-    """Replays several runs on separate allocators, and replays their common first events only once.
+    """Replays several runs on separate allocators; the first events that the runs share are replayed once.
 
     Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state
     after each common piece is stored, and the next run continues from the last one that it shares.
@@ -315,7 +315,7 @@ class PrefixCache:
         self._states: list[tuple[Stretch, CachingAllocator]] = []
 
     def play_pieces(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
-        """Returns the allocator after these pieces of a run.
+        """Returns the allocator's state after these consecutive parts of a run.
 
         count: the number of storages.
         opening_pieces: the number of pieces with which other runs may begin.
@@ -332,7 +332,7 @@ class PrefixCache:
 
 
 class RequestedBytes:
-    """Encodes events as allocator steps, piece by piece, and counts the requested bytes.
+    """Encodes memory events for the allocator, and counts the requested bytes.
 
     count: the number of storages.
     requested, peak_requested: bytes of tensors so far, and their peak.
@@ -346,7 +346,7 @@ class RequestedBytes:
         self._units: dict[int, Step] = {}
 
     def steps_of_repeats(self, events: Sequence[Event], repeats: range) -> list[Step]:
-        """Encodes the events of several repeats of a pattern, which follow each other; returns the steps of repeat 0.
+        """Encodes the events of several repeats of a layer pattern; returns the encoded events of the first repeat.
 
         events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
         """
@@ -365,7 +365,7 @@ class RequestedBytes:
         return [(x - first, nbytes, n) for x, nbytes, n in steps]
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
-        """Encodes the next events."""
+        """Encodes the next memory events."""
         bytes_of_storage, renamed_storages, units_of_storage = self._bytes, self._named, self._units
         requested_bytes, peak_requested = self.requested, self.peak_requested
         steps: list[Step] = []

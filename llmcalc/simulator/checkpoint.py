@@ -61,7 +61,7 @@ class Region:
         return name in self.saved_operations and (name not in self.alternate or calls[name] % 2 == 1)
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Saves only the index of a tensor."""
+        """Saves a number in place of the tensor, by which the tensor is found after recomputation."""
         recomputed_tensor = _RecomputedTensor(self, len(self.packed))
         self.packed.append(ref(recomputed_tensor))
         return recomputed_tensor
@@ -73,7 +73,7 @@ class Region:
                 self.results[name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
-        """Returns the saved tensor with an index; it lives as long as the caller references it."""
+        """Returns the saved tensor with a number; it lives as long as the caller references it."""
         if self.recomputed is None:
             self._recompute_region()
         assert self.recomputed is not None

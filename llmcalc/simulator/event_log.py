@@ -1,4 +1,4 @@
-"""The event log of a replayed run: its allocations and releases of memory, which `repeat_layers` repeats."""
+"""The log of a replayed run's memory events: allocations and releases, which `repeat_layers` repeats."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOWHERE = Place("", -2)
 
 
 class Recorder:
-    """A meter that records events and counts nothing. A block's handle is the number of its storage.
+    """A meter that records memory events and counts nothing. A block's handle is the number of its storage.
 
     kind, place, parameter_path, stream: as in `Meter`.
     events: the events so far.
@@ -106,7 +106,7 @@ class Recorder:
             self.events.append((block.handle, KEPT, memory_kind))
 
     def cut(self) -> list[Event]:
-        """Returns the events since the last call of `cut`. The first event after a cut states its place."""
+        """Returns the events since the last call of `cut`. The first later event records its module and phase."""
         events, self.events = self.events, []
         self._place = NOWHERE
         return events
@@ -114,7 +114,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class RecordedEvents:
-    """The recorded events of a run, divided into pieces.
+    """The recorded memory events of a run: of the set-up, and of each part of its steps.
 
     set_up: events of the set-up.
     first: pieces of the first step; empty if only one step runs.
@@ -130,12 +130,12 @@ class RecordedEvents:
 
 
 def allocated(events: Sequence[Event]) -> dict[int, int]:
-    """Returns storage → bytes of a piece's allocations, without workspaces, which stay allocated."""
+    """Returns storage → bytes of the allocations among the events, without workspaces, which stay allocated."""
     return {storage: nbytes for storage, nbytes, _ in events if nbytes >= 0}
 
 
 def released_storages(events: Sequence[Event]) -> set[int]:
-    """Returns the storages that a piece frees."""
+    """Returns the storages that the events release."""
     return {x for x, nbytes, _ in events if nbytes == FREED}
 
 

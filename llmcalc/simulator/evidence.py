@@ -26,7 +26,7 @@ def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: 
 
 
 def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator[Evidence]:
-    """Yields the kernels chosen instead of the default; a method without a stated witness is untested."""
+    """Yields the kernels chosen instead of the default; a kernel without a stated verification is untested."""
     kernels = [vars(base)[name] for base in profile.__mro__ for name in vars(base)]
     for field in fields(kernel_choices):
         value = getattr(kernel_choices, field.name)
@@ -42,12 +42,12 @@ def choice_name(field: str, value: object) -> str:
 
 
 def kernel_title(name: str) -> str:
-    """Returns the name of a kernel without the prefix of its method."""
+    """Returns the name of a kernel without the prefix of its Python method."""
     return name.removeprefix("do_")
 
 
 def kernels_of(operation: Step) -> Iterator[str]:
-    """Yields the names of the profile's methods that may run a step."""
+    """Yields the names of the profile's kernels that may run an operation."""
     yield f"do_{operation.verb}"
     op = type(operation.op).__name__
     if operation.verb == "attention":
@@ -60,7 +60,7 @@ def kernels_of(operation: Step) -> Iterator[str]:
 
 
 def every_step(items: Sequence[Item]) -> Iterator[Step]:
-    """Yields all steps of a program, in all alternatives."""
+    """Yields all operations of a program, in all alternative branches."""
     for item in items:
         if isinstance(item, Step):
             yield item
@@ -72,6 +72,6 @@ def every_step(items: Sequence[Item]) -> Iterator[Step]:
 
 
 def _stated_witness(kernel: object) -> Witness:
-    """Returns the witness stated above a method."""
+    """Returns the verification that is written above a method."""
     witness = witness_of(kernel)
     return witness if isinstance(witness, Witness) else UNTESTED

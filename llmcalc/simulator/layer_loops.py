@@ -1,4 +1,4 @@
-"""The layers of each stack, as repetitions of a pattern, and the paths of their modules."""
+"""The layers of each stack as repeats of a pattern of layer types, and the paths of their modules."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ class LayerStack:
         return self.irregular_layers + self.period * self.repeats
 
     def contains(self, allocation_place: Place) -> bool:
-        """Whether a place is in a layer of this stack."""
+        """Whether a module is in a layer of this stack."""
         return allocation_place.path == self.path or allocation_place.path.startswith(f"{self.path}.")
 
     def is_second(self, allocation_place: Place) -> bool:
-        """Whether a place is in the second repeat of the pattern."""
+        """Whether a module is in the second repeat of the layer pattern."""
         return (
             self.contains(allocation_place)
             and self.before + self.period <= allocation_place.layer_index < self.before + 2 * self.period
         )
 
     def in_later_repeat(self, allocation_place: Place, repeats: int) -> Place:
-        """Returns the place of the same module in a later repeat of the pattern."""
+        """Returns the same module in a later repeat of the layer pattern."""
         return Place(
             allocation_place.phase, allocation_place.layer_index + repeats * self.period, allocation_place.path
         )
@@ -74,7 +74,7 @@ class LayerStack:
         return self.before + self.period * repeats + self.rest * (self.period // self.times) + self.after
 
     def kind_repeats(self, repeats: int) -> int:
-        """Converts repeats of this pattern to repeats of the pattern of layer kinds."""
+        """Converts a number of repeats of this pattern to repeats of the pattern of layer types."""
         return repeats * self.times + self.rest
 
     @property
@@ -84,7 +84,7 @@ class LayerStack:
 
 
 def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:
-    """Returns the layers of each stack, in the order of execution.
+    """Returns the layers of each stack, in the order in which they run.
 
     recompute_interval: recompute treats one layer in as many differently; 1 (default) if all layers run alike.
     """
@@ -92,7 +92,7 @@ def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStac
 
 
 def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:
-    """Returns the layers of each stack of a program. first_layer_index: layers of the model before the program."""
+    """Returns the layers of each stack of a program. first_layer_index: number of the model's layers before it."""
     stacks = []
     for parents, layer_scopes in _stacks_of_scope(root):
         order = layer_kinds(layer_scopes)
@@ -118,7 +118,7 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
 
 
 def _shares_tensors(kind: Scope) -> bool:
-    """Whether layers of a kind share a tensor, such as an encoder's output, a position bias or a weight."""
+    """Whether layers of a type share a tensor, such as an encoder's output, a position bias or a weight."""
     assert kind.takes is not None
     inner_storages = {id(kind.takes.storage)}
     for operation in kind.steps():

@@ -1,4 +1,4 @@
-"""Liveness of a program's values: the last step that reads each value, and modules that never run."""
+"""Liveness of a program's tensors: the last operation that reads each tensor, and modules that never run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..flow.value import Value
 
 
 def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, Use, Number]]:
-    """Yields name, primitive and number of copies of the nodes that no pass runs, without optional parts.
+    """Yields name, operation and number of copies of the modules that no pass runs, without optional parts.
 
     repeats: the number of copies of the scope.
     """
@@ -28,12 +28,12 @@ def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[s
 
 
 def is_a_layer(module_scope: Scope) -> bool:
-    """Whether a repeated scope is a layer of a stack, not a multi-token-prediction module."""
+    """Whether a repeated module is a layer of a stack, not a multi-token-prediction module."""
     return module_scope.takes is not None and not module_scope.about.get("optional")
 
 
 def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
-    """Yields path and scope of every module inside a scope that is called with a tensor."""
+    """Yields path and module of every submodule that is called with a tensor."""
     for item in module_scope.items:
         if isinstance(item, Alternatives):
             for branch in item.branches.values():
@@ -46,7 +46,7 @@ def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[
 
 
 def base_among(value: Value | None, candidates: set[int]) -> int | None:
-    """Returns the id of the first candidate among the value and its bases, nearest first; None if there is none."""
+    """Returns the id of the candidate that is this value, or its nearest base; None if there is none."""
     while value is not None and id(value) not in candidates:
         value = value.of
     return None if value is None else id(value)
@@ -62,7 +62,7 @@ def is_view_of(value: Value | None, base: Value | None) -> bool:
 def last_readers(
     root: Scope, branch: Callable[[Alternatives], Scope], skips: Callable[[Scope], bool]
 ) -> tuple[dict[int, int], set[int]]:
-    """Returns value → the last step that reads its storage, and the values that several layers read.
+    """Returns value → the last operation that reads its storage, and the values that several layers read.
 
     branch: which of several forms runs. skips: whether a module does not.
     """

@@ -1,4 +1,4 @@
-"""Runs a program with the kernels of a profile, and recomputes parts of it: the base of all profiles.
+"""Runs a program with the kernels of a profile, and recomputes parts of it: the base class of all profiles.
 
 A profile has a method per verb, `do_<verb>`. `ProgramLowering` calls them in the program's order, knows the tensor of
 every value, and drops it after the last step that reads it.

@@ -1,4 +1,4 @@
-"""Counts the bytes of storages by kind, and each module's peak in each phase."""
+"""Counts the bytes of storages by kind (weights, gradients, …), and each module's peak in each phase."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     path: str = ""
 
     def in_backward(self) -> Place:
-        """Returns the place of the same module in the backward pass."""
+        """Returns the same module with the phase of its backward pass."""
         return Place("backward", self.layer_index, self.path)
 
 
@@ -70,7 +70,7 @@ class Block:
 
 
 class Peak:
-    """The peak memory of one place in bytes. by_kind: the bytes of each kind, which sum to `bytes`."""
+    """The peak memory of one module in one phase, in bytes. by_kind: the bytes of each kind, which sum to `bytes`."""
 
     __slots__ = ("by_kind", "bytes")
 
@@ -80,7 +80,7 @@ class Peak:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Returns bytes by kind, with 0 for missing kinds."""
+        """Returns bytes by kind of memory, with 0 for missing kinds."""
         return {memory_kind: self.by_kind.get(memory_kind, 0) for memory_kind in KINDS}
 
     def copy(self) -> Peak:

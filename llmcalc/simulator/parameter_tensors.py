@@ -35,7 +35,7 @@ class ParameterTensors(ValueTensors):
         return self.parameter(key, shape, INT64 if indices else self.dtype, trained=False)
 
     def matrix(self, operation: Step) -> Tensor:
-        """Returns the weight [out, in] of a linear layer, which other steps may share."""
+        """Returns the weight [out, in] of a linear layer, which other operations may share."""
         assert operation.weight is not None
         shape = extent(operation.weight.out), extent(operation.weight.ins)
         lending_layer = operation.options.get("lent")
@@ -44,14 +44,14 @@ class ParameterTensors(ValueTensors):
         return self._shared_weight(operation.weight, operation.name, shape)
 
     def table(self, operation: Step) -> Tensor:
-        """Returns the weight [rows, width] of an embedding table, which other steps may share."""
+        """Returns the weight [rows, width] of an embedding table, which other operations may share."""
         assert operation.weight is not None
         return self._shared_weight(
             operation.weight, operation.name, (extent(operation.weight.ins), extent(operation.weight.out))
         )
 
     def _shared_weight(self, weight: Weight, name: str, shape: Shape) -> Tensor:
-        """Returns a parameter that steps of a layer or of the model may share."""
+        """Returns a parameter that several operations of a layer or of the model may share."""
         model_key = ("", id(weight))
         layer_key = (
             *model_key,
@@ -82,7 +82,7 @@ class ParameterTensors(ValueTensors):
         )
 
     def create_parameter(self, key: Path, template: Tensor) -> Tensor:
-        """Allocates a parameter or buffer. template: a tensor of its shape and number format."""
+        """Allocates a parameter or buffer. template: a tensor with its shape and number format."""
         return empty(self.graph.meter, template.shape, template.dtype, leaf=template.leaf)
 
     def prepare_unread(self, program: Flow) -> None:

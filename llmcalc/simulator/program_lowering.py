@@ -1,4 +1,4 @@
-"""Runs the modules and steps of a program on tensors without values.
+"""Runs the modules and operations of a program on tensors without values.
 
 A profile has a method per verb, `do_<verb>`, which this class calls in the program's order.
 """
@@ -24,7 +24,7 @@ from .tensor import INT64, Tensor, counted_as, empty
 
 
 class ProgramLowering(CacheTensors):
-    """Runs the modules and steps of a program in its order, without recomputation."""
+    """Runs the modules and operations of a program in order, without recomputation."""
 
     def run(self, program: Flow) -> Tensor:
         """Runs a program. Returns its result, and drops all other tensors."""
@@ -47,7 +47,7 @@ class ProgramLowering(CacheTensors):
         return output
 
     def find_dataflow(self, root: Scope) -> None:
-        """Analyses a program's dataflow before it runs; does nothing without recomputation."""
+        """Analyses a program before it runs; does nothing without recomputation."""
 
     def prepare(self, program: Flow) -> None:
         """Allocates all parameters, in the order in which the program uses them."""
@@ -97,7 +97,7 @@ class ProgramLowering(CacheTensors):
             self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
     def enter(self, program: Flow) -> Tensor | None:
-        """Allocates the input of a pipeline stage that lacks the first layers; None for other programs."""
+        """Allocates the input of a pipeline stage that does not have the first layers; None for other programs."""
         if program.entry is None:
             return None
         with counted_as(self.graph.meter, "communication"):
@@ -135,11 +135,11 @@ class ProgramLowering(CacheTensors):
         del argument
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
-        """Returns the kernel that runs a whole module; None if its steps run one by one."""
+        """Returns the kernel that runs a whole module; None if its operations run one by one."""
         return None
 
     def items(self, items: Sequence[Item]) -> None:
-        """Runs the items of a module in order."""
+        """Runs the operations and submodules of a module in order."""
         layer_scopes: list[Scope] = []
         for item in items:
             if isinstance(item, Scope) and (self.skips(item) or self.has_run(item)):
@@ -165,14 +165,14 @@ class ProgramLowering(CacheTensors):
             self.layers(layer_scopes)
 
     def skips(self, module_scope: Scope) -> bool:
-        """Whether a module does not run: an excluded optional part, or a part that never runs."""
+        """Whether a module does not run: an optional part that is excluded, or a part that never runs."""
         return (
             module_scope.about.get("optional", "") not in {"", *self.include}
             or module_scope.about.get("role") in NEVER_RUN
         )
 
     def has_run(self, module_scope: Scope) -> bool:
-        """Whether a scope is a separate model, such as an encoder, that an earlier pass has run."""
+        """Whether a module is a separate model, such as an encoder, that an earlier pass has run."""
         return module_scope.apart and module_scope.gives is not None and self.follows(module_scope.gives.rows)
 
     def _leave_out(self, module_scope: Scope) -> None:
@@ -200,7 +200,7 @@ class ProgramLowering(CacheTensors):
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
     def alternatives(self, item: Alternatives) -> None:
-        """Runs one alternative, and binds its result to the result of the first alternative."""
+        """Runs one of the alternative branches, and uses its result as the result of the first branch."""
         first_branch, *_ = item.branches.values()
         branch = self.branch(item)
         self.items(branch.items)
@@ -211,7 +211,7 @@ class ProgramLowering(CacheTensors):
             self.forget(branch.gives.storage)
 
     def side_by_side(self, module_scope: Scope) -> None:
-        """Runs equal modules in turn, and collects their outputs for the step that stacks them."""
+        """Runs equal modules one after the other, and collects the outputs for the operation that stacks them."""
         assert module_scope.over is not None
         assert module_scope.reads is not None
         assert module_scope.gives is not None
@@ -286,7 +286,7 @@ class ProgramLowering(CacheTensors):
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def step(self, operation: Step) -> None:
-        """Runs a step by the method of its verb, unless its results are cached."""
+        """Runs an operation by the profile's method for its name, unless its results are cached."""
         if (self.has_earlier_tokens or self.absent) and self.is_cached_step(operation):
             self.absent.update(map(id, operation.outs))
             self.skipped: bool = self.skipped or not self.has_earlier_tokens
@@ -299,7 +299,7 @@ class ProgramLowering(CacheTensors):
         self.release(operation, operation.ins)
 
     def is_cached_step(self, operation: Step) -> bool:
-        """Whether earlier passes have cached everything that a step's results are used for."""
+        """Whether earlier passes have cached everything that an operation's results are used for."""
         if operation.verb in WITHOUT_NEW:
             return False
         if any(map(self.missing, operation.ins)):
@@ -309,7 +309,7 @@ class ProgramLowering(CacheTensors):
         )
 
     def release(self, reader: Step | Scope, values: Iterable[Value]) -> None:
-        """Drops the values that no later step reads."""
+        """Frees the tensors that no later operation reads."""
         for value in values:
             if self.last.get(id(value.storage)) == id(reader):
                 self.forget(value.storage)
@@ -326,7 +326,7 @@ class ProgramLowering(CacheTensors):
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
-        """Stores tensors for later steps of the pass."""
+        """Stores tensors for later operations of the pass."""
         for name, value in zip(operation.options["names"], operation.ins, strict=True):
             self.memo[name] = self.get(value)
 
@@ -345,12 +345,12 @@ class ProgramLowering(CacheTensors):
 
     @compared(BY_TORCH)
     def do_also(self, operation: Step) -> None:
-        """Adds another result to the program's results."""
+        """Adds a second result to the program's results."""
         self.further.append(self.get(operation.ins[0]))
 
     @compared(by_torch("tests/simulator/test_dropout.py"))
     def do_dropout(self, operation: Step) -> None:
-        """Drops elements in training, where the model's probability is not 0."""
+        """Runs dropout in training, if the model's dropout probability is not 0."""
         self.set(operation.outs[0], self.apply_dropout(self.get(operation.ins[0]), operation.options["probability"]))
 
     def apply_dropout(self, x: Tensor, probability: float) -> Tensor:

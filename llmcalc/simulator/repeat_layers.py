@@ -1,4 +1,4 @@
-"""Derives the memory events of a run with many layers from a recorded run with few layers.
+"""Derives the memory events of a run with many layers from the recorded events of few layers.
 
 The recorded run has four repeats of each stack's pattern of layers. Wherever its events pass through the repeats one
 after the other (set-up and forward pass upwards, backward pass downwards, an optimizer over all parameters), the second
@@ -33,7 +33,7 @@ Repeat: TypeAlias = tuple[int, int]
 
 
 class NotRepeating(Exception):
-    """Raised when recorded layers or passes differ that should be identical."""
+    """Raised when layers or passes that should have identical memory events differ."""
 
 
 class AllocatorOverhead(NamedTuple):
@@ -52,13 +52,13 @@ class AllocatorOverhead(NamedTuple):
 
     @staticmethod
     def of(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
-        """Returns the overhead of an allocator after a replay. tensors: the bytes that the tensors requested."""
+        """Returns the overhead of an allocator after a replay. tensors: the requested bytes."""
         slop, free_bytes = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
         return AllocatorOverhead(tensors.peak_requested, slop, free_bytes, device.allocated - tensors.requested)
 
     @staticmethod
     def joined(runs: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
-        """Combines the overhead of consecutive runs on separate allocators."""
+        """Combines the overhead of consecutive runs that have separate allocators."""
         requested_bytes, slop = max(run.requested for run in runs), max(run.slop for run in runs)
         reserved_bytes = max(run.requested + run.slop + run.free for run in runs)
         return AllocatorOverhead(requested_bytes, slop, reserved_bytes - requested_bytes - slop, runs[-1].slop_after)
@@ -71,7 +71,7 @@ class AllocatorOverhead(NamedTuple):
 
 
 class InnerEvent(NamedTuple):
-    """An event that occurs in every inner repeat, as a function of the repeat's index.
+    """A memory event that occurs in every inner repeat, as a function of the repeat's index.
 
     owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
         is the same in all repeats.
@@ -89,7 +89,7 @@ class InnerEvent(NamedTuple):
 
 @dataclass
 class Sweep:
-    """Events that run through the repeats of a stack, repeat by repeat.
+    """Memory events that run through the layers of a stack, repeat by repeat of the layer pattern.
 
     stack: the number of the stack.
     rising: whether they go from the first repeat to the last.
@@ -104,7 +104,7 @@ class Sweep:
 
     @property
     def ordered(self) -> list[list[Event]]:
-        """The events of each repeat, in the sweep's direction."""
+        """The events of each repeat, in the direction in which the layers run."""
         return self.repeats if self.rising else self.repeats[::-1]
 
 
@@ -115,7 +115,7 @@ Line: TypeAlias = tuple[Any, int, int, Any]
 
 
 class RepeatAnalysis:
-    """Finds the events of every repeat in a recorded run, and replays any number of repeats.
+    """Finds the memory events of every layer repeat in a recorded run, and replays any number of repeats.
 
     recorded: a run with `RECORDED_REPEATS` repeats of the stacks in `repeating`, and all repeats of the other stacks.
     stacks: all stacks of the model.
@@ -155,7 +155,7 @@ class RepeatAnalysis:
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
     def _split_by_repeat(self, events_of_piece: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields events in order, split at changes of repeat; None marks events outside of all repeats."""
+        """Yields the events in order, split where the layer repeat changes; None marks events outside repeats."""
         repeat_of_place: Repeat | None = None
         repeat_of_parameter: Repeat | None = None
         repeat: Repeat | None = None
@@ -185,7 +185,7 @@ class RepeatAnalysis:
     def _split_releases(
         self, repeat: Repeat | None, events: list[Event]
     ) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields the events of one repeat. Releases outside of repeats belong to the storage's repeat.
+        """Yields the events of one repeat. A release outside of all repeats counts with the repeat that allocated it.
 
         That holds where the releases pass through all recorded repeats in order, or through all but the first or the
         last one, which may release elsewhere.
@@ -215,19 +215,19 @@ class RepeatAnalysis:
             yield None, pending_events
 
     def _order_of_releases(self, origins: list[Repeat | None]) -> list[Repeat]:
-        """Returns the order of all repeats in which these origins begin to release; empty if they begin in none."""
+        """Returns the order in which the repeats begin to release storages; empty if these repeats release none."""
         if origins in self.orders:
             return origins  # type: ignore[return-value]
         inner = origins[: RECORDED_REPEATS - 1]
         return next((order for order in self.orders if inner in (order[1:], order[:-1])), [])
 
     def _origin_of_released(self, event: Event) -> Repeat | None:
-        """Returns the repeat that allocated the storage of a release."""
+        """Returns the layer repeat that allocated the released storage."""
         x, nbytes, _ = event
         return self.allocated_in.get(x) if nbytes == FREED else None
 
     def _repeat_of_place(self, allocation_place: Place) -> Repeat | None:
-        """Returns the repeat that contains a place."""
+        """Returns the layer repeat that contains a module."""
         if allocation_place.layer_index < 0:
             return None
         key = allocation_place.layer_index, allocation_place.path
@@ -237,13 +237,13 @@ class RepeatAnalysis:
         return self.repeat_cache[key]
 
     def _repeat_in_stack(self, stack_index: int, allocation_place: Place) -> Repeat | None:
-        """Returns the repeat of a stack that contains a place."""
+        """Returns the repeat of one stack that contains a module."""
         stack = self.stacks[stack_index]
         repeat = (allocation_place.layer_index - stack.before) // stack.period
         return (stack_index, repeat) if stack.contains(allocation_place) and 0 <= repeat < RECORDED_REPEATS else None
 
     def _repeat_of_parameter(self, path: Sequence[Any]) -> Repeat | None:
-        """Returns the repeat that contains a parameter."""
+        """Returns the layer repeat that contains a parameter."""
         names: list[str] = []
         for path_part in path[1:]:
             if type(path_part) is not int:
@@ -255,7 +255,7 @@ class RepeatAnalysis:
         return None
 
     def _sweeps_and_events(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
-        """Yields each sweep over a stack's layers, and the events between sweeps."""
+        """Yields each run of events through a stack's layers, and the events between such runs."""
         i = 0
         while i < len(runs):
             repeat, events = runs[i]
@@ -272,7 +272,7 @@ class RepeatAnalysis:
     def _sweep_from(
         self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], start: int
     ) -> tuple[Sweep | None, int]:
-        """Returns the sweep that starts at a run, and the index after it; None if no sweep starts there.
+        """Returns the run through a stack's layers that starts here, and the index after it; None if none starts here.
 
         stack, repeat: of the run at `start`, which is that of the stack's first or last repeat.
         """
@@ -353,7 +353,7 @@ class RepeatAnalysis:
             raise NotRepeating
 
     def _inner_place(self, x: Place, y: Place) -> InnerEvent:
-        """Combines the places of an event in the second and the third repeat."""
+        """Combines the modules of an event in the second and the third repeat."""
         repeat = self._repeat_of_place(x)
         if repeat is None and x == y:
             return InnerEvent(None, x, x, PLACED, None)
@@ -364,7 +364,7 @@ class RepeatAnalysis:
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
     def counted(self, repeats: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of a run without an allocator. repeats: stack → repeats, by default all."""
+        """Counts the bytes of a run without an allocator. repeats: stack → number of repeats, by default all."""
         events = RepeatedEvents(self, repeats)
         memory_meter = Meter()
         blocks: list[Any] = [None] * events.count
@@ -382,7 +382,7 @@ class RepeatAnalysis:
         return result
 
     def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead of a run. repeats: stack → repeats, by default all."""
+        """Returns the allocator's overhead of a run. repeats: stack → number of repeats, by default all."""
         events = RepeatedEvents(self, repeats)
         tensors = RequestedBytes(events.count)
         for events_of_part in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
@@ -416,7 +416,7 @@ class RepeatedEvents:
         self.pieces: dict[int, list[Event]] = {}
 
     def of(self, events_of_part: Sequence[Event]) -> list[Event]:
-        """Returns the events of the full run that correspond to a recorded piece."""
+        """Returns the events of the full run that correspond to these recorded events."""
         if id(events_of_part) not in self.pieces:
             events = self.pieces[id(events_of_part)] = []
             for part in self.analysis.parts[id(events_of_part)]:
@@ -428,7 +428,7 @@ class RepeatedEvents:
         return self.pieces[id(events_of_part)]
 
     def stretches(self, events_of_part: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
-        """Yields the events that an allocator sees, each with the repeats in which they occur in turn.
+        """Yields the events that an allocator sees, with the consecutive repeats in which they occur.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
@@ -452,7 +452,7 @@ class RepeatedEvents:
             yield _seen_by_allocator(self._renumbered(part.ordered[-1])), ONCE
 
     def _renumbered(self, events: Sequence[Event]) -> list[Event]:
-        """Returns the events of the first or last repeat, or of no repeat."""
+        """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
         storage_number = self.numbers.get
         return [
             (self.shifted_place(x), nbytes, value) if nbytes == PLACED else (storage_number(x, x), nbytes, value)
@@ -460,12 +460,12 @@ class RepeatedEvents:
         ]
 
     def _order(self, sweep: Sweep) -> range:
-        """Returns the inner repeats in the sweep's direction."""
+        """Returns the inner repeats in the direction in which the layers run."""
         inner_repeats = range(self.inner_repeats[sweep.stack])
         return inner_repeats if sweep.rising else inner_repeats[::-1]
 
     def _sweep(self, sweep: Sweep, lines: Sequence[Line]) -> Iterator[list[Event]]:
-        """Yields the events of each repeat in the sweep's direction. lines: the events of the inner repeats."""
+        """Yields the events of each repeat, in the order in which the layers run. lines: the inner repeats' events."""
         yield self._renumbered(sweep.ordered[0])
         for repeat in self._order(sweep):
             yield self._repeat(sweep, lines, repeat)
@@ -494,7 +494,7 @@ class RepeatedEvents:
         return events
 
     def _line(self, event: InnerEvent) -> Line:
-        """Returns the event of every inner repeat."""
+        """Returns an event as a function of the inner repeat."""
         if event.owner is None:
             return event.number, 0, event.size, event.value
         if event.size == PLACED:
@@ -502,7 +502,7 @@ class RepeatedEvents:
         return self.starts[event.number] + event.owner, 1, event.size, event.value
 
     def shifted_place(self, allocation_place: Place) -> Place:
-        """Shifts a recorded place by the added repeats below it."""
+        """Returns a recorded module with its layer index moved by the added repeats."""
         for i, inner_repeats in self.inner_repeats.items():
             stack = self.analysis.stacks[i]
             first_of_last_repeat = stack.before + LAST * stack.period
@@ -514,12 +514,12 @@ class RepeatedEvents:
 
 
 def _seen_by_allocator(events: Sequence[Event]) -> list[Event]:
-    """Returns the events without those that an allocator does not see."""
+    """Returns the events that change the allocator's state."""
     return [event for event in events if event[1] not in IGNORED_BY_ALLOCATOR]
 
 
 def _replay_on_meter(memory_meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
-    """Counts events on a meter. blocks: storage → the storage's block."""
+    """Counts the bytes of events on a meter. blocks: storage → its block on the meter."""
     allocate, free = memory_meter.allocate, memory_meter.free
     for x, nbytes, value in events:
         if nbytes >= 0:

@@ -68,7 +68,7 @@ class EventMeter(Meter):
             self._steps.append(release(block.handle))
 
     def cut(self) -> None:
-        """Ends the current piece."""
+        """Ends the current list of events, and starts the next."""
         if self._steps:
             self.pieces.append((self._steps, 0))
             self._steps = []
@@ -81,7 +81,7 @@ class EventMeter(Meter):
         first_storages: Mapping[PassId, int],
         previous_pass: PassId | None = None,
     ) -> int:
-        """Replays a pass. Returns the number of its first storage.
+        """Replays a recorded pass. Returns the number of its first storage.
 
         more_layers: layers before the pass's chunk that the recorded run did not have.
         first_storages: pass → the number of its first storage, for the passes so far.
@@ -107,7 +107,7 @@ class EventMeter(Meter):
         return base
 
     def _count(self, pass_trace: PassTrace, more_layers: int) -> None:
-        """Counts the bytes of a replayed pass, and the peak at each place."""
+        """Counts the bytes of a replayed pass, and the peak of each module."""
         bytes_before, kinds_before = self.now, self.by_kind
         if self._risen:
             self._here.by_kind = _sum_counts(kinds_before, pass_trace.kinds_at_first_release)
@@ -139,7 +139,7 @@ class EventMeter(Meter):
 
 
 class SummedPeak(Peak):
-    """A peak whose bytes by kind are summed on read: the bytes before a pass, plus the bytes that the pass adds."""
+    """A peak that sums bytes by kind only when they are read: the bytes before a pass, plus those that it adds."""
 
     __slots__ = ("_by_kind", "added", "before")
 
@@ -161,7 +161,7 @@ class SummedPeak(Peak):
 
 
 def in_later_layer(allocation_place: Place, layers: int) -> Place:
-    """Returns the place of the same module in a later layer."""
+    """Returns the same module in a later layer."""
     return (
         allocation_place
         if allocation_place.layer_index < 0 or not layers
@@ -170,7 +170,7 @@ def in_later_layer(allocation_place: Place, layers: int) -> Place:
 
 
 def _sum_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
-    """Adds two counts by kind."""
+    """Adds two tables of bytes by kind."""
     return {pass_kind: bytes + second_counts.get(pass_kind, 0) for pass_kind, bytes in first_counts.items()}
 
 
@@ -191,7 +191,7 @@ PassCase: TypeAlias = tuple[int, str, int, str]
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives the pass that creates it: the pass's output, or a gradient.
+    """A tensor that outlives the pass that allocates it: the pass's output, or a gradient.
 
     number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -219,7 +219,7 @@ class OutputTensor(NamedTuple):
 
 @dataclass
 class PassTrace:
-    """The events of a pass, and its bytes relative to the start.
+    """The memory events of a forward or backward pass, with bytes relative to its start.
 
     steps: the allocator's steps; storages are numbered in the pass.
     count: the number of storages.
@@ -249,7 +249,7 @@ class PassTrace:
     input_kind: str | None = None
 
     def relative(self, pass_id: PassId, previous_pass: PassId | None) -> PassTrace:
-        """Returns the trace with the micro-batches of other passes numbered relative to this pass.
+        """Returns the trace with the numbers of other micro-batches relative to this pass's.
 
         previous_pass: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
         """
@@ -264,7 +264,7 @@ class PassTrace:
         return replace(self, releases_of_other_passes=releases)
 
     def is_like(self, other: PassTrace) -> bool:
-        """Whether another trace has the same events, except for storage numbers of the previous pass."""
+        """Whether another trace has the same events, apart from the numbers of the previous pass's storages."""
         without_numbers = (
             {
                 pass_id: [step for step, _ in releases] if pass_id[1] == PREVIOUS else releases
@@ -279,7 +279,7 @@ class PassTrace:
         )
 
     def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
-        """Returns the steps in which the pass frees storages of its chunk's previous pass, as (step, storage)."""
+        """Returns when the pass frees storages of its chunk's previous pass, as (index of the event, storage)."""
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
     def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
@@ -294,7 +294,7 @@ class PassTrace:
 
 
 class PassCounter:
-    """Counts passes, and determines the case of each pass: passes of the same case have the same events.
+    """Counts passes and sorts them into cases: passes of a case have the same memory events.
 
     by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -316,7 +316,7 @@ class PassCounter:
         self.fresh = [True] * len(self.fresh)
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a forward pass of a chunk. Returns the pass's case (whose events it repeats) and the pass's id."""
+        """Counts a forward pass of a chunk. Returns its case, whose passes have the same events, and its id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
         return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
@@ -327,12 +327,12 @@ class PassCounter:
         return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
 
     def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a pass. Passes of the same case have the same events."""
+        """Returns the case of a pass; passes of the same case have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return chunk, pass_kind, _index_within_case(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass of a chunk. Returns the pass's case (whose events it repeats) and the pass's id."""
+        """Counts a backward pass of a chunk. Returns its case, whose passes have the same events, and its id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -352,7 +352,7 @@ class PassCounter:
 
 
 def _index_within_case(pass_number: int) -> int:
-    """Returns the index of a pass within its case; all passes from the third on have index 2.
+    """Returns the index of a pass among those of its case; from the third pass on it is 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -380,7 +380,7 @@ class RecordedPass(NamedTuple):
 
 
 class PassRecorder(PassCounter):
-    """Runs passes and records them. by_previous: as in `PassCounter`."""
+    """Runs passes and records their memory events. by_previous: as in `PassCounter`."""
 
     def __init__(self, memory_meter: Recorder, chunks: int, by_previous: bool = False) -> None:
         super().__init__(chunks, by_previous)
@@ -430,7 +430,7 @@ class PassRecorder(PassCounter):
 
 @dataclass(frozen=True)
 class RecordedPasses:
-    """The passes of a recorded run. events: the run's events. by_previous: as in `PassCounter`."""
+    """The passes of a recorded run. events: the run's memory events. by_previous: as in `PassCounter`."""
 
     events: Sequence[Event]
     passes: Sequence[RecordedPass]
@@ -456,7 +456,7 @@ class RecordedPasses:
 
 
 def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
-    """Adds cases that a schedule may have but the recording has not, if recorded cases determine their events.
+    """Adds cases that a schedule may have and that were not recorded, if the recorded cases determine their events.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
@@ -524,7 +524,7 @@ class PassBytes:
         self.kinds_at_first_release: dict[str, int] | None = None
 
     def allocate(self, nbytes: int, memory_kind: str) -> None:
-        """Adds bytes of a kind."""
+        """Adds bytes of a kind of memory."""
         self.now += nbytes
         self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) + nbytes
         if nbytes:
@@ -532,20 +532,20 @@ class PassBytes:
             self.most = max(self.most, self.now)
 
     def free(self, nbytes: int, memory_kind: str) -> None:
-        """Removes bytes of a kind."""
+        """Removes bytes of a kind of memory."""
         self.settle()
         self.now -= nbytes
         self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) - nbytes
 
     def move_to(self, allocation_place: Place) -> None:
-        """Changes the current place."""
+        """Enters another module or phase, whose peak is counted from now on."""
         if allocation_place != self.place:
             self.settle()
             self.place = allocation_place
             self._raise_peak()
 
     def reclassify(self, nbytes: int, old_kind: str, new_kind: str) -> None:
-        """Counts bytes of one kind under another."""
+        """Counts bytes of one kind of memory under another kind."""
         self.kinds[old_kind] = self.kinds.get(old_kind, 0) - nbytes
         self.kinds[new_kind] = self.kinds.get(new_kind, 0) + nbytes
 
@@ -563,7 +563,7 @@ class PassBytes:
 
 
 class TraceReader:
-    """Derives the trace of each pass case from recorded events.
+    """Derives the trace of each case of passes from the recorded events.
 
     traces: case → the trace of its passes.
     sizes, kinds: storage → its bytes, and the kind that it is counted under.
@@ -593,7 +593,7 @@ class TraceReader:
         self._read_between(events[end:])
 
     def _read_between(self, events: Sequence[Event]) -> None:
-        """Reads events between passes, which may free only outputs of passes."""
+        """Reads the events between passes, which may release only outputs of passes."""
         for x, nbytes, value in events:
             if nbytes >= 0:
                 self.sizes[x], self.kinds[x] = nbytes, value
@@ -659,7 +659,7 @@ class TraceReader:
         pass_trace: PassTrace,
         pass_bytes: PassBytes,
     ) -> None:
-        """Adds a storage to a pass. storage_numbers: storage → the number of the storage in the pass."""
+        """Adds a new storage to a pass. storage_numbers: storage → its number in the pass."""
         storage_number = storage_numbers[x] = len(storage_numbers)
         if nbytes:
             pass_trace.steps.append(allocation(storage_number, nbytes))
@@ -683,7 +683,7 @@ class TraceReader:
             raise NotRepeating
 
     def _start_place(self, recorded_pass: RecordedPass) -> Place:
-        """Returns the place in which a pass starts: the place of its first event, if the event states a place."""
+        """Returns the module and phase in which a pass starts: those of its first event, if the event states them."""
         if recorded_pass.start < recorded_pass.end:
             x, nbytes, _ = self.events[recorded_pass.start]
             if nbytes == PLACED:

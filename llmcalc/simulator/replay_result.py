@@ -58,5 +58,5 @@ class ReplayResult:
 
     @property
     def peak(self) -> tuple[Place, Peak]:
-        """The highest peak of all places."""
+        """The highest peak over all modules and phases."""
         return max(self.peaks.items(), key=lambda item: item[1].bytes)

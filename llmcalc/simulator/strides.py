@@ -178,7 +178,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
 
 
 def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
-    """Returns the axes of an elementwise result, the densest first."""
+    """Returns the axes of an elementwise result, the axis with the smallest stride first."""
     order = list(range(len(shape) - 1, -1, -1))
 
     def swaps(inner_axis: int, outer_axis: int) -> int:
@@ -204,6 +204,6 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
 
 
 def clear_caches() -> None:
-    """Clears the cached strides of symbolic sizes, which other runs cannot reuse."""
+    """Clears the cached strides of symbolic sizes, which no other run can use."""
     for cached_function in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
         cached_function.cache_clear()

@@ -1,5 +1,4 @@
-"""Tensors without values: a shape and strides on a storage, whose bytes a meter counts while it exists; and the node of
-the backward graph that made one (`autograd` records and runs the graph).
+"""Tensors without values: shape and strides on a storage, whose bytes a meter counts as long as it exists.
 
 A storage is freed when nothing refers to it any more, as in torch. Python's own reference counts decide this (CPython
 frees an object with its last reference), so what a frame names, what a node saves and what a caller passes on keep
@@ -17,7 +16,7 @@ from .strides import Shape, Strides, contiguous, count, is_contiguous
 
 
 class Dtype:
-    """A number format. rank: a result of two formats has the format of higher rank."""
+    """A number format. rank: of two formats in an operation, the result has the one of higher rank."""
 
     __slots__ = ("bytes", "floating", "name", "rank")
 
@@ -72,7 +71,7 @@ class Meter(Protocol):
 
 @contextmanager
 def counted_as(memory_meter: Meter, memory_kind: str) -> Iterator[None]:
-    """Counts new storages under a kind."""
+    """Counts new storages as a kind of memory, inside a `with`."""
     previous_kind, memory_meter.kind = memory_meter.kind, memory_kind
     try:
         yield
@@ -82,7 +81,7 @@ def counted_as(memory_meter: Meter, memory_kind: str) -> Iterator[None]:
 
 @contextmanager
 def on_stream(memory_meter: Meter, stream: int) -> Iterator[None]:
-    """Allocates new storages on a stream."""
+    """Allocates new storages on a CUDA stream, inside a `with`."""
     previous_stream, memory_meter.stream = memory_meter.stream, stream
     try:
         yield
@@ -164,7 +163,7 @@ class Tensor:
 
     @property
     def bytes(self) -> Number:
-        """The bytes of the tensor's elements; an expanded tensor has more than its storage."""
+        """The bytes of the tensor's elements; an expanded tensor has more of them than its storage."""
         return count(self.shape) * self.dtype.bytes
 
     @property
@@ -176,11 +175,11 @@ class Tensor:
         return is_contiguous(self.shape, self.strides)
 
     def detached(self) -> Tensor:
-        """Returns a tensor with the same storage and no graph."""
+        """Returns a tensor with the same storage, outside of the autograd graph."""
         return Tensor(self.shape, self.dtype, self.storage, self.strides)
 
     def view(self, shape: Shape, strides: Strides) -> Tensor:
-        """Returns a view with another shape, and no graph."""
+        """Returns a view with another shape, outside of the autograd graph."""
         view = Tensor(shape, self.dtype, self.storage, strides)
         view.has_base = True
         return view
@@ -228,7 +227,7 @@ class Recording(Protocol):
 
 
 class Node:
-    """An operation in the backward graph.
+    """An operation in the autograd graph, with its backward function.
 
     number: its number in the order of creation; the backward pass runs the highest first.
     place: where its operation ran.

@@ -1,4 +1,4 @@
-"""The tensors of a program's values, each bound by the step that computes it and dropped after its last reader."""
+"""The tensors of a program's values: each is stored by the operation that computes it, and freed after its last reader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tensor import INT64, Dtype, Tensor
 
 
 class ValueTensors:
-    """The tensor of every value of a program, and the calls of the modules that run.
+    """Stores the tensor of every value of a program, and the stack of running modules.
 
     The fields are those of `lowering.Lowering`.
     """
@@ -87,7 +87,7 @@ class ValueTensors:
         return (self.run_config.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
 
     def get(self, value: Value) -> Tensor:
-        """Returns a value's tensor in the value's shape; the first rows of a longer tensor."""
+        """Returns a value's tensor in the value's shape; of a tensor with more rows, the first rows."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
@@ -104,13 +104,13 @@ class ValueTensors:
         return self.t.reshape(x, shape)
 
     def missing(self, value: Value) -> bool:
-        """Whether this pass skips a value, because an earlier pass has cached the result that is computed from it."""
+        """Whether this pass does not compute a value, because an earlier pass has cached the result."""
         if id(value) in self.values:
             return False
         return id(value) in self.absent or (value.of is not None and self.missing(value.of))
 
     def follows(self, rows: Rows) -> bool:
-        """Whether an earlier pass has computed all of these rows, such as an encoder's."""
+        """Whether an earlier pass has computed all of a tensor's rows, such as an encoder's."""
         return (
             self.has_earlier_tokens
             and rows is not ONCE
@@ -118,7 +118,7 @@ class ValueTensors:
         )
 
     def take(self, operation: Step, value: Value) -> Tensor:
-        """Returns a value's tensor, and drops the reference to it if no later step reads the value."""
+        """Returns a value's tensor, and drops the reference to it if no later operation reads the value."""
         x = self.get(value)
         if self.last.get(id(value.storage)) == id(operation):
             self.forget(value.storage)
@@ -133,7 +133,7 @@ class ValueTensors:
         return x if len(value.axes) == 1 else self.t.flatten(x, len(x.shape) - len(value.axes))
 
     def set(self, value: Value, tensor: Tensor) -> None:
-        """Binds a value to its tensor, under the value's own axes."""
+        """Stores the tensor of a value, with axes in the value's order."""
         if isinstance(value.rows, QueryKeyPairs):
             self.bind(value, tensor)
             return
@@ -143,17 +143,17 @@ class ValueTensors:
         self.bind(value, self.t.reshape(tensor, shape))
 
     def bind(self, value: Value, tensor: Tensor) -> None:
-        """Binds a value to a tensor of any shape, such as scores of query-key pairs."""
+        """Stores a tensor of any shape for a value, such as scores of query-key pairs."""
         self.values[id(value)] = tensor
         self.bound.setdefault(id(value.storage), []).append(id(value))
 
     def forget(self, root: Value) -> None:
-        """Drops a value's tensor and all views of it."""
+        """Drops the references to a value's tensor and to its views."""
         for key in (id(root), *self.bound.pop(id(root), ())):
             self.values.pop(key, None)
 
     def span(self, tokens: Any) -> Tensor:
-        """Returns the positions of the tokens, computed once per pass."""
+        """Returns the positions of the pass's tokens, computed once per pass."""
         key = ("span", tokens)
         if key not in self.memo:
             self.memo[key] = self.t.new((tokens,), INT64)
@@ -161,7 +161,7 @@ class ValueTensors:
         return span
 
     def _bound(self, value: Value | None) -> Value | None:
-        """Returns the value itself, or its nearest base, whichever has a tensor."""
+        """Returns the value itself or its nearest base, whichever has a stored tensor."""
         while value is not None and id(value) not in self.values:
             value = value.of
         return value
@@ -181,7 +181,7 @@ class ValueTensors:
         return self._path_of(self.frames[: len(self.frames) - levels_up])
 
     def _path_of(self, frames: Sequence[Frame]) -> Path:
-        """Returns the path of the innermost of nested modules; modules inside it decide which layer owns parameters."""
+        """Returns the path of the innermost running module, which determines the layer that owns its parameters."""
         path: list[Any] = []
         for i, frame in enumerate(frames):
             path.append(frame.scope.name)
@@ -196,7 +196,7 @@ class ValueTensors:
 
     @property
     def cache_path(self) -> Path:
-        """The path of the current module with the indices of all enclosing layers, which is its key in `store`."""
+        """The path of the current module with the indices of all enclosing layers: its key in the cache."""
         return tuple(
             path_part
             for module_call in self.frames
@@ -217,11 +217,11 @@ class ValueTensors:
         return Place(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, name: str = "") -> Unsupported:
-        """Creates the error for a step without a kernel. name: the step's name."""
+        """Creates the error for an operation without a kernel. name: the operation's name."""
         return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {reason}")
 
     def not_modelled(self, step: Step, operation: str) -> Unsupported:
-        """Creates the error for a step whose operation no profile has."""
+        """Creates the error for an operation that no profile has."""
         reason = f"the memory of {operation!r} is not modelled; params, flops and kv count this model"
         return self.unsupported(reason, step.name)
 

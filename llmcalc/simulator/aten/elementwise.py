@@ -143,7 +143,7 @@ class Elementwise(Views):
         return record(self.graph, "exp", (x,), output, lambda g, _, output: (self.like(g, output),), output)
 
     def function(self, name: str, x: Tensor) -> Tensor:
-        """Applies an elementwise function whose gradient is one kernel."""
+        """Applies an elementwise function whose gradient is computed by one kernel."""
         output = self.like(x)
         if name in SAVES_OUTPUT:
             return record(self.graph, name, (x,), output, lambda g, _, output: (self.like(g, output),), output)

@@ -84,7 +84,7 @@ class LookUps(Products):
         return recorded_values, indices
 
     def histogram(self, x: Tensor, bins: Number) -> Tensor:
-        """Counts the integers 0 … bins − 1, in float32."""
+        """Counts how often each integer from 0 to bins − 1 occurs, in float32."""
         float_values = self.to(x, FLOAT32)
         return self.graph.new((bins,), float_values.dtype)
 
@@ -93,7 +93,7 @@ class LookUps(Products):
         return self.like(x), self.graph.new(x.shape, INT64)
 
     def index_add(self, rows: Number, source: Tensor, index: Tensor) -> Tensor:
-        """Sums source's rows at each index, starting from `rows` rows of zeros."""
+        """Adds the rows of `source` at their indices to `rows` rows of zeros."""
         zeros = self.graph.new((rows, *source.shape[1:]), source.dtype)
         shape = source.shape
         return record(

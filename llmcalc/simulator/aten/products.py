@@ -1,4 +1,4 @@
-"""Products of matrices, linear layers and convolutions, with the copies of their inputs under autocast."""
+"""Matrix products, linear layers and convolutions, with the copies of their inputs under autocast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .elementwise import Elementwise, saved_factors
 
 
 class Products(Elementwise):
-    """Products of matrices, linear layers and convolutions."""
+    """Matrix products, linear layers and convolutions."""
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices: [n, k] × [k, m]."""
@@ -215,6 +215,6 @@ class Products(Elementwise):
 
 
 def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
-    """Returns shape and strides of the gradient of x, stored in the order of x's axes (`mm_mat1_backward`)."""
+    """Returns shape and strides of the gradient of x, in the order of x's axes (`mm_mat1_backward`)."""
     by_columns = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
     return x.shape, (1, x.shape[0]) if by_columns else None

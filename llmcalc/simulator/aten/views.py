@@ -12,7 +12,7 @@ from ..tensor import Backward, Dtype, Gradient, Needs, Node, Tensor, promoted_dt
 
 
 class Views:
-    """Creation, views and copies of tensors, recorded in one graph."""
+    """Creation, views and copies of tensors, recorded in one autograd graph."""
 
     def __init__(self, autograd_graph: Graph) -> None:
         self.graph = autograd_graph
@@ -50,7 +50,7 @@ class Views:
         return copy
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns the tensor with another shape, which it has from the start in torch; records no operation."""
+        """Returns the tensor with another shape, which torch's kernel gives it from the start; records no operation."""
         if x.shape == shape:
             return x
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
@@ -207,7 +207,7 @@ class Views:
         return record(self.graph, "pad", (x,), padded_x, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
-        """Writes x into a part of `base`, which no later operation may use (`CopySlices`)."""
+        """Writes x into a part of `base` in place (`CopySlices`); no later operation may use `base`."""
         shape, strides, part_shape = base.shape, base.strides, x.shape
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:

@@ -1,4 +1,4 @@
-"""torch's context parallelism: attention of a sequence shard to the keys and values of all shards.
+"""torch's context parallelism (ring attention): each rank's queries attend to the keys and values of all ranks.
 
 A rank has two parts of every sequence, one from its beginning and one from its end, so that all ranks have as much to
 do under a causal mask. In each round a rank attends to the keys and values of another one, and merges what it finds in
@@ -46,7 +46,7 @@ class Ring:
 
 
 def ring_of(layout: Layout, rank: int) -> Ring | None:
-    """Returns the ring of a rank; None without context parallelism."""
+    """Returns the context-parallel ring of a rank; None without context parallelism."""
     return None if layout.cp == 1 else Ring(layout.cp, layout.coordinates(rank).cp, layout.cp_comm == "allgather")
 
 
@@ -64,7 +64,7 @@ def part_of_sequence(layout: Layout, seq: int) -> int:
 
 
 class RingAttention(Eager):
-    """Runs attention in a ring. ring: its ranks; None (default) for one device."""
+    """Runs attention in a context-parallel ring. ring: its ranks; None (default) for one device."""
 
     ring: Ring | None = None
 
@@ -129,7 +129,7 @@ class RingAttention(Eager):
 
 
 class Rotater:
-    """The exchange of keys and values between ranks. gathers: whether by an all-gather."""
+    """The exchange of keys and values between ranks. gathers: whether one all-gather replaces the ring's exchanges."""
 
     def __init__(self, autograd_graph: Graph, ranks: int, gathers: bool) -> None:
         self.graph: Graph = autograd_graph
@@ -145,7 +145,7 @@ class Rotater:
         self.buffer = self.graph.new((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
 
     def next_buffer(self, template: Tensor) -> Tensor:
-        """Returns the received buffer, or one rank's part. template: a tensor shaped like its first half."""
+        """Returns the received buffer, or one rank's part. template: a tensor shaped like the buffer's first half."""
         assert self.buffer is not None
         return Tensor((2 * template.count,), self.buffer.dtype, self.buffer.storage)
 
@@ -159,7 +159,7 @@ class Merger:
         self.lse: Tensor | None = None
 
     def step(self, output: Tensor, lse: Tensor, is_partial: bool) -> None:
-        """Merges the output of a round. is_partial: whether it covers only the second half of the queries."""
+        """Merges the output of one round. is_partial: whether it covers only the second half of the queries."""
         self.dtype: Dtype = output.dtype
         output = self.t.to(output, FLOAT32)
         self._merge_one(output, self.t.unsqueeze(lse, -1), is_partial)
@@ -193,18 +193,18 @@ class Merger:
 
 
 def half(aten: Aten, x: Tensor) -> Tensor:
-    """Returns one half of the rows of this rank's tensor."""
+    """Returns one half of the rows of a tensor on this rank."""
     return aten.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 
 def partial_update(aten: Aten, original: Tensor) -> Tensor:
-    """Returns a copy with one part replaced, or adds to that part in place (`_partial_update`)."""
+    """Replaces one part of a tensor in a copy, or adds to that part in place (`_partial_update`)."""
     halves = [half(aten, original)] * CHUNKS
     return aten.cat(halves, ROWS)
 
 
 class Kernels:
-    """Ring attention, forward and backward. spare: whether allocations equal those on a GPU."""
+    """The kernels of ring attention, forward and backward. spare: whether allocations equal those on a GPU."""
 
     def __init__(self, autograd_graph: Graph, ring: Ring, allocates_workspace: bool) -> None:
         self.graph: Graph = autograd_graph

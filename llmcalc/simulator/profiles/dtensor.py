@@ -1,4 +1,4 @@
-"""torch's tensor parallelism: the tensors that DTensors allocate in addition to the products.
+"""torch's tensor parallelism: the tensors that DTensors allocate in addition to matrix products.
 
 Rows of a product with a divided input are summed over ranks, and so is the gradient of what products with a divided
 output read, once for all of a module's. The embedding is looked up in a rank's rows, with a mask of the tokens that
@@ -43,7 +43,7 @@ ENTERED = "from_local"
 
 
 class Message(NamedTuple):
-    """A message sent by a rank. place: the module and phase in which it is sent."""
+    """A collective message that a rank sends. place: the module and phase in which it is sent."""
 
     place: Place
     sent: Collective
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 @dataclass
 class Recurrence:
-    """A module that one kernel runs. last: its output projection. summed: whether its output has been reduced."""
+    """A recurrent module that one kernel runs. last: its output projection. summed: whether its output is reduced."""
 
     last: Step
     summed: bool = True
@@ -91,7 +91,7 @@ class Divided(Eager):
         return super().enter(program)
 
     def find_places(self, program: Flow) -> None:
-        """Finds the placement of each value, if tokens are sharded.
+        """Finds the placement of each tensor, if tokens are sharded.
 
         Raises `InputError` for what torch does not divide, or no rule knows.
         """
@@ -115,7 +115,7 @@ class Divided(Eager):
             raise InputError(f"--sequence-parallel: --tp {layout.tp} does not divide {seq} tokens; expected a multiple")
 
     def check_plan(self, program: RankFlow) -> None:
-        """Raises `InputError` for a module without a parallel plan in torch."""
+        """Raises `InputError` for a module without a tensor-parallel plan in torch."""
         check_divided(program)
 
     def _check_rows(self, program: RankFlow) -> None:
@@ -135,7 +135,7 @@ class Divided(Eager):
                 raise InputError(f"--sequence-parallel: {name}: {reason}; expected no --sequence-parallel")
 
     def is_by_tokens(self, value: Value) -> bool:
-        """Whether a value is sharded by tokens over the tensor-parallel ranks."""
+        """Whether a tensor is sharded by tokens over the tensor-parallel ranks."""
         return self.places is not None and self.places.placement(value) == "rows"
 
     def shape(self, value: Value) -> Shape:
@@ -153,7 +153,7 @@ class Divided(Eager):
         return self.graph.new(x.shape, x.dtype)
 
     def record_message(self, collective_kind: CollectiveKind, size: Number) -> None:
-        """Records a message of this rank. size: bytes of the full tensor."""
+        """Records a collective message of this rank. size: bytes of the full tensor."""
         current_place = self.graph.meter.place
         collective = Collective(
             current_place.path, collective_kind, "tp", self.ranks, current_place.phase == "backward", size
@@ -161,7 +161,7 @@ class Divided(Eager):
         self.messages.append(Message(current_place, collective))
 
     def all_gather(self, x: Tensor, in_float8: bool = False) -> Tensor:
-        """Runs `funcol.all_gather_single`: all tokens. The parts arrive concatenated, and are then put side by side.
+        """Gathers all tokens (`funcol.all_gather_single`). The ranks' parts arrive in turn, and are then joined.
 
         in_float8: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
         """
@@ -177,15 +177,15 @@ class Divided(Eager):
 
     @property
     def in_products(self) -> bool:
-        """Whether products overlap with communication (`torch.ops.symm_mem`); default false."""
+        """Whether matrix products overlap with communication (`torch.ops.symm_mem`); default false."""
         return False
 
     def gathers_in_8_bits(self, operation: Step) -> bool:
-        """Whether a product's input and output gradient are gathered in 8 bits."""
+        """Whether a linear layer's input and output gradient are gathered in 8 bits."""
         return False
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
-        """Runs `funcol.reduce_scatter_single`: the sum over ranks of this rank's tokens.
+        """Runs `funcol.reduce_scatter_single`: sums over ranks, and keeps this rank's tokens.
 
         product: whether x is a product.
         """
@@ -211,7 +211,7 @@ class Divided(Eager):
         return self._sum_of_ranks(operation, output, bias is not None)
 
     def _sum_of_ranks(self, operation: Step, output: Tensor, has_bias: bool) -> Tensor:
-        """Reduces a product over ranks; with sharded tokens by a reduce-scatter."""
+        """Reduces the output of a linear layer over ranks; with sharded tokens by a reduce-scatter."""
         if self.tokens == 1:
             return record(self.graph, "redistribute", [output], self.all_reduce(output), lambda g, _: [g])
         if has_bias:
@@ -260,7 +260,7 @@ class Divided(Eager):
         super().step(operation)
 
     def _enter_parallel_region(self, operation: Step) -> None:
-        """Adds the gradients of all products that read x, and then sums them over ranks (`PrepareModuleInput`)."""
+        """Adds the input gradients of all linear layers that read x, and sums them over ranks."""
         value = operation.ins[0]
         if is_divided(value.axes):
             return
@@ -280,7 +280,7 @@ class Divided(Eager):
         self.bind(value, local_tensor)
 
     def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
-        """Wraps the input of a module's products in a DTensor, which compiled code does not see."""
+        """Wraps the input of a module's linear layers in a DTensor, which compiled code does not see."""
         self.graph.subclasses = not self.choices.compiled
         dtensor = record(self.graph, ENTERED, [x], local_tensor, backward)
         self.graph.subclasses = False
@@ -317,7 +317,7 @@ class Divided(Eager):
     # --- recurrences ------------------------------------------------------------------------------------------------
 
     def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
-        """Runs a published module between the gathering of its input and the reduction of its output."""
+        """Runs a module by one published kernel, between the gathering of its input and the reduction of its output."""
         for operation in module_steps(module_scope):
             if (
                 operation.weight is not None
@@ -347,7 +347,7 @@ class Divided(Eager):
         return super().raw_weight(operation)
 
     def module_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
-        """Runs Mamba step by step, because Δ, B and C are summed over ranks between convolution and scan."""
+        """Runs Mamba operation by operation, because Δ, B and C are summed over ranks between convolution and scan."""
         by_head = operations["x_proj"].verb == "experts"
         return super().module_SelectiveScan(operations, x) if by_head else self.mamba_of_steps(operations, x)
 
@@ -473,7 +473,7 @@ class Divided(Eager):
 
 
 def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
-    """Yields the steps that run, with their module paths."""
+    """Yields the operations that run, with the paths of their modules."""
     for item in items:
         if isinstance(item, Alternatives):
             yield from named_steps(next(iter(item.branches.values())).items, path)
@@ -488,7 +488,7 @@ def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, St
 
 
 def check_divided(program: RankFlow) -> None:
-    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks."""
+    """Raises `InputError` for experts, whose parallel plans are not modelled, and for fewer key heads than ranks."""
     layout = program.rank_axes.layout
     for operation in program.root.steps():
         if operation.verb == "experts":

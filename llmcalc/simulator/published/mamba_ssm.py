@@ -340,7 +340,7 @@ def by_size(aten: Aten, size: Number, x: Tensor) -> Tensor:
 
 
 def _split_count(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator) -> Number:
-    """Returns the number of parts of a group's heads with which all multiprocessors work (ssd_chunk_scan.py:1485)."""
+    """Returns the number of parts into which a group's heads are split to keep all multiprocessors busy."""
     batch, _, heads, _ = x.shape
     ratio = exact_div(heads, groups)
     return ceil_div(ratio, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), ratio))
@@ -372,9 +372,7 @@ def _combined_bwd(
     dz: Optional = None,
     recompute_output: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Optional, Tensor, Optional]:
-    """ssd_combined.py:402 (`_mamba_chunk_scan_combined_bwd`): the gradients of x, Δ, A, B, C, D, z and the bias of Δ,
-    and the gated output again.
-    """
+    """Runs ssd_combined.py:402 (`_mamba_chunk_scan_combined_bwd`), which recomputes the gated output."""
     dout = _contiguous_along(aten, dout, -1)
     batch, tokens, heads, dim = x.shape
     groups, state = b.shape[2], b.shape[3]
@@ -657,7 +655,7 @@ def _dw(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Acce
 
 
 def _norm_bwd(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """Runs `_layer_norm_bwd` (layernorm_gated.py:272) with an allocated gradient of the gate. x: as in the scan."""
+    """Runs `_layer_norm_bwd` (layernorm_gated.py:272); the gate's gradient is allocated by the caller."""
     flat_x = aten.flatten(aten.flatten(x, 2), 0, 1)
     dx = aten.like(flat_x)
     return dx, _dw(aten, flat_x, weight, groups, accelerator)

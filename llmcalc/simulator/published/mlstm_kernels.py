@@ -23,7 +23,7 @@ def pad_to_chunks(tokens: Number, chunk: Number) -> Number:
 
 
 def supports(tokens: Number, chunk: Number) -> bool:
-    """Whether the kernel supports these sizes: powers of two (kernel_param_heuristics.py:44)."""
+    """Whether the kernel supports these sizes, which must be powers of two (kernel_param_heuristics.py:44)."""
     rows = pad_to_chunks(tokens, chunk)
     return bool(chunk >= LEAST and power_of_two(chunk) == chunk and (rows >= WHOLE or power_of_two(rows) == rows))
 
@@ -114,7 +114,7 @@ def _single_state(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
 def _run_chunkwise(
     aten: Aten, xs: Sequence[Tensor], chunk: Number, with_last: bool = False
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Runs the chunkwise kernel. with_last: whether to return copies of the last states."""
+    """Runs the chunkwise kernel. with_last: whether copies of the last states are returned."""
     autograd_graph = aten.graph
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:

@@ -63,7 +63,7 @@ class AttentionKernels(Lowering):
         return aten.cat([rotated_left, rotated_right, unrotated_part])
 
     def _quarter_turned(self, x: Tensor, dim: Any) -> Tensor:
-        """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second half."""
+        """Maps each pair (a, b) of x to (−b, a); a is in the first half of the last axis, b in the second half."""
         return self.t.cat([self.t.scale(self.t.slice(x, dim // 2), "neg"), self.t.slice(x, dim // 2)])
 
     def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ class AttentionKernels(Lowering):
             self.bind(output, tensor)
 
     def _with_new(self, name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
-        """Concatenates cached and new keys or values, and caches a copy for later tokens."""
+        """Concatenates cached and new keys or values, and caches the result for later tokens."""
         cached_tensors = self.cached(name)
         if self.paged:
             return self._in_pages(name, new_rows, cached_tensors, limit)
@@ -130,8 +130,7 @@ class AttentionKernels(Lowering):
     def _in_pages(
         self, name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, limit: int | None
     ) -> Sequence[Tensor]:
-        """Writes new keys and values into the pool. They live until the module returns, as in a server's forward pass;
-        a first pass reads no others."""
+        """Writes new keys and values into the blocks of the paged cache."""
         frame = self.frames[-1]
         (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {name}"] = new_rows
         cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
@@ -157,7 +156,7 @@ class AttentionKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_absorb(self, operation: Step) -> None:
-        """Multiplies by the part of an up-projection that is absorbed in queries or outputs: Expansion.forward."""
+        """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
         aten, weight, output = self.t, operation.weight, operation.outs[0]
         assert weight is not None
         x, heads, of_query = (
@@ -179,7 +178,7 @@ class AttentionKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_attention(self, operation: Step) -> None:
-        """Runs attention by the profile's method `attention_<Op>`."""
+        """Runs attention by the profile's method that is named after the attention operation."""
         name = type(operation.op).__name__
         kernel = getattr(self, f"attention_{name}", None)
         if kernel is None:

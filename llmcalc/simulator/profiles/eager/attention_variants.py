@@ -16,7 +16,7 @@ from .attention import AttentionKernels
 
 
 class AttentionVariantKernels(AttentionKernels):
-    """Separate scores, softmax over two kinds of keys, indexers, and masks learned from values."""
+    """Kernels of attention to two kinds of keys, of indexers, and of masks that are computed from values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(operation.outs[0], scores)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Computes scores with rows that all sequences share, [batch, heads, tokens, rows].
+        """Computes scores of rows (such as positions) that all sequences share, [batch, heads, tokens, rows].
 
         x: [batch, tokens, heads, d]. rows: [rows, heads, d], or [rows, d] for all heads.
         """
@@ -51,7 +51,7 @@ class AttentionVariantKernels(AttentionKernels):
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 
     def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-        """Runs IndexerReference's core. q: [batch, queries, heads, d], k: [batch, keys, d]."""
+        """Runs the core of IndexerReference. q: [batch, queries, heads, d], k: [batch, keys, d]."""
         aten = self.t
         scores = aten.function("relu", aten.scale(aten.matmul(q, aten.transpose(aten.unsqueeze(k, 1), -1, -2))))
         return aten.select(aten.matmul(aten.unsqueeze(weights, 2), scores), 2)
@@ -67,7 +67,7 @@ class AttentionVariantKernels(AttentionKernels):
         self.memo["selected"] = aten.slice(top_keys, minimum(top_keys.shape[-1], operation.options["top_k"]))
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
-        """Runs PooledIndexerReference.forward, from the scores of pools on: [batch, queries, pools]."""
+        """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
         aten, pool, keys = self.t, operation.options["pool"], self.get(operation.ins[1]).shape[1]
         batch, queries, pools = scores.shape
         known = aten.add_number(aten.unsqueeze(self.span(queries), 1))
@@ -97,7 +97,7 @@ class AttentionVariantKernels(AttentionKernels):
         return self.has_earlier_tokens and is_size_one(queries)
 
     def _bind_selected(self, operation: Step, keys: Sequence[Tensor]) -> None:
-        """Binds the selected keys and values, and drops the unselected keys and values."""
+        """Keeps the selected keys and values, and frees the others."""
         for value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
             self.values.pop(id(value), None)
             self.bind(output, tensor)
@@ -106,7 +106,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_select_blocks(self, operation: Step) -> None:
-        """Runs BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
+        """Runs the end of BlockIndexerReference.forward, from the scores, [batch, index heads, queries, keys]."""
         aten, block, scores = self.t, operation.options["block"], self.get(operation.ins[0])
         self.forget(operation.ins[0].storage)
         scores = aten.to(scores, FLOAT32)
@@ -203,7 +203,7 @@ class AttentionVariantKernels(AttentionKernels):
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
-        """Returns the mask of all scores: first of the sequence's own keys, then of the other keys."""
+        """Returns the mask of all scores: first of the sequence's keys, then of the compressed keys."""
         aten, other_keys = self.t, scores.shape[-1] - mask.shape[-1]
         if selection:
             return aten.cat([aten.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
@@ -220,7 +220,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_strongest(self, operation: Step) -> None:
-        """Runs the part of DynamicMaskReference._mask after the strengths."""
+        """Runs the end of DynamicMaskReference._mask, which masks all but the keys with the highest strengths."""
         aten = self.t
         strength, q, k = (self.get(input_value) for input_value in operation.ins)
         by_key = aten.unsqueeze(aten.transpose(strength, 1, 2), 2)

@@ -41,7 +41,7 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_again(self, operation: Step) -> None:
-        """Runs another step's linear layer a second time."""
+        """Runs the linear layer of another operation a second time."""
         x, output = self.flat(operation.ins[0]), operation.outs[0]
         module, name = self.modules[id(operation.options["like"])]
         bias = self.weight(f"{name}.bias", (output.width,), module) if operation.options["bias"] else None
@@ -49,7 +49,7 @@ class BasicKernels(Lowering):
         self.set(output, self.repeat_linear(name, module, x, weight, bias))
 
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes x·Wᵀ + b with the linear layer of that name in that module."""
+        """Computes x·Wᵀ + b with the linear layer of this name in this module."""
         return self.t.linear(x, weight, bias)
 
     def has_adapter(self, operation: Step) -> bool:
@@ -150,7 +150,7 @@ class BasicKernels(Lowering):
     def norm_factor(
         self, spec: Norm, name: str, shape: Any, module_path: Path | None, in_float32: bool = False
     ) -> Tensor:
-        """Returns the factor of normalized values: the weight, or 1 + weight."""
+        """Returns the factor by which normalized values are multiplied: the weight, or 1 + weight."""
         weight = self.weight(f"{name}.weight", shape, module_path)
         if not spec.unit_offset:
             return weight
@@ -253,7 +253,7 @@ class BasicKernels(Lowering):
         return self.t.expand(with_heads, (with_heads.shape[0], shape[2], *with_heads.shape[2:]))
 
     def _joined_along(self, xs: list[Tensor], shape: Any) -> int | None:
-        """Returns the axis along which the sizes sum to the result's size; None if there is none."""
+        """Returns the axis along which the inputs' sizes sum to the result's size; None if there is none."""
         for axis in range(len(shape) - 1, 0, -1):
             axis_from_end = axis - len(shape)
             if sum(x.shape[axis_from_end] for x in xs) == shape[axis]:
@@ -262,7 +262,7 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_core(self, operation: Step) -> None:
-        """Runs a product or a scan: the profile's method `core_<Op>`."""
+        """Runs a matrix product or a scan by the profile's method that is named after the operation."""
         name = type(operation.op).__name__
         kernel = getattr(self, f"core_{name}", None)
         if kernel is None:
@@ -271,21 +271,20 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_state(self, operation: Step) -> None:
-        """Caches a recurrent state for the next pass, unless the step that reads the state caches it."""
+        """Caches a recurrent state for the next pass, unless the operation that reads the state caches it."""
         if operation.ins:
             self.keep(operation.name, *(self.t.select(self.get(input_value), 1) for input_value in operation.ins))
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def cap_logits(self, logits: Tensor) -> Tensor:
-        """Returns the logits that the loss reads: capped, c · tanh(x / c), if the head caps them. The kernels of fused
-        losses cap by themselves."""
+        """Returns the logits that the loss reads: capped, c · tanh(x / c), if the output head caps them."""
         if not self.choices.caps_logits or self.choices.cross_entropy != "eager":
             return logits
         return self.t.scale(self.t.function("tanh", self.t.scale(logits)))
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the loss: cross-entropy of the logits, plus the cross-entropy of each multi-token prediction."""
+        """Returns the loss: cross-entropy of the logits, plus that of each multi-token prediction."""
         mtp_logits, self.further = self.further, []
         loss = self.loss(logits, labels)
         for logits_ahead in mtp_logits:

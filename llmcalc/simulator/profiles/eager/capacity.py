@@ -17,7 +17,7 @@ class CapacityKernels(ExpertKernels):
     """Experts as in the reference with `expert_capacity`."""
 
     def set(self, value: Value, tensor: Tensor) -> None:
-        """Binds a value; expert rows keep the shape [experts, rows, width]."""
+        """Assigns a tensor to a value; rows of experts keep the shape [experts, rows, width]."""
         if self.choices.capacity is not None and isinstance(value.rows, Routed) and len(tensor.shape) == 3:
             self.bind(value, tensor)
         else:
@@ -69,7 +69,7 @@ class CapacityKernels(ExpertKernels):
         self.bind(operation.outs[0], y)
 
     def _by_expert(self, x: Tensor, experts: int, rows: int) -> Tensor:
-        """Returns a tensor as [experts, rows, width], which another step may have reshaped."""
+        """Returns a tensor as [experts, rows, width], which another operation may have reshaped."""
         return x if len(x.shape) == 3 and x.shape[0] == experts else self.t.reshape(x, (experts, rows, x.shape[-1]))
 
     @compared(BY_TORCH)

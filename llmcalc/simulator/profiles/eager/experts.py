@@ -24,7 +24,7 @@ class ExpertKernels(Lowering):
     """Experts as in the reference with `grouped_experts`."""
 
     def by_row(self, x: Tensor, axes: int = 1) -> Tensor:
-        """Flattens [batch, rows, …] to [batch · rows, elements], unless x has expert rows.
+        """Flattens [batch, rows, …] to [batch · rows, elements], unless x has rows sorted by expert.
 
         axes: the axes of one row.
         """
@@ -73,7 +73,7 @@ class ExpertKernels(Lowering):
         return self.t.topk(scores if correction is None else self.t.add(scores, self.get(correction)), top_k)[1]
 
     def weights_of(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
-        """Returns the scores of the chosen experts, divided by their sum."""
+        """Returns the scores of the chosen experts, divided by the sum of these scores."""
         of_chosen = self.t.gather(scores, expert_indices)
         return self.t.div(of_chosen, self.t.sum(of_chosen, keep=True)) if expert_indices.shape[-1] != 1 else of_chosen
 
@@ -121,7 +121,7 @@ class ExpertKernels(Lowering):
         self.set(output, self.t.index_select(self.t.flatten(self.get(x), 0, -2), local_tensors["token"]))
 
     def expert_row_index(self, name: str) -> Tensor:
-        """Returns one index per expert row: its expert, its token, or its position in the order of tokens.
+        """Returns one index per row that is sent to an expert: its expert, its token, or its position in token order.
 
         name: which.
         """

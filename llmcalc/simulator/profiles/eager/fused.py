@@ -55,7 +55,7 @@ CHUNKS = 8
 
 
 class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
-    """The fused kernels that `Choices` selects instead of the reference's steps."""
+    """The fused kernels that the settings select instead of the reference's operations."""
 
     # --- attention --------------------------------------------------------------------------------------------------
 
@@ -152,8 +152,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(SDPA, attention="sdpa")
     def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
-        """Runs F.scaled_dot_product_attention as transformers calls it: with a mask unless causality determines the
-        keys, and then with keys and values of every head."""
+        """Runs F.scaled_dot_product_attention as transformers does: with a mask, unless attention is purely causal."""
         if operation.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", operation.name)
         aten, kernel_choices, queries, keys, heads = self.t, self.choices, q.shape[2], k.shape[2], q.shape[1]
@@ -244,7 +243,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(autograd_graph, name, (q, k, v), output, back, q, k, v, output, sums, *bias)
 
     def _by_token(self, name: str, shape: Sizes, dtype: Dtype) -> Tensor:
-        """Allocates a tensor [batch, heads, tokens, size] in the order [batch, tokens, heads]. name: its operation."""
+        """Allocates [batch, heads, tokens, size], stored as [batch, tokens, heads, size]. name: its operation."""
         _, heads, tokens, size = shape
         strides = (tokens * heads * size, size, heads * size, 1)
         return (
@@ -257,8 +256,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return self.graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive_mask(self, mask: Tensor, dtype: Dtype, is_aligned: bool) -> Tensor:
-        """Runs `convert_boolean_attn_mask`: 0 and −∞ in a number format; aligned, also a copy with rows of a multiple
-        of 16."""
+        """Runs `convert_boolean_attn_mask`: a mask of 0 and −∞, with padded rows if it must be aligned."""
         aten = self.t
         minus_infinity = aten.new((), dtype)
         bias = aten.new(mask.shape, dtype)
@@ -268,7 +266,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, is_masked: bool, dropout: float = 0.0) -> Tensor:
-        """Source: aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`.
+        """Runs `_scaled_dot_product_attention_math` (aten/src/ATen/native/transformers/attention.cpp).
 
         dropout: the probability of dropout, which runs on the probabilities.
         """
@@ -378,7 +376,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         )
 
     def _in_this_module(self, verb: str, value: Value) -> bool:
-        """Whether the current module has a step of that verb that reads a value."""
+        """Whether an operation of that name in the current module reads a value."""
         items = self.frames[-1].scope.items
         return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
 
@@ -437,7 +435,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(LIGER, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Runs the loss of Liger-Kernel, whose forward pass writes the gradient over the logits.
+        """Runs the loss of Liger-Kernel, whose forward pass overwrites the logits with their gradient.
 
         Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py. The host reads the number of labels that count, and
         whether all labels are within the vocabulary.
@@ -488,7 +486,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(LIGER, cross_entropy="chunked")
     def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-        """Runs output head and loss in Liger-Kernel's one function, which computes gradients in its forward pass.
+        """Runs output head and loss as Liger-Kernel's single function, which computes gradients in its forward pass.
 
         Source: linkedin/Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py. A chunk's logits, over which their
         gradient is written, are still referenced while the next chunk's logits are allocated.

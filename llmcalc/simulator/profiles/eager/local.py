@@ -57,7 +57,7 @@ class LocalKernels(PositionKernels):
         )
 
     def _first_rows(self, x: Tensor, rows: Any) -> Tensor:
-        """Returns the first rows of x; x itself if it has no other rows."""
+        """Returns the first rows of x; x itself if it has no more rows."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
     def _split_into_blocks(self, x: Tensor, block: Any) -> Tensor:

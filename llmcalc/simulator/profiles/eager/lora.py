@@ -1,6 +1,4 @@
-"""Linear layers with frozen weights and an adapter, as peft, torchtune and LitGPT run them; weights in 4 and 8 bits, as
-in bitsandbytes; and queries, keys and values as one product.
-"""
+"""Linear layers with frozen weights and an adapter, as peft, torchtune and LitGPT run them, also on quantized weights."""
 
 from __future__ import annotations
 
@@ -97,7 +95,7 @@ class LoraKernels(BasicKernels):
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
     def unread_parameters(self, name: str, use: Use) -> list[Tensor]:
-        """Returns unread parameters, with adapters: PEFT selects layers by name, whether they run or not."""
+        """Returns parameters that no pass reads, with adapters: PEFT adapts layers by name, even if they never run."""
         adapters, tensors = self.adapters, super().unread_parameters(name, use)
         if (
             adapters is None
@@ -133,7 +131,7 @@ class LoraKernels(BasicKernels):
         return self.choices.like_classes and self.adapters is None and bool(operation.options["fused"])
 
     def _fused_projections(self, operation: Step) -> list[Step]:
-        """Returns the projections fused with this step's projection, in order; none if it runs alone."""
+        """Returns the projections that run as one product with this projection, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         if operation.name not in PROJECTIONS or not (
             litgpt or self.choices.fused_qkv or self._is_fused_by_its_class(operation)
@@ -168,7 +166,7 @@ class LoraKernels(BasicKernels):
             self.set(operation.outs[0], step_output)
 
     def _run_as_its_class(self, operations: list[Step]) -> None:
-        """Runs one product and splits its result. The weight is stored as the separate projections' weights.
+        """Runs fused projections as one product and splits the result. Their weights are stored separately.
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """

@@ -20,7 +20,7 @@ class PositionKernels(AttentionVariantKernels):
         return self.t.like(self.t.unsqueeze(self.span(queries), 1), self.t.unsqueeze(self.span(keys), 0))
 
     def _query_and_key_counts(self, operation: Step) -> tuple[Any, Any]:
-        """Returns the numbers of queries and keys, from the last two inputs of a step."""
+        """Returns the numbers of queries and keys, from the last two inputs of an operation."""
         q, k = (self.get(input_value) for input_value in operation.ins[-2:])
         return q.shape[1], k.shape[1]
 

@@ -1,4 +1,4 @@
-"""Rows that precede a pass's first row: zero padding of convolutions, and the previous token of each token."""
+"""Padding before the first token of causal convolutions, and the value of each token's previous token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...lowering import Lowering
 
 
 class RowKernels(Lowering):
-    """The inputs of causal convolutions, and values of the previous token."""
+    """Kernels of padded inputs of causal convolutions, and of values of the previous token."""
 
     @compared(BY_TORCH)
     def do_padded(self, operation: Step) -> None:

@@ -1,4 +1,4 @@
-"""Attention of inference engines, whose kernel computes score terms, masks, selections and sinks itself.
+"""Attention of inference engines, whose kernel computes score terms, masks, selections and sinks inside.
 
 FlashAttention 2 and 3 take windows, soft caps and ALiBi's slopes, and the FlashAttention of vLLM and FlashInfer take
 sinks (flash_attn/flash_attn_interface.py; vllm/v1/attention/backends/flash_attn.py; flashinfer/prefill.py). A bias by
@@ -26,7 +26,7 @@ INDEXER_LOGITS = 512 << 20
 
 
 class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
-    """Kernels of inference without a tensor for each query-key pair.
+    """Kernels of inference that allocate no tensor with an element per query-key pair.
 
     joint_output: the first sum of values of the last joint softmax, which its kernel has computed; None before.
     selectable_entries: number of the entries that the current module may select from.
@@ -41,7 +41,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         return self.choices.attention == "flash" and not self.trained
 
     def branch(self, item: Alternatives) -> Scope:
-        """Returns the absorbed form of latent attention to selected keys, in a prefill too."""
+        """Returns the absorbed form of latent attention where keys are selected, also in a prefill."""
         absorbed_form = item.branches.get("absorbed")
         if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().branch(item)
@@ -65,7 +65,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         super().step(operation)
 
     def is_computed(self, value: Value) -> bool:
-        """Whether a value has a tensor, or a view of a value that has one."""
+        """Whether a tensor, or a view of a tensor, is allocated for a value."""
         return not self.scores_in_kernel or not is_of_pairs(value) or self._bound(value) is not None
 
     @compared(BY_TORCH)
@@ -84,7 +84,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
     # --- selections -------------------------------------------------------------------------------------------------
 
     def indexer_logits(self, queries: Number, keys: Number) -> Tensor:
-        """Allocates the logits of the queries that an indexer scores at once. queries: those of all sequences."""
+        """Allocates the logits of the queries that an indexer scores at once. queries: over all sequences."""
         return self.t.new((minimum(queries * keys, INDEXER_LOGITS // 4),), FLOAT32)
 
     @compared(BY_TORCH)
@@ -157,7 +157,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     @compared(BY_TORCH)
     def do_joint_softmax(self, operation: Step) -> None:
-        """Keeps the queries until the first sum of values is read, which is when the kernel runs."""
+        """Keeps the queries until the kernel runs, when the first weighted sum of values is read."""
         if not self.scores_in_kernel:
             super().do_joint_softmax(operation)
             return
@@ -197,5 +197,5 @@ SELECTIONS = frozenset({"choose_entries", "select_blocks", "whole_entries"})
 
 
 def is_of_pairs(value: Value) -> bool:
-    """Whether a value has an element for each pair of a query and a key."""
+    """Whether a tensor has an element for each pair of a query and a key."""
     return isinstance(value.rows, QueryKeyPairs)

@@ -1,4 +1,4 @@
-"""Decoding of one token by a recurrence from its state, line by line as the references do.
+"""Decoding of one token by a recurrence from its state, operation by operation as in the references.
 
 A method `decode_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one
 whose name begins with an underscore is only held.
@@ -31,7 +31,7 @@ class StepKernels(ScanKernels):
         return cached_states[0]
 
     def norm_output(self, operations: Steps, x: Tensor, width: Any) -> Tensor:
-        """Runs a norm on a module's output, by groups if the norm has groups."""
+        """Runs a norm on a module's output, group by group if the norm has groups."""
         norm = operations["norm"]
         groups = norm.options.get("groups")
         return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if groups is None else groups.size)

@@ -22,7 +22,7 @@ class StreamKernels(Lowering):
             self.set(output, self.t.slice(x, output.axes[0].size, 2))
 
     def do_received(self, operation: Step) -> None:
-        """Allocates the states of another model, which need no gradient."""
+        """Allocates the hidden states of another model, which need no gradient."""
         self.set(operation.outs[0], self.t.new(self.shape(operation.outs[0]), self.get(operation.ins[0]).dtype))
 
     @compared(BY_TORCH)
@@ -38,7 +38,7 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_Product(self, operation: Step) -> None:
-        """Multiplies the streams of each row by its matrix of weights, or by vectors that all rows share."""
+        """Multiplies each token's streams by the token's matrix of weights, or by vectors that tokens share."""
         aten, (matrix, x) = self.t, map(self.get, operation.ins)
         if len(x.shape) == 1:
             self.set(operation.outs[0], aten.select(aten.linear(matrix, aten.unsqueeze(x, 0)), 3))
@@ -54,7 +54,7 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_StreamOffsets(self, operation: Step) -> None:
-        """Applies a scale per kind of weight and an offset per weight (Offsets.forward)."""
+        """Applies one scale per kind of weight and one offset per weight (Offsets.forward)."""
         aten, sizes = self.t, [output.width for output in operation.outs]
         weight_parts = aten.split(self.get(operation.ins[0]), sizes)
         base, scale = (

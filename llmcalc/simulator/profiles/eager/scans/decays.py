@@ -64,7 +64,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         return self.project(operations["o_proj"], gated)
 
     def _decode_from_state(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
+        """Runs Core.forward of the reference. The outputs of all but the last token are one tensor here."""
         aten, (batch, heads, tokens, head_size) = self.t, q.shape
         slope = self._decay_slopes(heads)
         cached_state = self.cached("recurrent_state")

@@ -112,7 +112,7 @@ class MambaKernels(ScanModules):
         return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
 
     def _after_state(self, operations: Steps, x: Tensor, activation_name: str) -> Tensor:
-        """Convolves after cached inputs (transformers/cache_utils.py, `update_conv_state`)."""
+        """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
         aten, state, tokens = self.t, operations["conv_state"], x.shape[2]
         if self.store is None:
             return self.causal_conv(operations["conv1d"], x, activation_name)
@@ -126,7 +126,7 @@ class MambaKernels(ScanModules):
         return aten.slice(self.causal_conv(operations["conv1d"], x, activation_name), tokens)
 
     def mamba_of_heads(self, operations: Steps, x: Tensor) -> Tensor:
-        """Runs transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`): a scan for each head."""
+        """Runs transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`), with one scan per head."""
         aten, op, activation_name = self.t, operations["scan"].op, operations.acts[0]
         assert isinstance(op, SelectiveScan)
         heads = operations["x_proj"].options["experts"].size

@@ -1,4 +1,4 @@
-"""Access to the steps of a module by name."""
+"""Access to the operations of a module by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .....flow.program import Alternatives, Item, Scope, Step
 
 
 class Steps:
-    """The steps of a module by name, without its submodules; of alternatives, the first branch.
+    """The operations of a module by name, without submodules; of alternative branches, the first.
 
     named: name → step. acts: the names of its activations, in their order.
     """
@@ -26,7 +26,7 @@ class Steps:
 
 
 def module_steps(module_scope: Scope) -> Iterator[Step]:
-    """Returns the steps of a module without its submodules; of alternatives, the first branch."""
+    """Returns the operations of a module without its submodules; of alternative branches, the first."""
     for item in module_scope.items:
         if isinstance(item, Alternatives):
             yield from module_steps(next(iter(item.branches.values())))
@@ -35,7 +35,7 @@ def module_steps(module_scope: Scope) -> Iterator[Step]:
 
 
 def every_step(items: list[Item]) -> Iterator[Step]:
-    """Yields all steps of some items, in all alternatives."""
+    """Yields all operations of these program items, in every alternative branch."""
     for item in items:
         if isinstance(item, Alternatives):
             for branch in item.branches.values():

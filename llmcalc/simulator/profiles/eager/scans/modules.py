@@ -50,7 +50,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         return self.has_earlier_tokens and is_size_one(self.run_config.new(TOKENS))
 
     def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
-        """Runs all steps of a module by `compute_module`, and binds the output of the last."""
+        """Runs all operations of a module by `compute_module`, which gives the output of the last one."""
         assert module_scope.reads is not None
         self._check_number_formats()
         steps = Steps(module_scope)
@@ -69,11 +69,11 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             raise self.unsupported("no published kernels under autocast; expected weights in the type of activations")
 
     def project(self, operation: Step, x: Tensor) -> Tensor:
-        """Runs the linear layer of a step on x."""
+        """Runs the linear layer of an operation on x."""
         return self.linear_output(operation, x, self.matrix(operation), self.bias(operation))
 
     def raw_weight(self, operation: Step) -> Tensor:
-        """Returns the weight of a linear layer that a published module reads without calling the layer."""
+        """Returns the weight of a linear layer that a published kernel reads without calling the layer."""
         if self.adapters is not None and (self.adapters.base != "none" or operation.name in self.adapters.targets):
             raise self.unsupported(
                 "the published module reads this weight itself; expected no adapter on it, and no base in 4 bits",
@@ -159,7 +159,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             _padded_input = self.t.new((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state: Step, *shape: Any) -> Optional:
-        """Returns the tensor to which a kernel writes the last state: the cache's, or one that is copied there."""
+        """Returns the tensor to which a kernel writes the last state: the cache's own, or one copied to the cache."""
         is_first_pass = self.cached(state.name) is None
         states = self.states(state, shape)
         if not states or is_first_pass:
@@ -175,7 +175,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     @compared(PUBLISHED)
     def do_scan(self, operation: Step) -> None:
-        """Runs an elementwise recurrence by the method `scan_<kind>`."""
+        """Runs an elementwise recurrence by the profile's method for its kind."""
         kernel = getattr(self, f"{'next' if self.decodes_one_token else 'scan'}_{operation.options['kind']}", None)
         if kernel is None:
             raise self.unsupported(f"no kernels for a scan of the kind '{operation.options['kind']}'", operation.name)
@@ -183,7 +183,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         kernel(operation)
 
     def find_step(self, name: str) -> Step:
-        """Returns a step of the current module by its name."""
+        """Returns an operation of the current module by its name."""
         return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == name)
 
     @compared(BY_TORCH)
