@@ -34,11 +34,14 @@ class FrozenModel:
     kind = "weights"
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:
-        """Returns the frozen weights' bytes per device. parameters: their number. trained_dtype: trained format."""
+        """Returns the frozen weights' bytes per device.
+
+        parameters: number of parameters. trained_dtype: trained format.
+        """
         return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
 
     def bytes_beside(self, memory_estimate: Memory) -> int:
-        """Returns the frozen weights' bytes per device, in addition to the memory of the training run."""
+        """Returns the frozen weights' bytes per device, which add to the memory of the training run."""
         return self.bytes(memory_estimate.states.count.total, memory_estimate.states.dtype)
 
     def data(self) -> dict[str, object]:
@@ -48,7 +51,7 @@ class FrozenModel:
 
 @dataclass(frozen=True)
 class SecondLoss:
-    """A second loss over the same logits, which saves a copy of the logits in addition to the trainer's loss.
+    """A second loss over the same logits, which saves another copy of the logits.
 
     source: the file that computes it. width: bytes per logit. name: its name in reports.
     """

@@ -40,7 +40,7 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runt
 
 
 def rank_memory(memory_estimate: Memory) -> DeviceMemory:
-    """Returns a rank's device memory, with layers numbered as in the whole model.
+    """Returns a rank's device memory, with layer indices of the whole model. memory_estimate: from `inference_rank`.
 
     memory_estimate: from `inference_rank`.
     """

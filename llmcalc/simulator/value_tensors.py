@@ -1,4 +1,4 @@
-"""The tensors of a program's values: each is stored by the operation that computes it, and freed after its last reader."""
+"""The tensors of a program's values: stored by the operation that computes them, freed after their last reader."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def read_axolotl(config: Table, source_file: Source) -> Launch:
 
 
 def _check_trained_patterns(reader: Reading, config: Table) -> None:
-    """Records patterns of trained parameters that leave out parts of the model, as unknown (utils/freeze.py)."""
+    """Records patterns that freeze parts of the model as unknown arguments (utils/freeze.py)."""
     patterns = config.get("unfrozen_parameters") or []
     if not isinstance(patterns, list):
         raise reader.wrong("unfrozen_parameters", f"{shown(patterns)}; expected a list of patterns")
@@ -294,7 +294,7 @@ def _loss_settings(reader: Reading, config: Table) -> dict[str, Any]:
 
 
 def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
-    """Returns the settings of adapters. QLoRA stores scales that are quantized too (loaders/model.py)."""
+    """Returns the settings of adapters. QLoRA uses double quantization (loaders/model.py)."""
     adapter = config.get("adapter")
     if adapter in (None, "", False):
         for name in ("load_in_4bit", "load_in_8bit"):
@@ -331,7 +331,7 @@ def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
 
 
 def _four_bit_format(reader: Reading, config: Table) -> str:
-    """Returns the number format of 4-bit weights, by default nf4 with quantized scales."""
+    """Returns the number format of 4-bit weights, by default nf4 with double quantization."""
     options = config.get("bnb_config_kwargs") or {}
     if not isinstance(options, Mapping):
         raise reader.wrong("bnb_config_kwargs", f"{shown(options)}; expected a table")
@@ -346,7 +346,7 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 
 
 def _check_overrides(reader: Reading, config: Table) -> None:
-    """Records fields of the model's config that the file overrides and that are not modelled, as unknown."""
+    """Records unmodelled overrides of the model's config as unknown arguments."""
     for key in ("model_config", "overrides_of_model_config"):
         fields = config.get(key) or {}
         if not isinstance(fields, Mapping):
@@ -373,7 +373,7 @@ def _preference_settings(reader: Reading, name: str, run_settings: Mapping[str, 
 
 
 def _trainer_arguments(config: Table, half: str | None) -> dict[str, Any]:
-    """Returns the Trainer's arguments that select a framework.
+    """Returns the Trainer's arguments that select a framework, such as DeepSpeed or FSDP.
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """

@@ -140,13 +140,16 @@ def read_into(reader: Reading, config: Table, world_size: int | None, trainer: T
 
 
 def run_of_program(reader: Reading, config: Table, world_size: int | None, settings: Mapping[str, Any]) -> RunUnder:
-    """Returns the run of a program that creates its own DeepSpeed config. settings: settings not in the config."""
+    """Returns the run of a program that creates its DeepSpeed config itself.
+
+    settings: the settings outside of the config.
+    """
     launch_settings = read_into(reader, config, world_size, {})
     return without_chunked_loss(reader, launch_settings._replace(settings={**launch_settings.settings, **settings}))
 
 
 def without_chunked_loss(reader: Reading, launch_settings: RunUnder) -> RunUnder:
-    """Returns the training run with an unchunked loss in stage 3, since a gathered head is not modelled with chunks."""
+    """Returns the run with an unchunked loss in ZeRO stage 3, where a chunked loss is not modelled."""
     if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in ("chunked", "split"):
         return launch_settings
     reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
@@ -242,7 +245,7 @@ def _type_description(field_type: Any) -> str:
 
 
 def _batch_sizes(reader: Reading, config: Table, world_size: int, trainer: Table) -> dict[str, int]:
-    """Returns the sequences per micro-batch and the number of micro-batches; one of three keys is derived."""
+    """Returns the sequences per micro-batch and the number of micro-batches, from two of the three batch keys."""
 
     def read_size(key: str) -> int | None:
         """Returns the value of a key as a whole number; None if it is missing or `auto`."""

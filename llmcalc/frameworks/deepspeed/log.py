@@ -23,7 +23,7 @@ MILLION = 10**6
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns DeepSpeed's memory estimates and measurements in a log; None for a log without any."""
+    """Returns DeepSpeed's memory estimates and measurements in a log; None if it has none."""
     log_values = Facts(log_text, PATTERNS)
     names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
     memory_terms = [*_model_state_estimates(log_text, log_values), *log_values.largest(*names)]
@@ -39,8 +39,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _model_state_estimates(log_text: LogText, log_values: Facts) -> list[LogTerm]:
-    """Returns the estimate without offloading: 18 bytes per parameter over the ranks, and the largest gathered
-    layer."""
+    """Returns DeepSpeed's estimate without offloading: 18 bytes per parameter over ranks, and the largest layer."""
     if "params" not in log_values:
         return []
     memory_terms = [

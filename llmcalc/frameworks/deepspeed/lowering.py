@@ -26,7 +26,7 @@ class UnpackHook:
 
 
 class GatheringProfile(Eager):
-    """Runs a model's program, whose parameters are gathered module by module.
+    """Runs a model's program with ZeRO stage 3's hooks, which gather parameters module by module.
 
     coordinator: gathers and releases parameters; None in a run that only lists them.
     opened: modules that the current step gathered.
@@ -36,7 +36,7 @@ class GatheringProfile(Eager):
     coordinator: Coordinator | None = None
 
     def gather_with(self, coordinator: Coordinator) -> None:
-        """Partitions all parameters created from now on; `coordinator` gathers them."""
+        """Partitions all parameters that are created from now on. coordinator: gathers and releases them."""
         self.coordinator = coordinator
         self.opened: list[Path] = []
         self.of_frames: list[list[Path]] = []
@@ -93,7 +93,7 @@ class GatheringProfile(Eager):
     # --- running ----------------------------------------------------------------------------------------------------
 
     def step(self, operation: Step) -> None:
-        """Runs a step of the program, and releases the step's parameters afterwards."""
+        """Runs an operation of the program, and releases its parameters afterwards."""
         if self.coordinator is None:
             super().step(operation)
             return

@@ -43,7 +43,10 @@ def zero_run(
     workspace: int = 0,
     memory_meter: Meter | None = None,
 ) -> ZeroRun:
-    """Returns the training run of a rank. ranks: number of partitions. Raises `InputError` for unmodelled settings."""
+    """Returns the training run of a rank.
+
+    ranks: number of partitions. Raises `InputError` for settings not modelled.
+    """
     settings = settings.resolved(spec.hidden_size)
     settings.check()
     _check_training(training_config, settings)
@@ -64,7 +67,7 @@ def zero_run(
 
 
 def sums_in_fp32(training_config: Training, settings: DeepSpeedSettings) -> bool:
-    """Whether `BF16_Optimizer` runs the step: stage 1 in bf16, with gradients that are accumulated in fp32."""
+    """Whether `BF16_Optimizer` runs: stage 1 in bf16, with gradients accumulated in fp32."""
     return (
         settings.stage == 1
         and training_config.dtype == "bfloat16"
@@ -180,7 +183,7 @@ def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSet
 
 
 def tensor_status(settings: DeepSpeedSettings, training_config: Training) -> Term:
-    """Returns the verification status of the run's tensors, which tests compare with real DeepSpeed processes.
+    """Returns the verification status of the run's tensor bytes, which tests compare with real DeepSpeed processes.
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
     """

@@ -37,7 +37,7 @@ class ReplicatedRun(ZeroRun):
         del gradients
 
     def run_optimizer(self) -> None:
-        """Updates the tensors in `trained`, and frees their gradients."""
+        """Updates the trained tensors, and frees their gradients."""
         training_config = self.training
         with self.graph.no_grad():
             run_step(

@@ -24,7 +24,7 @@ DOUBLE = 8
 
 
 def number_format(name: str | None, default: Dtype) -> Dtype:
-    """Returns a number format from any of DeepSpeed's names for it (`DtypeEnum`)."""
+    """Returns the number format that one of DeepSpeed's names means (`DtypeEnum`)."""
     names = {
         "fp32": "float32",
         "fp16": "float16",
@@ -72,7 +72,7 @@ class ZeroRun(TrainingRun):
         self.host_norms: dict[int, Storage] = {}
 
     def micro_batches(self) -> None:
-        """Runs the first and the last micro-batch of a step; other micro-batches need as much memory as the last."""
+        """Runs the first and the last micro-batch of a step; those between need as much memory as the last."""
         recorded_microbatches = min(self.training.microbatches, 2)
         for i in range(recorded_microbatches):
             if i:

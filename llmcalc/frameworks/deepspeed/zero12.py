@@ -182,7 +182,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
-        """The hook that runs after each parameter's gradient."""
+        """The hook that runs when a parameter's gradient is complete."""
         return self.process_gradients
 
     def process_gradients(self, weight: Tensor) -> None:
@@ -279,7 +279,7 @@ class PartitionedRun(ZeroRun):
         self.pending_frees = []
 
     def average_tensor(self) -> None:
-        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the ranks of the pieces."""
+        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the ranks that own the pieces."""
         settings, own_rank = self.settings, self.rank
         pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:

@@ -1,4 +1,4 @@
-"""Reads commands of DeepSpeed-Chat's steps 1 and 2, whose main.py makes the DeepSpeed config itself.
+"""Reads commands of DeepSpeed-Chat's training steps 1 and 2, whose main.py creates the DeepSpeed config.
 
 Source: DeepSpeedExamples at 83757d9: applications/DeepSpeed-Chat/training/{step1_supervised,step2_reward_model,
 step2_dpo}_finetuning/main.py, and dschat/utils/ds_utils.py, `get_train_ds_config` and `get_eval_ds_config`.
@@ -87,7 +87,7 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _pair_settings(reader: Reading, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Doubles the micro-batch of a config for pairs, and returns the settings of their loss."""
+    """Doubles a config's micro-batch where samples are pairs, and returns the settings of the pairs' loss."""
     size = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
         reader, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
@@ -151,7 +151,7 @@ def _adapters(reader: Reading, config: Table) -> dict[str, Any]:
 
 
 def _other_settings(reader: Reading, config: Table) -> dict[str, Any]:
-    """Returns the run's settings that are not in the DeepSpeed config."""
+    """Returns the run's settings that the DeepSpeed config does not contain."""
     settings: dict[str, Any] = {"seq": reader.size(config, "max_seq_len", 512), "optimizer": "adamw"}
     if reader.flag(config, "gradient_checkpointing"):
         settings["recompute"] = "full-reentrant"

@@ -1,4 +1,4 @@
-"""Flags of serving engines: names, values, and the split of a command line into flags of llmcalc and of the engine."""
+"""Flags of serving engines, and the split of a command line into llmcalc's flags and the engine's flags."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Flag(NamedTuple):
 
     @property
     def field(self) -> str:
-        """The name of the flag's value, such as `max_model_len` of `--max-model-len`."""
+        """The field name of the flag's value, such as `max_model_len` for `--max-model-len`."""
         return self.names[0].lstrip("-").replace("-", "_")
 
     def read(self, value: Any) -> Any:
@@ -125,7 +125,7 @@ def _read_amount(name: str, value: Any, is_share: bool) -> float:
 
 
 def refused_flags(feature: str, *names: str, switches: Sequence[str] = ()) -> list[Flag]:
-    """Returns flags that llmcalc refuses, since it does not model them. feature: the subject of the error message."""
+    """Returns flags that are refused because llmcalc does not model them. feature: the subject of the error message."""
     reason = f"{feature}: not modelled; remove the flag"
     values = [Flag((name,), refused=reason) for name in names]
     return values + [Flag((name,), "switch", refused=reason) for name in switches]
@@ -165,7 +165,7 @@ def _read_table(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _read_scalar(value: Any) -> Any:
-    """Returns the number, boolean or JSON value that a text states; any other value unchanged."""
+    """Returns the number, boolean or JSON value that a text represents; any other value unchanged."""
     if not isinstance(value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", value):
         return value
     try:
@@ -175,12 +175,12 @@ def _read_scalar(value: Any) -> Any:
 
 
 def by_name(flags: Iterable[Flag]) -> dict[str, Flag]:
-    """Returns spelling → flag. A long flag may be spelled with hyphens or with underscores."""
+    """Returns spelling → flag. Long flags may be spelled with hyphens or underscores."""
     return {spelling: flag for flag in flags for name in flag.names for spelling in (name, spelled(name))}
 
 
 def spelled(argument: str) -> str:
-    """Returns the spelling of a flag with hyphens for underscores: `--max-model-len` for `--max_model_len`."""
+    """Returns a flag's spelling with hyphens in place of underscores, `--max-model-len` for `--max_model_len`."""
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
@@ -210,14 +210,14 @@ def _is_idle_field(flags: Sequence[Flag], field: str) -> bool:
 
 
 class FlagOf(NamedTuple):
-    """The flag that an argument names. keys: the keys of a table behind the flag, as in `--flag.key`."""
+    """The flag that a command-line argument names. keys: the keys of a nested table, as in `--flag.key`."""
 
     flag: Flag
     keys: tuple[str, ...] = ()
 
 
 def flag_named(flags_by_name: Mapping[str, Flag], name: str) -> FlagOf | None:
-    """Returns the flag that an argument names by its spelling, by an unambiguous prefix, or with keys of a table.
+    """Returns the flag that a command-line argument names: by spelling, by unambiguous prefix, or with a table's keys.
 
     flags_by_name: spelling → flag.
     """
@@ -307,7 +307,7 @@ def split_arguments(
 
 
 def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: str) -> Flag | None:
-    """Returns the switch that a spelling such as `--no-flag` turns off; None for none."""
+    """Returns the switch that a spelling such as `--no-flag` turns off; None for any other spelling."""
     flag = flags_by_name.get("--" + spelled(name)[5:]) if spelled(name).startswith("--no-") else None
     if flag is not None and flag.kind == "switch":
         return flag
@@ -315,7 +315,7 @@ def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag],
 
 
 def _take_value(name: str, flag: Flag, queue: deque[str]) -> Any:
-    """Removes a flag's value from the queue of arguments and returns it. Raises `InputError` where it is missing."""
+    """Removes a flag's value from the queue of arguments and returns it. Raises `InputError` if it is missing."""
     next_argument = queue[0].lower() if queue else ""
     if flag.kind == "switch":
         return queue.popleft() if next_argument in ("true", "false") else True
@@ -337,7 +337,7 @@ def _take_values(queue: deque[str]) -> list[str]:
 
 
 def _set_key(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """Sets the value of a nested key in a table, and creates the tables on its path."""
+    """Sets the value of a nested key in a table, and creates the tables on the way to it."""
     *outer_table, last_key = keys
     for key in outer_table:
         if not isinstance(values.get(key), dict):

@@ -1,4 +1,4 @@
-"""The shard of a model on one rank of a serving engine: weights, caches per layer and token, and matrix widths."""
+"""The shard of a model on one rank of a serving engine: weights, caches per layer and token, and layer widths."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TokenCache(NamedTuple):
 
 
 class StateCache(NamedTuple):
-    """The recurrent states of layers of one type. layers: their number. bytes: bytes per sequence and layer."""
+    """The recurrent states of layers of one type. layers: number of layers. bytes: bytes per sequence and layer."""
 
     kind: str
     layers: int
@@ -67,7 +67,7 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EngineRank:
-    """The model on one rank. layout, rank: the rank's place. quantize: the weights' scheme, None for the checkpoint's.
+    """The model on one rank. layout, rank: the parallel layout and the rank's number. quantize: the quantization scheme.
 
     dtype: number format of the weights; None for the published one. with_towers: whether encoders are loaded.
     with_mtp: whether the modules of multi-token prediction are loaded, which draft tokens.
@@ -112,13 +112,13 @@ class EngineRank:
 
     @cached_property
     def weights(self) -> int:
-        """Bytes of the rank's weights, and of the image and audio encoders where they are loaded."""
+        """Bytes of the rank's weights, with the image and audio encoders that it loads."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
             return self._bytes_with_divided_blocks()
         return self._weights(self.model, self.scheme)
 
     def _bytes_with_divided_blocks(self) -> int:
-        """Bytes of weights with MXFP4 experts, which ranks divide evenly, not always into whole quantization blocks."""
+        """Bytes of weights with MXFP4 experts, which ranks divide evenly, even inside a quantization block."""
         full_model = self.preset.model
         quantization_savings = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
         return self._weights(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
@@ -155,7 +155,7 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The KV caches of the rank's layers, which grow with the tokens; drafting modules have full attention."""
+        """The KV caches of the rank's layers, which grow with the tokens; drafting modules use full attention."""
         caches = [
             TokenCache(
                 cache_group.kind,
@@ -190,7 +190,7 @@ class EngineRank:
         ]
 
     def check_caches(self, engine: str) -> None:
-        """Raises `InputError` for caches whose pools no engine's record has: a state for several tokens each."""
+        """Raises `InputError` for a cache type that no engine's memory rules cover."""
         if any(state.kind == COMPRESSED for state in self.state_caches):
             raise InputError(
                 f"--engine {engine}: caches with a state for several tokens each (compressed attention) are not "
@@ -215,7 +215,7 @@ class EngineRank:
 
     @cached_property
     def rope_elements(self) -> int:
-        """The elements of RoPE's tables of cosines and sines, with a table for each base and dimension in the model."""
+        """The elements of RoPE's tables of cosines and sines, one table per base and rotary dimension."""
         positions = longest_sequence(self.preset.model) or 0
         return sum(dim * positions for _, dim in {*_rotary_tables(self.preset.model)})
 
@@ -259,7 +259,7 @@ def _walk_components(engine_record: Record, depth: int = 0) -> Iterator[Record]:
 
 
 def _rotary_tables(spec: ModelSpec) -> Iterator[tuple[float, int]]:
-    """Yields the base and the number of rotated dimensions of each rotary embedding."""
+    """Yields the base and the number of rotated dimensions of every rotary embedding."""
     for mixer, _ in mixers(spec):
         if isinstance(mixer, MLA):
             yield 0.0, int(mixer.qk_rope_head_dim)

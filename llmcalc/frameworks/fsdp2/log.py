@@ -17,7 +17,7 @@ PATTERNS = (
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns torchtitan's memory measurements from a log; None for a log without any."""
+    """Returns torchtitan's memory measurements from a log; None if it has none."""
     log_values = Facts(log_text, PATTERNS)
     memory_terms = log_values.largest("after_model", "peak_reserved")
     if not memory_terms:

@@ -70,7 +70,10 @@ class FsdpProfile(RingAttention):
     splits: bool = False
 
     def shard(self, communication: Traffic, layer_paths: Collection[str], splits: bool) -> None:
-        """Shards all parameters created from now on. splits: whether embedding and head are separate groups."""
+        """Shards all parameters that are created from now on.
+
+        splits: whether embedding and head are separate groups.
+        """
         self.traffic: Traffic = communication
         self.layer_paths: Collection[str] = layer_paths
         self.splits = splits
@@ -230,7 +233,7 @@ class FsdpProfile(RingAttention):
         return output
 
     def step(self, operation: Step) -> None:
-        """Runs a step of the program; the embedding may be a separate group."""
+        """Runs an operation of the program; the embedding may be a separate group."""
         is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.outs)
         if self.traffic is None or not self.splits or not is_embedding:
             super().step(operation)
@@ -241,7 +244,7 @@ class FsdpProfile(RingAttention):
         group.post_forward([self.get(operation.outs[0])])
 
     def module(self, module_call: Frame) -> None:
-        """Runs a module of the program; the head may be a separate group."""
+        """Runs a module of the program; the output head may be a separate group."""
         module_scope = module_call.scope
         if self.traffic is None or not self.splits or len(self.frames) != 1 or module_scope.name not in IN_HEAD:
             super().module(module_call)

@@ -143,7 +143,7 @@ class Parameter:
 
     @property
     def is_cast(self) -> bool:
-        """Whether the parameter is gathered in another number format than that of its shards."""
+        """Whether the parameter is gathered in another number format than its shards have."""
         return self.shard.dtype is not self.unsharded_param.dtype
 
 
@@ -178,7 +178,7 @@ class Traffic:
 
     @contextmanager
     def communication_stream(self, stream: int) -> Iterator[None]:
-        """Returns a context in which new storages are communication buffers, allocated on a stream."""
+        """Returns a context in which new storages are communication buffers on a CUDA stream."""
         with on_stream(self.meter, stream + self.streams), counted_as(self.meter, "communication"):
             yield
 
@@ -351,7 +351,7 @@ class Group:
             return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._pass_gradient)
 
     def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
-        """Passes a gradient on unchanged."""
+        """Returns a gradient unchanged."""
         self.post_backward()
         return [gradient]
 
@@ -451,7 +451,7 @@ class Group:
     def _foreach_reduce(
         self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]
     ) -> tuple[Storage, Storage | None]:
-        """Runs `foreach_reduce`. Returns the buffers that stay until the reduction ends.
+        """Runs `foreach_reduce`. Returns the buffers that stay allocated until the reduction ends.
 
         Its loop over the gradients keeps a reference to the last one.
         """

@@ -102,7 +102,7 @@ class ShardedChunk(Chunk):
             self.lowering.inputs.pop(ENTRY, None)
 
     def clear_runtime_states(self) -> None:
-        """Frees outputs and gradients of the previous schedule."""
+        """Frees outputs and gradients of the previous pass through the schedule."""
         self.output_chunks.clear()
         for buffer in self.received:
             buffer.grad = None
@@ -138,7 +138,7 @@ class ShardedChunk(Chunk):
         self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not keeps
 
     def groups(self, phase: str) -> Iterator[Group]:
-        """Yields the groups in order, and sets the meter's place to each."""
+        """Yields the parameter groups in order; each is the module to which the meter assigns new storages."""
         for layer, parameter_group in self.lowering.groups.items():
             self.meter.place = Place(phase) if layer.layer_index < 0 else Place(phase, layer.layer_index, layer.path)
             yield parameter_group
@@ -291,7 +291,7 @@ class ShardedRank(RankRun):
             model_chunk.set_up()
 
     def passes(self) -> None:
-        """Runs the pipeline schedules of a step; schedules after the second repeat it."""
+        """Runs the pipeline schedules of a step; all after the second repeat the second."""
         for _ in range(min(self.schedules, 2)):
             self._run_schedule()
 
@@ -325,7 +325,7 @@ class ShardedRank(RankRun):
 
 
 def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields, per action, the chunks with unsharded parameters: those of the next actions (`next_stage_indices`)."""
+    """Yields, for each action, the chunks whose parameters are unsharded: those of the next actions."""
     active: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for action in reversed(actions):

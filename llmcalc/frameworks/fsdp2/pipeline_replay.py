@@ -73,11 +73,11 @@ class SchedulePasses(PassCounter):
         self.starts = list(self.forwards)
 
     def _schedule_position(self, chunk: int, pass_number: int) -> int:
-        """Returns the index of a pass in its schedule, at most 2, plus 3 after the first schedule."""
+        """Returns the index of a pass in its schedule, capped at 2; after the first schedule 3 more."""
         return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
     def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the class of a forward pass; all passes of a class allocate and free the same tensors."""
+        """Returns the case of a forward pass; passes of a case have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return (
             chunk,
@@ -87,7 +87,7 @@ class SchedulePasses(PassCounter):
         )
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass, and returns its class and its identity."""
+        """Counts a backward pass, and returns its case and its id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -95,7 +95,7 @@ class SchedulePasses(PassCounter):
 
 
 class PassRecorder(SchedulePasses):
-    """Runs passes and records their events. parameters: per chunk, its gathered parameters."""
+    """Runs passes and records their events. parameters: the gathered parameters of each chunk."""
 
     def __init__(self, memory_meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         super().__init__(len(parameters))
@@ -149,7 +149,7 @@ class PassRecorder(SchedulePasses):
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):
-    """Replays recorded events instead of running passes. parameters: per chunk, its gathered parameters."""
+    """Replays recorded events instead of running passes. parameters: the gathered parameters of each chunk."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ def _rehearsed_traces(
     is_last_stage: bool,
     stacks: Sequence[Sequence[LayerStack]],
 ) -> dict[PassCase, PassTrace]:
-    """Records passes, and returns class of passes → events. stacks: per chunk, the stacks of which few layers run."""
+    """Records passes, and returns case of passes → events. stacks: per chunk, the stacks that run with few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
         training_run = make_run(memory_meter=(recorder := Recorder()))

@@ -49,7 +49,7 @@ PER_MACHINE = 8
 def fsdp_layout(
     reader: Reading, table: Table, world_size: int, machines: int, parallel: Mapping[str, Any] | None = None
 ) -> tuple[Layout, dict[str, Any]]:
-    """Returns the layout of an FSDP configuration, and the settings that follow from it.
+    """Returns the layout of an FSDP configuration, and the settings that the configuration implies.
 
     table: FSDP's keys without the prefix `fsdp_`.
     world_size: devices.
@@ -96,7 +96,7 @@ def fsdp_layout(
 
 
 def _sharding_strategy(reader: Reading, table: Table) -> tuple[Zero, bool, bool]:
-    """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether the strategy is hybrid."""
+    """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether sharding is hybrid."""
     reshard_value = table.get("reshard_after_forward")
     name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
@@ -120,7 +120,7 @@ def _sharding_strategy(reader: Reading, table: Table) -> tuple[Zero, bool, bool]
 
 
 def reduction_settings(reader: Reading, table: Table, command_settings: Mapping[str, Any]) -> TitanSettings:
-    """Returns the settings of gradient reduction, whose format is that of the products (`set_mixed_precision`).
+    """Returns the settings of gradient reduction, which has the format of matrix products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
     Beside adapters version 1 has a flat parameter for each adapter, and others for frozen weights, which have no
@@ -154,14 +154,14 @@ def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, A
 
 
 def read_accelerate(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Returns the FSDP run of an accelerate config. command_settings: the settings of the run without FSDP."""
+    """Returns the FSDP run of an accelerate config. command_settings: the run's settings apart from FSDP."""
     machines = size_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
     return _fsdp_run(reader, table, world_size, machines, reader.table(config, "parallelism_config"), command_settings)
 
 
 def read_trainer(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Returns the FSDP run of Trainer arguments. command_settings: the settings of the run without FSDP.
+    """Returns the FSDP run of Trainer arguments. command_settings: the run's settings apart from FSDP.
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """

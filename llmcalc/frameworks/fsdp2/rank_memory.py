@@ -116,7 +116,7 @@ def fsdp_memory(
 
 
 def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
-    """Raises `InputError` for context parallelism of a model with states that ranks would exchange."""
+    """Raises `InputError` for context parallelism of a model with recurrent states, which ranks would exchange."""
     if layout.cp > 1 and is_recurrent(spec):
         raise InputError(
             f"--cp {layout.cp}: torch exchanges keys and values, and no states of recurrences or convolutions; "
@@ -217,7 +217,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, runtime: Runtime) -> Device
 
 
 def tensor_bytes(training_run: RunOnRanks, rank: int, runtime: Runtime) -> int:
-    """Returns the bytes of tensors of a rank at its peak; 0 for a stage of a pipeline, which only its replay tells.
+    """Returns the bytes of tensors of a rank at its peak; 0 for a pipeline stage, whose replay alone states them.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -232,7 +232,7 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, runtime: Runtime) -> int:
 
 
 def _training_on(training_run: RunOnRanks, runtime: Runtime) -> tuple[Training, Fsdp]:
-    """Returns the training of a run under torchtitan at the run's date, and its sharding."""
+    """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
     memory_estimate = training_run.memory
     training_config = memory_estimate.training(runtime)
     if TOWERS.name in memory_estimate.states.count.include:
@@ -306,7 +306,7 @@ def communication(
 
 
 def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
-    """Returns the collective messages in a rank's replay; None for layouts whose replay has none.
+    """Returns the collective messages in a rank's replay; None for a layout that is replayed without messages.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -327,7 +327,7 @@ def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
 
 
 def _with_repetitions(previous_collective: Collective, collective: Collective, repetitions: int) -> Collective:
-    """Returns a collective with the repetitions of an equal one added."""
+    """Returns a collective with the number of an equal collective added to its own."""
     return previous_collective._replace(times=previous_collective.times + repetitions * collective.times)
 
 

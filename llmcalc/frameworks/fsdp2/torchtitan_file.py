@@ -161,7 +161,7 @@ class _Job:
         self.data, self.reading = config, reader
 
     def find_key(self, key: str, *sections: str) -> tuple[str, Any]:
-        """Returns (section.key, value or None) of a key, which it searches in the job's sections."""
+        """Returns (section.key, value) of a key, searched in several sections; the value is None if it is missing."""
         for section in sections:
             table = self.data.get(section)
             if isinstance(table, Mapping) and key in table:
@@ -360,7 +360,7 @@ def _stage_layers_from_split_points(
 
 
 def _schedules_per_step(job_config: _Job, layout: Layout) -> int:
-    """Returns the number of local batches per step over which gradients accumulate (pipeline schedules per step)."""
+    """Returns how many local batches are accumulated per step; each runs the pipeline schedule once."""
     local_batch = _local_batch(job_config)
     name, global_batch = job_config.find_key("global_batch_size", "training")
     batches_per_step = -1 if global_batch is None else size_of(job_config.reading, name, global_batch, least=-1)

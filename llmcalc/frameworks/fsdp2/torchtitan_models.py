@@ -38,7 +38,7 @@ class Llama(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The arguments of a mixture of experts, under torchtitan's names. width: of one expert (`moe_inter_dim`)."""
+    """The arguments of a mixture of experts, under torchtitan's names. width: one expert's (`moe_inter_dim`)."""
 
     num_experts: int
     num_shared_experts: int
@@ -92,7 +92,7 @@ class Llama4(NamedTuple):
     nope_step: int = 0
 
     def expert_width(self) -> int:
-        """Width of an expert: that of the dense network before it is rounded, over two experts, rounded up."""
+        """Width of an expert: the unrounded width of the dense network, divided by two experts, rounded up."""
         width = int(2 * (4 * self.sizes.dim) / 3)
         width = width if self.sizes.ffn_dim_multiplier is None else int(self.sizes.ffn_dim_multiplier * width)
         width = int(width / 2)
@@ -165,7 +165,7 @@ MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 
 
 def flavor(name: str, model_size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
-    """Returns the model of a job's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
+    """Returns the model of torchtitan's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
 
     Raises `InputError`, which names the field, for an unknown model.
     """

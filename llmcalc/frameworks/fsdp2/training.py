@@ -86,7 +86,7 @@ IN_PLACE = date(2025, 12, 2)
 
 
 def torchtitan_date(version: date | None, settings: TitanSettings) -> date | None:
-    """Returns torchtitan's date: the given version, or the date of the job's form; None for the newest."""
+    """Returns torchtitan's date: the requested version, or the date of the job's form; None for the newest."""
     return DATE_OF_2024_JOBS if version is None and settings.old else version
 
 
@@ -244,7 +244,7 @@ class FsdpRun(TrainingRun):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step; of identical ones only one runs."""
+        """Runs the micro-batches of a step; only one of several identical ones runs."""
         reduces_each_micro_batch = self.fsdp.reduces_each
         count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(count):
@@ -281,7 +281,7 @@ def set_resharding_and_prefetch(
 
 
 def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
-    """Sets which layers each layer prefetches. prefetched_layers: their number."""
+    """Sets which layers each layer prefetches. prefetched_layers: number of layers."""
     for i, group in enumerate(layers):
         if i + prefetched_layers < len(layers):
             group.forward_prefetch = layers[i + 1 : i + 1 + prefetched_layers]

@@ -1,4 +1,4 @@
-"""Converts the buffers of a llama.cpp server into an `EngineMemory` of its devices and host."""
+"""Converts the buffers of a llama.cpp server into the common memory record of serving engines."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _cache_origin(server: GgmlServer) -> str:
 
 
 def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
-    """Returns llama.cpp's message for the first GPU that is too small; empty where all buffers fit."""
+    """Returns llama.cpp's message for the first GPU that is too small; empty if all buffers fit."""
     for device in server.devices:
         needed_bytes = buffers.total(device)
         if needed_bytes > server.free:

@@ -32,7 +32,7 @@ def memory(server: GgmlServer) -> EngineMemory:
 
 
 def _fewest_free_bytes(server: GgmlServer) -> int:
-    """Returns the free bytes of the fullest GPU; negative where buffers do not fit.
+    """Returns the free bytes of the fullest GPU; negative if buffers do not fit.
 
     The graphs are laid out only where tensors and caches alone leave room.
     """
@@ -47,13 +47,13 @@ def _free_bytes_of_fullest_gpu(server: GgmlServer, buffers: Buffers) -> int:
 
 
 def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
-    """Returns the server with --fit off and all layers on GPUs, unless flags state their number."""
+    """Returns the server with --fit off, and with all layers on GPUs unless flags state their number."""
     layer_flags = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
     return server.with_flags(fit="off", **(layer_flags | flags))
 
 
 def _largest_fitting(least: int, most: int, room: Callable[[int], int]) -> int | None:
-    """Returns the largest value for which `room`, a falling function, is not negative; None if none exists.
+    """Returns the largest value for which the falling function `room` is not negative; None if there is none.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
@@ -79,7 +79,7 @@ def _largest_fitting(least: int, most: int, room: Callable[[int], int]) -> int |
 
 
 def fewest_host_experts(server: GgmlServer) -> int | None:
-    """Returns the fewest layers with experts on the host (-ncmoe) for which the rest fits on the GPUs."""
+    """Returns the smallest -ncmoe (layers with experts on the host) with which everything else fits on the GPUs."""
     layer_count = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
@@ -90,7 +90,7 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
 
 
 def most_layers(server: GgmlServer) -> int | None:
-    """Returns the most layers (-ngl, with the output layer) that fit on the GPUs."""
+    """Returns the largest -ngl (GPU layers, with the output layer) that fits on the GPUs."""
     return _largest_fitting(
         0, len(server.model.layers) + 1, lambda layers: _fewest_free_bytes(_without_fit(server, n_gpu_layers=layers))
     )
@@ -174,7 +174,7 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
 
 
 def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
-    """Returns the flags of a server with a slot per user and `seq` tokens per slot.
+    """Returns the flags of a server with one slot per user and `seq` tokens per slot.
 
     Raises `InputError` for flags that say another context.
     """

@@ -111,7 +111,7 @@ class Graph:
 
 
 def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -> dict[str, int]:
-    """Returns device → bytes of its compute buffer. A graph can be allocated only once.
+    """Returns device → bytes of its compute buffer. Each graph can be allocated only once.
 
     devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
     """
@@ -156,7 +156,7 @@ def _default_device(tensor: Tensor, default: str) -> str:
 
 
 def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:
-    """Returns the device of an operation's cache or weight, or the first GPU where the operation may move."""
+    """Returns the device of an operation's cache or weight, or the first GPU if the operation may move there."""
     if node.device is not None:
         return node.device
     if node.base is not None and node.base.is_external:

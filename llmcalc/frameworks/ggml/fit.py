@@ -31,7 +31,7 @@ class Fitted(NamedTuple):
 
 @dataclass(frozen=True)
 class _Share:
-    """The layers of one GPU. layers: their number. hosted: number of layers with experts on the host, which come last.
+    """The layers of one GPU. layers: number of layers. hosted: how many of them have experts on the host, the last ones.
 
     overflow: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
     """
@@ -42,7 +42,7 @@ class _Share:
 
 
 def fit(server: GgmlServer) -> Fitted:
-    """Returns the server with flags that --fit changes until each GPU has its free margin. Without --fit, unchanged."""
+    """Returns the server with the flags that --fit chooses, so that each GPU has a free margin."""
     placement = server.placement
     fitted_server = Fitted(server, placement, server.buffers(placement))
     if not server.fits or not server.devices:
@@ -122,7 +122,7 @@ def _with_context(server: GgmlServer, context: int) -> Fitted:
 
 @dataclass
 class _Fit:
-    """The search for each GPU's layers. fitted: the server with its context. targets: most bytes to use per GPU."""
+    """The search for each GPU's layers. fitted: the server with its context. targets: byte limit of each GPU."""
 
     fitted: Fitted
     targets: list[int]
@@ -179,7 +179,7 @@ class _Fit:
         return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
 
     def _with_most_layers(self, shares: list[_Share], i: int, most_layers: int, has_experts: bool) -> list[_Share]:
-        """Returns the shares with as many layers, without their experts, as fit on GPU `i`."""
+        """Returns the GPUs' layers, with as many layers without experts on GPU `i` as fit."""
 
         def with_layers(layers: int) -> list[_Share]:
             hosted_layers = max(layers - (i == len(shares) - 1), 0) if has_experts else 0
@@ -188,7 +188,7 @@ class _Fit:
         return with_layers(_largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
 
     def _with_experts(self, shares: list[_Share]) -> list[_Share]:
-        """Returns the shares with experts moved to GPUs, the first GPU first, and a part of one more layer."""
+        """Returns the GPUs' layers with experts moved from the host, first to the first GPU, also parts of a layer."""
         for i in range(len(shares)):
             hosted_layers = sum(gpu_layers.hosted for gpu_layers in shares)
             if not hosted_layers:
@@ -202,7 +202,7 @@ class _Fit:
         return _largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(shares, i, n), i))
 
     def _with_partial_layer(self, shares: list[_Share], i: int) -> list[_Share]:
-        """Returns the shares with as many parts of the next layer's experts as fit on GPU `i`."""
+        """Returns the GPUs' layers with as many parts of the next layer's experts on GPU `i` as fit."""
         source = next((j for j, gpu_layers in enumerate(shares) if gpu_layers.hosted), None)
         if source is None or source < i:
             return shares
@@ -219,7 +219,7 @@ class _Fit:
 
 
 def _with_moved_layers(shares: list[_Share], i: int, number: int) -> list[_Share]:
-    """Returns the shares with layers moved to GPU `i` together with their hosted experts, from the first GPU on."""
+    """Returns the GPUs' layers, with layers moved to GPU `i` together with their experts on the host."""
     result = list(shares)
     layers_left = number
     for j, share in enumerate(result):
@@ -231,7 +231,7 @@ def _with_moved_layers(shares: list[_Share], i: int, number: int) -> list[_Share
 
 
 def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[str, ...]) -> list[_Share]:
-    """Returns the shares with one layer moved to a GPU, except the parts of its experts in `overflow`."""
+    """Returns the GPUs' layers with one more layer on a GPU, without the parts of its experts in `overflow`."""
     result = list(shares)
     if source != i:
         result[source] = replace(result[source], layers=result[source].layers - 1, hosted=result[source].hosted - 1)
@@ -241,7 +241,7 @@ def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[st
 
 
 def _largest_number(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which `holds`, a monotone condition, is true; 0 if none is."""
+    """Returns the largest number up to `limit` for which the monotone condition `holds` is true; 0 if there is none."""
     if holds(limit):
         return limit
     low, high = 0, limit

@@ -176,7 +176,7 @@ class GgufModel:
 
     @property
     def scheme(self) -> str:
-        """The name of the weights' number format."""
+        """The name of the number format of the weights."""
         if self.quantize is not None:
             return self.quantize
         if self.file is not None:
@@ -269,7 +269,7 @@ class GgufModel:
 
 
 def _layer_places(tree_node: Place) -> Iterator[Place]:
-    """Yields each group of equal decoder layers, as a node of the model's tree."""
+    """Yields each group of equal decoder layers as a node of the model's tree."""
     for child in tree_node.children():
         if child.optional:
             continue

@@ -29,7 +29,7 @@ def cache_bytes(type_name: str, elements: int) -> int:
 
 
 class Buffers(NamedTuple):
-    """The buffers of a server, device → bytes, with the host: tensors, caches and compute graphs."""
+    """The buffers of a server (tensors, caches, compute graphs), as device → bytes; the host is one of the devices."""
 
     model: Mapping[str, int]
     cache: Mapping[str, int]
@@ -132,7 +132,7 @@ class GgmlServer(GgmlSettings):
     def graph_buffers(
         self, placement: Placement, layers: Mapping[int, LayerShape], more: Iterable[GgufTensor] = ()
     ) -> dict[str, int]:
-        """Returns device → bytes of the graph of `layers` and the output. more: tensors in addition to the model's."""
+        """Returns device → bytes of the graph of `layers` and the output. more: further tensors that are loaded."""
         places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *more)}
         rules, layer_count = self.rules, len(self.model.layers)
         rows = self.sequences * (1 + self.drafted_tokens)
@@ -247,7 +247,7 @@ class GgmlServer(GgmlSettings):
         return self.sharing(replace(self, flags={**self.flags, **changed}))
 
     def sharing(self, other: GgmlServer) -> GgmlServer:
-        """Returns this server with the model of another server, so that it is read once."""
+        """Returns this server with another server's model object, so that the model is read once."""
         other.__dict__["model"] = self.model
         other.__dict__["draft_model"] = self.draft_model
         other.__dict__["encoder_bytes"] = self.encoder_bytes

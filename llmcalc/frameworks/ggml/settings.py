@@ -103,7 +103,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def sequences(self) -> int:
-        """The number of slots of the server, which run sequences in parallel (--parallel)."""
+        """The number of the server's slots, which run sequences in parallel (--parallel)."""
         number = int(self.flags.get("parallel", -1))
         return number if number > 0 else self.rules.parallel
 
@@ -126,7 +126,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def context(self) -> int:
-        """The tokens of the cache before padding (-c). Raises `InputError` where neither flag nor model states it."""
+        """The tokens of the cache before padding (-c). Raises `InputError` if neither flag nor model states it."""
         number = int(self.flags.get("ctx_size", self.rules.ctx_size))
         if number:
             return number
@@ -138,13 +138,13 @@ class GgmlSettings(EngineServer):
 
     @property
     def sequence_cells(self) -> int:
-        """The cache cells (tokens) of one stream, with padding."""
+        """The number of cache cells (tokens) of one stream of sequences, with padding."""
         padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
         return _round_up(_round_up(self.context, padding) // self.streams, padding)
 
     @property
     def cells(self) -> int:
-        """The cache cells (tokens) of all streams."""
+        """The number of cache cells (tokens) of all parallel streams of sequences, with padding."""
         return self.sequence_cells * self.streams
 
     @property
@@ -168,7 +168,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def latent_mode(self) -> int:
-        """The cache format of MLA latents (ik's -mla): 0 expanded, 1 with their transpose, 2 and 3 latents alone."""
+        """Cache format of MLA latents (ik_llama.cpp's -mla): 0 expanded, 1 with their transpose, 2 and 3 latents alone."""
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3
@@ -207,12 +207,12 @@ class GgmlSettings(EngineServer):
 
     @property
     def keeps_cache(self) -> bool:
-        """Whether a layer's cache is on the layer's device (--no-kv-offload: on the host)."""
+        """Whether a layer's cache is on the layer's device; with --no-kv-offload it is on the host."""
         return not self.flags.get("no_kv_offload", False)
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of each flag → its value in effect, typed by the user or the default."""
+        """Flag name → the value in effect: the user's, or the default."""
         return {
             "ctx_size": self.context,
             "n_gpu_layers": "auto" if self.rules.fits else self.layers_on_gpus,
@@ -230,7 +230,7 @@ class GgmlSettings(EngineServer):
         return self.sequence_cells
 
     def window_cells(self, window: int | None) -> int:
-        """Returns the cache cells of one stream for layers with a window; all in versions without windowed caches."""
+        """Returns the cache cells of one stream for layers with sliding windows; all cells in early versions."""
         full_cells = self.sequence_cells
         if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells
@@ -240,7 +240,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def asks_for_layers(self) -> bool:
-        """Whether the user set the number of layers on GPUs."""
+        """Whether the user set the number of GPU layers."""
         return str(self.flags.get("n_gpu_layers", "auto")) not in ("auto", "-1")
 
     @property

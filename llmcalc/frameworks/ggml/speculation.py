@@ -60,7 +60,7 @@ def types_of(flags: Mapping[str, Any]) -> list[str]:
 
 
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
-    """Returns the most drafted tokens per slot. Raises `InputError` for drafting methods that are not modelled."""
+    """Returns the largest number of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
     types = types_of(flags)
     if flags.get("model_draft"):
         if MODULES in types:
@@ -97,7 +97,7 @@ def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
 
 
 def draft_flags(flags: Mapping[str, Any], context: int, sequences: int, is_unified: bool) -> dict[str, Any]:
-    """Returns the flags of the draft model as a server. context: tokens of the target model's cache."""
+    """Returns the flags of the draft model's server. context: tokens of the target model's cache."""
     inherited = {name: flags[name] for name in INHERITED if name in flags}
     chosen_flags = {field: flags[name] for name, field in OF_THE_DRAFT.items() if name in flags}
     return {

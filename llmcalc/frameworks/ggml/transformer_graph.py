@@ -128,7 +128,7 @@ class _Builder:
         return Tensor(like.nbytes, sources, "inplace", like.layout)
 
     def _view(self, input_tensor: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
-        """Returns a view of a tensor. offset: whether it begins within its source."""
+        """Returns a view of a tensor. offset: whether the view begins after the tensor's first element."""
         layout = None if elements is None else (*elements, input_tensor.layout[-1] if input_tensor.layout else F32)
         return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=offset)
 
@@ -209,7 +209,7 @@ class _Builder:
         return merged_heads
 
     def latent_attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
-        """Adds latent attention: with expanded keys and values, absorbed products, or ik's modes."""
+        """Adds multi-head latent attention: with expanded keys and values, or with absorbed products (-mla)."""
         assert layer.latent is not None
         settings, tokens, latent = self.settings, self.settings.tokens, layer.latent
         rank, rope, nope, _, query_rank = latent

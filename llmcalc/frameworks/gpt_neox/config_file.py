@@ -1,4 +1,4 @@
-"""Reads a config of GPT-NeoX: a model of its arguments, trained by DeepSpeed, whose keys stand beside them.
+"""Reads a config of GPT-NeoX: its own model arguments, with DeepSpeed's keys in the same table.
 
 Sources: EleutherAI/gpt-neox at ea7aefd8, megatron/neox_arguments/{neox_args,deepspeed_args}.py for defaults,
 megatron/model/transformer.py (`ParallelMLP`, `ParallelTransformerLayer`) for sizes and norms, megatron/training.py.
@@ -116,7 +116,7 @@ ESTIMATE = (
 
 
 def _divided_run(reader: Reading, config: Table, parallel_run: MegatronRun, words: Table) -> RunUnder:
-    """Returns a run whose layers are divided, as Megatron-Core runs it.
+    """Returns a run with tensor or pipeline parallelism, computed as a Megatron-Core run.
 
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. words: settings of kernels and
         recomputation.

@@ -37,7 +37,7 @@ LONGEST, MOST = 400, 200
 
 
 def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
-    """Returns the run with adapters of the model's own layer names, and notes of names that stand for others.
+    """Returns the run with adapters under the model's own layer names, and notes on translated names.
 
     Names of which the model has none stay, and so does an option that was typed: both are errors where they are wrong.
     """
@@ -62,7 +62,7 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
 
 
 def _words(target: str) -> list[str]:
-    """Returns the last components that a name, a path or an expression stands for; none of an encoder's."""
+    """Returns the last path components that a name, a path or a regular expression matches; none of an encoder's."""
     if len(target) > LONGEST:
         return []
     try:
@@ -78,7 +78,7 @@ TOKENS = re.compile(
 
 
 def _last_components(expression: str) -> Iterator[str]:
-    """Yields the names that may end a path. Raises `ValueError` for an expression of other pieces."""
+    """Yields the last components of paths that an expression matches. Raises `ValueError` for unsupported syntax."""
     for alternative in _alternatives(expression):
         pieces: list[list[str]] = []  # after the last dot: the alternatives of each piece
         place, before = 0, ""
@@ -114,7 +114,7 @@ def _last_components(expression: str) -> Iterator[str]:
 
 
 def _alternatives(expression: str) -> list[str]:
-    """Returns the parts between the bars outside of groups."""
+    """Splits a regular expression at the bars outside of its groups."""
     parts, depth = [""], 0
     for letter in expression:
         depth += (letter == "(") - (letter == ")")
@@ -126,7 +126,7 @@ def _alternatives(expression: str) -> list[str]:
 
 
 def _end_of_group(expression: str, start: int) -> int:
-    """Returns the place of the bracket that closes a group. Raises `ValueError` without one."""
+    """Returns the position of the bracket that closes a group. Raises `ValueError` if it is missing."""
     depth = 0
     for place in range(start, len(expression)):
         depth += (expression[place] == "(") - (expression[place] == ")")

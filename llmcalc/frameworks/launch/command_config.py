@@ -1,4 +1,4 @@
-"""Finds the config file that a command names, and overrides its values with those typed in the command."""
+"""Finds the config file that a command names, and overrides its values with those in the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEEPEST = 20
 
 
 def config_place(command_line: CommandLine) -> tuple[str, int, int] | None:
-    """Returns a command's config file, with start and end of the words that name it; None if the command names none.
+    """Returns a command's config file, and the range of words that name it; None if the command names none.
 
     The file is the first word with the ending of one, or the value of `--config`.
     """
@@ -68,14 +68,14 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
 
 
 def _typed_value(value: Any, name_in_errors: str) -> Any:
-    """Returns the value of a word of the command; brackets are a list in YAML."""
+    """Returns the value of a word of the command; a value in brackets is a YAML list."""
     if isinstance(value, str) and re.fullmatch(r"\[.*\]", value, re.DOTALL) and not is_unresolved(value):
         return parse_yaml(value, name_in_errors)
     return plain_value(value)
 
 
 def _set_dotted_key(table: dict[str, Any], key: str, value: Any, name_in_errors: str) -> None:
-    """Sets the value of a dotted key, and copies the tables on its path."""
+    """Sets the value of a dotted key; the tables that contain it are copied first."""
     *names, name = key.split(".")
     if len(names) >= DEEPEST:
         raise InputError(f"{name_in_errors}: {key[:60]}: too many dots; expected at most {DEEPEST} names")

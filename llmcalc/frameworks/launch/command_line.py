@@ -202,7 +202,7 @@ def plain_value(value: Any) -> Any:
 
 
 def model_name(reader: Reading, flag: str, value: Any) -> str:
-    """Returns the model name in an argument, with a mark before it if the name is known only when the script runs."""
+    """Returns the model name in an argument, marked if the name is known only when the script runs."""
     if isinstance(value, str) and is_unresolved(value):
         return f"${printable(value).lstrip('$')}"
     return "" if value is None else str(value)[:200]

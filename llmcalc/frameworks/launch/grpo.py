@@ -24,7 +24,7 @@ GRPO_READ = (
 def grpo_length(
     reader: Reading, config: Table, prompt_key: str, has_adapters: bool, beta: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the sequence length of a GRPO training step, whose sequences are prompts with completions, in tokens.
+    """Returns the tokens per sequence of a GRPO training step, where a sequence is a prompt with its completion.
 
     With a beta other than 0 it has a reference model: beside adapters the frozen weights, else a copy of all weights.
 

@@ -1,4 +1,4 @@
-"""Replaces values of a launch file by options that the user typed beside the file, for all readers."""
+"""Replaces values of a launch file by the command-line options that the user added to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_with_options(
     source_file: Source,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Returns the training run of a launch file, in which options typed beside the file replace its values.
+    """Returns the training run of a launch file, whose values the user's command-line options replace.
 
     file: the kind of the file.
     read_launch_data: the function that reads its tables, its arguments, its command or its text.
@@ -59,7 +59,7 @@ def read_with_options(
 
 
 def _without_master_format(launched_run: Launch) -> Launch:
-    """Returns the training run, without a number format of master weights if it trains adapters."""
+    """Returns the training run, without a number format of master weights if only adapters are trained."""
     if launched_run.settings.get("lora_rank") is None:
         return launched_run
     return replace(

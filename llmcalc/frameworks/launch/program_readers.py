@@ -37,7 +37,7 @@ def launch_as_trainer(reader: Reading, file: LaunchFile, table: Table, target: s
 
 
 def _with_adapters(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings without a format of master weights if the run trains adapters, which have their own format."""
+    """Returns settings without a format of master weights if only adapters are trained."""
     return {name: value for name, value in settings.items() if name != "master_weights" or "lora_rank" not in settings}
 
 

@@ -1,4 +1,4 @@
-"""Evaluates constants in a Python file from its syntax tree. Nothing in the file is imported or run.
+"""Evaluates constants in a Python file from its syntax tree, without importing or running it.
 
 It evaluates literals, arithmetic of numbers, names of constants, attributes of names, and the arguments of calls. A
 value of any other form is `UNKNOWN`.
@@ -38,7 +38,7 @@ def is_python(text: str, name_in_errors: str) -> bool:
 
 
 def parse_python(text: str, name_in_errors: str) -> ast.Module:
-    """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large or no Python."""
+    """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large, or is not Python."""
     if len(text) > LARGEST:
         raise InputError(f"{name_in_errors}: {len(text):,} letters of Python; expected at most {LARGEST:,}")
     try:
@@ -88,7 +88,7 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
 
 
 def dotted(node: ast.expr) -> str:
-    """Returns the dotted name that an expression is, such as `Trainer.Config`; empty for other expressions."""
+    """Returns the dotted name that an expression consists of, such as `Trainer.Config`; empty for other expressions."""
     name_parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(name_parts) < DEEPEST:
         name_parts.append(node.attr)
@@ -97,7 +97,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def source_of(node: ast.AST) -> str:
-    """Returns a description of an expression for messages: its kind and its name."""
+    """Returns a description of an expression for error messages: its kind and its name."""
     if isinstance(node, ast.Call):
         return f"{dotted(node.func) or 'a call'}(…)"[:60]
     return type(node).__name__
@@ -137,7 +137,7 @@ Config: TypeAlias = dict[str, Any]
 
 
 class Configurations:
-    """The configurations that functions of a module build with calls and assignments of attributes.
+    """Configurations that a module's functions build by calls and by assignments to attributes.
 
     known: called name → the configuration that it returns, for functions of other modules.
     """
@@ -207,7 +207,7 @@ class Configurations:
             raise RecursionError
 
     def evaluate(self, node: ast.expr, names: Config, configs: dict[str, Config], depth: int) -> Config:
-        """Returns the configuration that an expression gives; a value that is no configuration has the empty path."""
+        """Returns the configuration that an expression builds; any other value is stored under the empty path."""
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError

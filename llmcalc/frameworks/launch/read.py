@@ -1,4 +1,4 @@
-"""Reads training launch files of any kind, which it recognizes by their contents."""
+"""Reads training launch files of any kind; their contents tell the kind."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def _read_training_command(script: Script, source_file: Source, batch: list[str]
     environments = {command.line: command.env for command in script.commands}
 
     def start(command_line: CommandLine) -> Source:
-        """Returns the source information of a command: its environment and its number of devices."""
+        """Returns the launch file's name and options for one command: its environment and its number of devices."""
         command_env = environments.get(command_line.line, {})
         env = {**script.env(), **{name: value for name, value in command_env.items() if not is_unresolved(value)}}
         world_size = source_file.world_size or processes([*batch, *command_line.launcher], env)
@@ -295,7 +295,7 @@ def _read_by_arguments(
     start: Callable[[CommandLine], Source],
     options: Mapping[str, Any],
 ) -> Launch:
-    """Returns the training run of a command by its arguments, where no kind of launch file recognizes its program."""
+    """Returns the training run of a command whose program is unknown, recognized by its arguments."""
     name_in_errors = source_file.where
     readers = [file for file in kinds() if file.read_arguments is not None]
     for file in readers:
@@ -374,7 +374,7 @@ def _read_config(name: str, command_line: CommandLine, source_file: Source, opti
 
 
 def _reader_with_written_files(fetch: Fetch | None, files: Mapping[str, str], name_in_errors: str) -> Fetch | None:
-    """Returns a function that reads a config file, first from the files that the script writes."""
+    """Returns a function that reads a config file, preferably from the files that the script itself writes."""
     if not files:
         return fetch
 
@@ -424,7 +424,7 @@ COUNTS = {
 
 
 def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (what is counted, such as machines, number as text) for each count in a launcher's arguments."""
+    """Yields (kind of count, number as text), such as machines, for each count in a launcher's arguments."""
     for i, command_word in enumerate(launcher):
         name, equals_sign, value = command_word.partition("=")
         key = COUNTS.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)

@@ -84,7 +84,7 @@ class Launch:
     rollout: Rollout | None = None
 
     def data(self) -> dict[str, Any]:
-        """Returns the launch file's values as a part of a JSON document."""
+        """Returns the launch file's values as part of a JSON document."""
         return {
             "file": self.where,
             "kind": self.kind,
@@ -116,7 +116,7 @@ class Override(NamedTuple):
 
 
 def plain_of(value: Any) -> Any:
-    """Returns a value converted to types that JSON has."""
+    """Returns a value converted to JSON types."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -225,7 +225,7 @@ class LaunchFile:
 
 
 class RunUnder(NamedTuple):
-    """Layout and settings of a training run, from a framework's reader to other readers. Fields as in `Launch`."""
+    """Layout and settings of a training run, which one reader passes to another. Fields as in `Launch`."""
 
     layout: Layout
     settings: dict[str, Any]
@@ -274,7 +274,7 @@ class Reading:
 
     @property
     def where(self) -> str:
-        """The launch file's name in messages."""
+        """The launch file's name in error messages."""
         return self.source.where
 
     def check_unknown(self) -> None:
@@ -300,13 +300,16 @@ class Reading:
         return size_of(self, name, self.value(config, name, default))
 
     def flag(self, config: Table, name: str, default: bool = False) -> bool:
-        """Returns the value of an argument as a boolean, or its default. A false default is not listed as filled in."""
+        """Returns the value of an argument as a boolean, or its default.
+
+        A default of false is not listed as assumed.
+        """
         if config.get(name) is None and not default:
             return False
         return flag_value(self, name, self.value(config, name, default))
 
     def wrong(self, name: str, text: str) -> InputError:
-        """Returns the error of a field, with the file's name."""
+        """Creates the error about an argument, with the file's name."""
         return InputError(f"{self.where}: {name}: {text}")
 
     def devices(self, world_size: int | None) -> int:
@@ -316,7 +319,7 @@ class Reading:
         return world_size or 1
 
     def fetched(self, name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES) -> Table:
-        """Returns the tables of a file that a field names.
+        """Returns the tables of another file that an argument names.
 
         expected: the kind of file, for the error.
         shipped: files that come with the program: path → tables. One is read where the user has no file of that path.
@@ -348,7 +351,7 @@ class Reading:
         return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
 
     def launch(self, kind: str, framework: str, **fields: Any) -> Launch:
-        """Returns the training run that was read. fields: further fields of `Launch`.
+        """Returns the training run. fields: further fields of `Launch`.
 
         Raises `InputError` as `check_unknown` does.
         """
@@ -385,7 +388,7 @@ MOST_LISTED = 12
 
 @contextmanager
 def reading_of(source_file: Source) -> Iterator[Reading]:
-    """Returns a context in which a file is read; errors raised inside begin with the file's name."""
+    """Returns a context in which a file is read; errors inside begin with the file's name."""
     name_in_errors = source_file.where
     try:
         yield Reading(source_file)
@@ -426,7 +429,7 @@ HARMLESS = ("garbage_collection_threshold", "backend")
 
 
 def size_of(reader: Reading, name: str, value: Any, *, least: int = 1) -> int:
-    """Returns the value as a whole number of at least `least`. Raises `InputError`, which names the field."""
+    """Returns a value as a whole number of at least `least`. Raises `InputError`, which names the argument."""
     number = value
     if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("+-").isdecimal() and value.isascii():
         number = int(value)
@@ -465,7 +468,7 @@ LARGEST = 2**40
 
 
 def unknown_keys(reader: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, reason: str) -> None:
-    """Records the keys of a table that are not in `known` and have a value, as unknown. reason: the reason."""
+    """Records the keys with a value that are not in `known` as unknown arguments. reason: the reason."""
     names = set(known)
     for key, value in table.items():
         if key not in names and value is not None:

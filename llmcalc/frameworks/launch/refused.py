@@ -1,4 +1,4 @@
-"""Refuses launch files of programs that llmcalc does not read, which it recognizes by their keys."""
+"""Refuses launch files of programs that llmcalc cannot read; their keys tell the program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RefusedProgram(NamedTuple):
 
 
 def _has_tables(config: Table, *names: str) -> bool:
-    """Whether the file has a table under every one of these keys."""
+    """Whether the file has a table under each of these keys."""
     return all(isinstance(config.get(name), Mapping) for name in names)
 
 
@@ -48,7 +48,7 @@ REFUSED = (
 
 
 def refuse_program(config: Table, name_in_errors: str) -> None:
-    """Raises `InputError` if tables are a launch file of a program whose files are not read."""
+    """Raises `InputError` if these tables are a launch file of a program that is refused."""
     for program in REFUSED:
         if program.matches(config):
             raise InputError(

@@ -213,7 +213,7 @@ class _Reader:
             self.branches[-1].patterns = []
 
     def at_placeholder(self) -> bool:
-        """Whether a placeholder that the user has to fill in, such as `<path>`, begins here."""
+        """Whether a placeholder for the user, such as `<path>`, begins here."""
         return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
 
     def skip_comment(self) -> None:
@@ -240,7 +240,7 @@ class _Reader:
         return letter
 
     def without_keyword(self, command_words: list[str]) -> list[str]:
-        """Returns the words of a command without a leading keyword, such as `then`, and applies the keyword."""
+        """Removes a leading shell keyword, such as `then`, from a command's words, and opens or closes its block."""
         if command_words == ["{"]:
             self.open_block(command_words, "")
             return []
@@ -251,7 +251,7 @@ class _Reader:
         return command_words
 
     def read_patterns(self, command_words: list[str], end: str) -> bool:
-        """Reads the patterns of a `case` branch. Returns whether the words were patterns."""
+        """Reads the patterns of a `case` branch. Returns whether these words were patterns."""
         branch = self.branches[-1] if self.branches else None
         if branch is None or branch.value is None or branch.patterns is None or command_words[:1] == ["esac"]:
             return False
@@ -299,7 +299,10 @@ class _Reader:
             branch.runs = None if branch.runs is not False else False
 
     def evaluate_condition(self, command_words: list[str]) -> bool | None:
-        """Whether a condition is true; None if unresolved. Records the variables that it assumes to be unset."""
+        """Returns whether a condition is true; None if unresolved.
+
+        Records the variables that it assumes to be unset.
+        """
         if command_words[:1] == ["[["] and command_words[-1] != "]]":  # && or || inside of the brackets
             command_words = [*command_words, "]]"]
         elif command_words[-1:] == ["]]"] and command_words[0] != "[[":
@@ -337,7 +340,7 @@ class _Reader:
         self.branches.append(branch)
 
     def loop_block(self, variable: str, values: list[str]) -> Branch:
-        """Returns the block of a loop over values; a variable that the user typed has only the typed value."""
+        """Returns the body of a shell loop over values; if the user sets the loop variable, it has only that value."""
         if variable in self.script.typed:
             values = [self.script.typed[variable]]
         if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
@@ -365,11 +368,11 @@ class _Reader:
             self.branches.append(branch)
 
     def is_running(self) -> bool:
-        """Whether the current position runs: no block around it is skipped."""
+        """Whether the current position is executed: no block around it is skipped."""
         return not any(branch.runs is False for branch in self.branches)
 
     def in_unsure_branch(self) -> bool:
-        """Whether a block around the current position may be skipped or repeated."""
+        """Whether the current position is in a block that may be skipped or repeated."""
         return any(branch.runs is None for branch in self.branches)
 
     def apply_command(
@@ -648,14 +651,17 @@ class _Reader:
         raise self.error('a quote " that does not end')
 
     def read_marked_name(self) -> tuple[str, bool]:
-        """Reads and returns an unresolved name with its marks, in a text that is parsed a second time."""
+        """Reads an unresolved name with its marks, in a text that is parsed for the second time."""
         end = self.text.find(UNRESOLVED, self.at + 1)
         end = len(self.text) if end < 0 else end + 1
         start, self.at = self.at, end
         return self.text[start:end], False
 
     def read_plain_text(self, letters: re.Pattern[str]) -> tuple[str, bool]:
-        """Reads and returns characters without a special meaning in the shell. letters: their pattern."""
+        """Reads and returns characters without a special meaning in the shell.
+
+        letters: the pattern of such characters.
+        """
         match = letters.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
@@ -719,7 +725,7 @@ class _Reader:
         return unresolved(f"$({text[:20]})")
 
     def script_argument(self, place: int) -> str:
-        """Returns the script's argument number `place`, counted from 1; unresolved if it was not typed."""
+        """Returns argument number `place` of the script, counted from 1; unresolved if the user did not type it."""
         arguments = self.script.arguments
         if place > len(arguments):
             self.script.missing = max(self.script.missing, place)

@@ -1,4 +1,4 @@
-"""Reads arguments of Hugging Face's Trainer, in YAML or JSON. They name no architecture.
+"""Reads arguments of Hugging Face's Trainer, in YAML or JSON, which state no architecture.
 
 Source: transformers/training_args.py (5.23), with arguments that recipes of TRL and the alignment handbook add.
 """
@@ -139,7 +139,7 @@ def read_arguments(arguments: Table, source_file: Source) -> Launch:
 
 
 def keys_read() -> frozenset[str]:
-    """Returns all argument names that are read, with those that select a framework."""
+    """Returns the names of all arguments that are read, with those that select a framework."""
     return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
 
 
@@ -246,7 +246,7 @@ def trainer_settings(
 
 
 def noise_words(reader: Reading, config: Table) -> None:
-    """Notes NEFTune's noise, a tensor of the embeddings' size before the layers, where no peak is."""
+    """Adds a note on NEFTune's noise, a tensor of the embeddings' size that exists before the peak."""
     if config.get("neftune_noise_alpha") not in (None, False, ""):
         reader.notes.append(
             "neftune_noise_alpha: the noise, as large as the embeddings of a micro-batch, is not counted"
@@ -296,7 +296,7 @@ def pair_settings(
 def kto_settings(
     reader: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
 ) -> dict[str, Any]:
-    """Returns KTO's batch settings: samples are single sequences; mismatched answers run without gradients first.
+    """Returns KTO's batch settings: samples are single sequences; mismatched answers run first, without gradients.
 
     run_settings: the settings of the run. reference: as of `pair_settings`.
     """
@@ -306,7 +306,7 @@ def kto_settings(
 
 
 def add_reference(reader: Reading, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
-    """Adds a loss's reference model to a run: with adapters the frozen weights, otherwise a copy of all weights.
+    """Adds the reference model of a loss: the frozen weights if adapters are trained, else a copy of all weights.
 
     run_settings: the settings of the run.
     reference: the copy; None (default) for one in the number format of the trained weights.

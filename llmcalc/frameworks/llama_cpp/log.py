@@ -80,7 +80,7 @@ FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns the buffers that llama.cpp or Ollama printed in a log; None for a log without any."""
+    """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None if it has none."""
     log_values = Facts(log_text, PATTERNS, _is_of_a_slot)
     buffers = _buffer_sizes(log_text)
     memory_terms = tuple(LogTerm(name, buffer_bytes, device=device) for (name, device), buffer_bytes in buffers.items())
@@ -120,7 +120,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _is_of_a_slot(line: str) -> bool:
-    """Whether a line is about one slot of the server, which has its share of the context."""
+    """Whether a line is about a single slot of the server, which has only a part of the context."""
     return _SLOT.search(line[:LONGEST_PREFIX]) is not None
 
 
@@ -128,7 +128,7 @@ _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 
 def _device_sizes(log_values: Facts) -> list[int]:
-    """Returns the memory of each device in the last list of devices that the log prints; empty where it states none."""
+    """Returns the memory of each device, from the last list of devices in the log; empty if the log has none."""
     sizes = log_values.sizes("vram")
     return sizes[-min(len(sizes), max(1, int(log_values.text("devices") or 1))) :]
 
@@ -170,7 +170,7 @@ def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:
 
 
 def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
-    """Returns (buffer's name, device) → bytes; a context that is created again, as by `--fit`, replaces its buffers."""
+    """Returns (buffer's name, device) → bytes. A context that is created again replaces its buffers."""
     buffers: dict[tuple[str, str], int] = {}
     for line in log_text.lines_with(*(f'msg="{kind}"' for kind in _OLLAMA_NAMES)):
         match = _OLLAMA_BUFFER.search(line[:LONGEST_PREFIX])

@@ -1,4 +1,4 @@
-"""Reads a config of LLaMA-Factory: its own arguments and those of transformers' Trainer.
+"""Reads a config of LLaMA-Factory: its own arguments together with those of transformers' Trainer.
 
 Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): hparams/*.py for arguments and defaults, model/adapter.py
 (`init_adapter`) for number formats, model/model_utils/{checkpointing,quantization,attention}.py.

@@ -83,7 +83,7 @@ def read_llm_foundry(config: Table, source_file: Source) -> Launch:
 
 
 def _resolved_value(reader: Reading, config: Table, name: str, value: Any) -> Any:
-    """Returns a value in which a reference to another key is replaced. Raises `InputError` for a missing key."""
+    """Returns a value, or the value of the key to which it refers. Raises `InputError` for a missing key."""
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return value

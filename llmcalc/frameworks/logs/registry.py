@@ -23,7 +23,7 @@ EXPECTED = (
 
 
 def read_log(file: str, log_text: LogText) -> LogReading:
-    """Returns the contents of a log. file: its name in errors. Raises `InputError` for a log that no reader knows."""
+    """Returns the contents of a log. file: the log's name in errors. Raises `InputError` for an unknown kind of log."""
     readings = sorted(_log_readings(log_text), key=lambda reading: -len(reading.terms))
     general: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(log_text)
     if not readings:

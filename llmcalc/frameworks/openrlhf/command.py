@@ -152,7 +152,7 @@ def _actor_devices(reader: Reading, config: Table) -> int:
 def _pair_settings(
     reader: Reading, data: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Doubles the micro-batch of a config for pairs, and returns the settings of their loss."""
+    """Doubles a config's micro-batch where samples are pairs, and returns the settings of the pairs' loss."""
     size = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(reader, loss, {**settings, "batch": size}, FrozenModel("openrlhf/cli/train_dpo.py"))
     if reader.flag(data, "ref.offload"):

@@ -1,4 +1,4 @@
-"""Linear layers with frozen weights and an adapter, as peft, torchtune and LitGPT run them, also on quantized weights."""
+"""Linear layers with frozen, possibly quantized weights and an adapter, as peft, torchtune and LitGPT run them."""
 
 from __future__ import annotations
 
