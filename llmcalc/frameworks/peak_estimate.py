@@ -1,4 +1,4 @@
-"""Estimates a rank's peak memory without an allocator, from a micro-batch's saved activations and its passes' peaks.
+"""Estimates a rank's peak memory without an allocator, from the activations that a micro-batch saves and its peaks.
 
 A stage of many equal layers is measured with a few, since bytes are linear in their number. Stages that differ only in
 this number share a measurement, and so do layouts that divide experts or replicas in other ways.
@@ -53,14 +53,14 @@ class PeakByPath(NamedTuple):
 
     @staticmethod
     def since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
-        """Returns the peak bytes since the meter's last restart, less `bytes_before`, the allocated bytes then."""
+        """Returns the peak bytes since the meter's last restart, minus `bytes_before`, the bytes allocated then."""
         peaks: dict[str, int] = {}
         for module_path, peak in memory_meter.peaks.items():
             peaks[module_path.path] = max(peaks.get(module_path.path, 0), peak.bytes - bytes_before)
         return PeakByPath(peaks)
 
     def with_more_layers(self, next_longer: PeakByPath, count: int) -> PeakByPath:
-        """Returns the peak bytes with `count` more layers. next_longer: the peaks with one more layer."""
+        """Returns the peak bytes with `count` more layers. next_longer: the peak bytes with one more layer."""
         bytes_by_path = next_longer.by_path
         return PeakByPath(
             {path: peak + count * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
@@ -111,7 +111,7 @@ class MicroBatchBytes(NamedTuple):
 
     @property
     def between_layers_and_head(self) -> int:
-        """Bytes saved between the last layer and the head, in either direction."""
+        """Bytes saved between the last layer and the output head, in the forward or the backward pass."""
         return min(self.saved, self.forward.by_path.get("norm", self.saved))
 
     @property
@@ -122,7 +122,7 @@ class MicroBatchBytes(NamedTuple):
 
     @property
     def backward_outside_modules(self) -> int:
-        """The peak bytes of the backward pass while no module runs, when the embedding gets its gradient."""
+        """The peak bytes of the backward pass outside all modules, when the embedding gets its gradient."""
         return self.backward.by_path.get("", 0)
 
     @property
@@ -158,7 +158,7 @@ class BytesPerParameter(NamedTuple):
 
 
 def parameters_in_padded_rows(shards: int, use: Use) -> Number:
-    """Returns the number of parameters if every tensor's rows are padded to a multiple of the shards."""
+    """Returns the number of parameters, with each tensor's rows padded to a multiple of the shards."""
     count = use.params()
     if not count:
         return 0
@@ -249,7 +249,7 @@ class PeakEstimate:
         return self.fixed_bytes + max(by_rank)
 
     def _least_saved(self, layout: Layout, stage: Stage) -> int:
-        """Returns a lower bound of a micro-batch's saved bytes in a stage, from layers measured in other stages."""
+        """Returns a lower bound of the bytes that a micro-batch saves in a stage, from layers measured elsewhere."""
         shape = _activation_shape(layout)
         return sum(self._saved_by_layer.get((*shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
 
@@ -277,7 +277,7 @@ class PeakEstimate:
     def _rank_peak(
         self, layout: Layout, schedule: Pipeline, rank: int, rank_stages: list[Stage], micro_batches: int
     ) -> int:
-        """Returns the peak bytes of a rank, the largest over four moments of a training step.
+        """Returns the peak bytes of a rank: the largest of four points in time of a training step.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
@@ -315,7 +315,7 @@ class PeakEstimate:
     def _first_backward_peak(
         self, layout: Layout, stage: Stage, measured: MicroBatchBytes, peaks: tuple[int, int, int]
     ) -> int:
-        """Returns the peak bytes of the first backward pass, which starts without gradients.
+        """Returns the peak bytes of the first backward pass of a step, which starts without gradients.
 
         The gradients of the head come first, those of the first layer last.
         """
@@ -352,7 +352,7 @@ class PeakEstimate:
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
     def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
-        """Counts the parameters of a pipeline stage; `dense` includes the routed experts here."""
+        """Counts the parameters of a pipeline stage; here `dense` includes the routed experts."""
         tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         tree_nodes = [
@@ -378,7 +378,7 @@ class PeakEstimate:
         )
 
     def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
-        """Returns the layer types of a pipeline stage, as (type, number of consecutive layers)."""
+        """Returns the layer types of a pipeline stage as (type, number of consecutive layers of this type)."""
         if stage.layers in self._kind_runs:
             return self._kind_runs[stage.layers]
         kind_runs: list[list[int]] = []
@@ -504,7 +504,7 @@ class DividedInRing(Divided, RingAttention):
 
 
 class RingChunk(Chunk):
-    """The layers of one pipeline stage under ring attention, where a rank has a part of each sequence."""
+    """The layers of one pipeline stage under ring attention, where each rank has a part of the sequence."""
 
     profiles = RingAttention, DividedInRing
     lowering: RingAttention
@@ -530,8 +530,7 @@ class RingChunk(Chunk):
 
 
 def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
-    """Returns a function that measures bytes of passes of torch's kernels. Raises `Unsupported` for kernels without a
-    ring."""
+    """Returns a function that measures the memory of passes with torch's kernels. Raises `Unsupported`."""
 
     def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
         memory_meter = Meter()

@@ -43,7 +43,7 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The memory of a model on many devices. run: the model's run over them. framework: the framework that runs it."""
+    """The memory of a model on many devices. run: the training or inference run. framework: the framework."""
 
     run: RunOnRanks
     framework: Framework
@@ -58,7 +58,10 @@ class Cluster:
         own_settings: Any = None,
         frozen: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
-        """Returns the cluster of a layout. framework: a record or its name; other arguments as in `RunOnRanks`."""
+        """Returns the memory of a layout's devices. framework: record or name; other arguments as in `RunOnRanks`.
+
+        framework: a record or its name; other arguments as in `RunOnRanks`.
+        """
         record = framework if isinstance(framework, Framework) else framework_named(framework)
         return Cluster(RunOnRanks(memory_estimate, layout, version, own_settings, frozen), record)
 
@@ -132,7 +135,7 @@ class Cluster:
         return self._replayed[rank, runtime]
 
     def tensor_bytes(self, rank: int, runtime: Runtime) -> int:
-        """Returns the bytes of tensors of a rank in training at its peak; 0 where only its replay tells them."""
+        """Returns the bytes of tensors of a rank at its peak in training; 0 if only its replay computes them."""
         record = self.framework
         return record.tensor_bytes(self.run, rank, runtime) if self.trains and record.tensor_bytes else 0
 
@@ -228,7 +231,7 @@ class Cluster:
 
 
 def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
-    """Whether each pipeline chunk has all layers of the chunk with the same index in `smaller_chunks`."""
+    """Whether each pipeline chunk contains all layers of the chunk with the same index in `smaller_chunks`."""
     return all(layers >= smaller_layers for layers, smaller_layers in zip(chunks, smaller_chunks, strict=True))
 
 

@@ -41,7 +41,7 @@ def framework(name: str) -> Framework:
 
 
 def framework_of(layout_request: LayoutRequest) -> Framework:
-    """Returns the framework that a layout names, or the one that its options imply."""
+    """Returns the framework that a layout names, or the framework that its options imply."""
     if layout_request.framework is not None:
         return framework(layout_request.framework)
     implied_frameworks = (record for name in NAMES if (record := framework(name)).implied_by is not None)
@@ -59,7 +59,7 @@ def frameworks_for_plans(layout_request: LayoutRequest) -> tuple[Framework, ...]
 
 
 def layout_of(layout_request: LayoutRequest) -> Layout:
-    """Returns the parallel layout of a request, completed with its framework's defaults.
+    """Returns the parallel layout of a request, completed by its framework's defaults.
 
     Raises `InputError` for options that contradict each other.
     """
@@ -67,6 +67,6 @@ def layout_of(layout_request: LayoutRequest) -> Layout:
 
 
 def plugins() -> dict[str, Plugin]:
-    """Returns name → framework, for frameworks that configs of accelerate and of the Trainer can select."""
+    """Returns name → framework, for the frameworks that accelerate and the Trainer can select."""
     plugins_by_name = ((name, framework(name).plugin) for name in NAMES)
     return {name: plugin for name, plugin in plugins_by_name if plugin is not None}

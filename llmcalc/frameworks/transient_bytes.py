@@ -1,4 +1,4 @@
-"""A rank's temporary bytes at moments of a training step, in addition to its passes and its parameters.
+"""A rank's temporary bytes at points of a training step, which add to its activations and parameters.
 
 They are buffers in which gradients are summed over replicas, parameters that are sharded and gathered, and temporary
 tensors of the optimizer's step. Each framework counts its own (`transient_bytes` of its `estimate.py`).
@@ -48,7 +48,7 @@ class StageParameters(NamedTuple):
 
 
 class TransientBytes(NamedTuple):
-    """A rank's temporary bytes by moment of a step, in addition to its passes and parameters. All are 0 by default.
+    """A rank's temporary bytes at each point of a training step; all are 0 by default.
 
     Bytes of a moment inside of the passes are added to `in_passes`: they are negative where less exists then.
 
@@ -93,7 +93,7 @@ TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters]], 
 
 
 def no_transient_bytes(layout: Layout, stage_parameters: Sequence[StageParameters]) -> TransientBytes:
-    """Returns zero temporary bytes, for frameworks that allocate none."""
+    """Returns zero temporary bytes, for frameworks that allocate no temporary tensors."""
     return TransientBytes()
 
 
@@ -181,7 +181,7 @@ def _step_peak(
     is_matrix: bool = True,
     flat: bool = False,
 ) -> int:
-    """Replays two optimizer steps over `count` tensors and returns the temporary bytes of the second one.
+    """Replays two optimizer steps over `count` tensors, and returns the temporary bytes of the second.
 
     has_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer takes the tensors
     for matrices in a layer. flat: whether they are vectors.

@@ -10,7 +10,7 @@ from .frozen_model import FrozenModel, SecondLoss
 
 
 def with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, nbytes: int) -> DeviceMemory:
-    """Returns a device's memory with `nbytes` bytes of a frozen model or second loss added at every point in time."""
+    """Returns a device's memory with the bytes of a frozen model or second loss added at every point in time."""
 
     def kinds(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen.kind: bytes_by_kind.get(frozen.kind, 0) + nbytes}

@@ -58,6 +58,8 @@ def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
 def supports_cudnn_attention(capability: int, call: SdpaCall) -> bool:
     """Whether cuDNN's attention supports the head sizes and the GPU (`can_use_cudnn_attention`).
 
+    Head sizes are multiples of 8 up to 128, or 192 with values of 128 on 9.0 and 10.x.
+
     Its probability of dropout is a multiple of 1/16, so that 0.1 runs another backend (`check_cudnn_dropout`).
     """
     has_wide_keys = call.qk_size == 192 and call.v_size == 128 and capability // 10 in (9, 10)

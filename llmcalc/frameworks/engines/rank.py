@@ -67,7 +67,7 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EngineRank:
-    """The model on one rank. layout, rank: the parallel layout and the rank's number. quantize: the quantization scheme.
+    """The model on one rank. layout, rank: parallel layout and rank number. quantize: the quantization scheme.
 
     dtype: number format of the weights; None for the published one. with_towers: whether encoders are loaded.
     with_mtp: whether the modules of multi-token prediction are loaded, which draft tokens.

@@ -16,7 +16,7 @@ def ggml_engine(
     shows_alternatives: bool = False,
     shown_defaults: tuple[str, ...] = (),
 ) -> Engine:
-    """Returns the registry record of an engine based on ggml. package: the engine's folder, with flags and functions."""
+    """Returns the record of an engine based on ggml. package: the engine's folder, with its flags and functions."""
     return Engine(
         name=name,
         title=title,

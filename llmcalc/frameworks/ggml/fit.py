@@ -31,7 +31,7 @@ class Fitted(NamedTuple):
 
 @dataclass(frozen=True)
 class _Share:
-    """The layers of one GPU. layers: number of layers. hosted: how many of them have experts on the host, the last ones.
+    """The layers of one GPU. layers: number of layers. hosted: number of them with experts on the host, the last ones.
 
     overflow: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
     """

@@ -87,7 +87,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of all tensors. overrides: the user's, in order. host_experts: number of layers with experts on the host.
+    """The devices of all tensors. overrides: the user's, in order. host_experts: layers with experts on the host.
 
     host_networks: layers whose dense networks are on the host.
     partial: layers of which only some experts' tensors are on the host: layer → the parts that are

@@ -168,7 +168,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def latent_mode(self) -> int:
-        """Cache format of MLA latents (ik_llama.cpp's -mla): 0 expanded, 1 with their transpose, 2 and 3 latents alone."""
+        """Format of MLA's cached latents (ik's -mla): 0 expanded, 1 with their transpose, 2 and 3 latents alone."""
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3

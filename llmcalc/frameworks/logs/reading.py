@@ -102,7 +102,7 @@ def _skip_no_line(line: str) -> bool:
 
 
 class Facts:
-    """The values that regular expressions matched in a log, by the name of the regex group, in the order of the lines."""
+    """The values that regular expressions matched in a log, by name of the regex group, in the order of the lines."""
 
     def __init__(
         self, log_text: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line

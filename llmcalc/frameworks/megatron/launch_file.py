@@ -109,8 +109,7 @@ SIGNS = frozenset(
 
 
 def is_run_by(command_words: Sequence[str]) -> bool:
-    """Whether a command line runs a script of Megatron-LM: by sizes of a model or a run, which other programs spell in
-    another way, or by any of its arguments beside a variable that may hold them."""
+    """Whether a command line runs a script of Megatron-LM, by arguments that other programs spell differently."""
     if trainer.is_run_by(command_words):
         return False
     names = {word.partition("=")[0] for word in command_words}
@@ -246,7 +245,7 @@ def smallest_world(settings: MegatronSettings) -> int:
 
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
-    """Raises `InputError` if the pipeline stages cannot share the layers."""
+    """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
     sizes, count = settings.stage_layers, layout.pp * layout.vpp
     layers = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
     if sizes is not None and sum(sizes) != settings.layers:
@@ -421,7 +420,7 @@ def _environment_text(value: Any) -> str:
 
 
 def _model_kind(values: Mapping[str, Any], argument_values: Mapping[str, Any], script: str) -> Kind:
-    """Returns the kind of pretraining script, by its file name or by arguments that only one script has."""
+    """Returns the kind of pretraining script, by its file name or by arguments that only this script has."""
     name = script.lower()
     for name_part, kind in SCRIPTS.items():
         if name_part in name:
@@ -447,7 +446,7 @@ FORMATS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
 
 
 def settings_of(settings: MegatronSettings) -> dict[str, Any]:
-    """Returns option of `llmcalc memory` → value, for Megatron-LM's arguments that have such an option."""
+    """Returns option of `llmcalc memory` → value, for each of Megatron-LM's arguments that has such an option."""
     is_half_precision = settings.bf16 or settings.fp16
     command_settings: dict[str, Any] = {
         "phase": "training",

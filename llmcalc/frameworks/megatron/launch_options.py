@@ -1,4 +1,4 @@
-"""Replaces arguments of a Megatron-LM launch file by options that the user typed beside the file."""
+"""Replaces arguments of a Megatron-LM launch file by the command-line options that the user added to it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def with_options(config: Table, options: Table, launched_run: Launch, name_in_errors: str) -> Table:
-    """Returns the arguments of a file, in which options have replaced values.
+    """Returns a file's arguments, with the values of the user's options.
 
     launched_run: the run of the file as it is.
     Raises `InputError` for an option that Megatron-LM has no argument for.

@@ -1,4 +1,4 @@
-"""Reads Megatron-LM's logs: its theoretical footprint (training/theoretical_memory_usage.py) and `report_memory`."""
+"""Reads Megatron-LM's logs: its estimated memory (training/theoretical_memory_usage.py) and `report_memory`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BILLION = 10**9
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns the footprint and the measured memory of the largest rank in a log; None for a log without any."""
+    """Returns the estimated and the measured memory of the largest rank in a log; None if the log has neither."""
     log_values = Facts(log_text, PATTERNS)
     for name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
         if name in log_values:

@@ -14,7 +14,7 @@ from ...parallel.placements import FLOAT32
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """Yields the collective messages for the weights of a group of ranks."""
+    """Yields the collective messages for the weights of a group of replicas."""
     ranks, gradients = group.ranks, group.elements * FLOAT32
     if not group.layout.zero:
         yield ranks.message("all_reduce", gradients, 1)

@@ -68,7 +68,7 @@ def _rope_table(settings: MegatronSettings) -> Table | None:
 
 
 def _position_fields(settings: MegatronSettings) -> Table:
-    """Returns the model-spec fields of learned position embeddings, which are added to the stack's input."""
+    """Returns the model-spec fields of learned position embeddings, which are added to token embeddings."""
     if settings.positions != "learned_absolute":
         return {}
     if settings.max_position_embeddings is None:
@@ -237,7 +237,7 @@ def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) 
 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
-    """Returns, per layer, whether it has no rotary positions: with a frequency N, the last of every N layers."""
+    """Returns for each layer whether it has no rotary positions: the last of every N layers."""
     frequency = settings.no_rope_freq
     if frequency is None or _rope_table(settings) is None:
         return [False] * settings.layers

@@ -1,4 +1,4 @@
-"""Training runs of Megatron-Core with a model that is named, not described by arguments (verl, Megatron-Bridge)."""
+"""Training runs of Megatron-Core whose model is a named checkpoint (verl, Megatron-Bridge)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def smallest_run(parallel_run: MegatronRun) -> int:
 def megatron_run(
     reader: Reading, parallel_run: MegatronRun, world_size: int | None, settings: dict[str, Any]
 ) -> RunUnder:
-    """Returns the layout and settings of a Megatron-Core run. settings: further settings of the run.
+    """Returns the layout and settings of a Megatron-Core run. settings: the run's other settings.
 
     Raises `InputError` for a number of devices that the groups do not divide.
     """

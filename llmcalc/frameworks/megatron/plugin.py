@@ -19,7 +19,7 @@ MEGATRON_READ = frozenset(
 
 
 def read_accelerate(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Returns the Megatron-LM run of an accelerate config. command_settings: settings from other sources."""
+    """Returns the Megatron-LM run of an accelerate config. command_settings: the run's other settings."""
     section = "megatron_lm_config"
     plugin_options = {
         str(key).removeprefix("megatron_lm_"): value for key, value in reader.table(config, section).items()

@@ -1,4 +1,4 @@
-"""Records the passes of each pipeline chunk separately, once for all ranks and layouts with an equal chunk.
+"""Records the passes of each pipeline chunk separately, once for all ranks and layouts that have an equal chunk.
 
 The passes of two chunks meet only in tensors that stay allocated after their first use, such as workspaces and dummy
 gradients: the first chunk that needs one allocates it. So a chunk is recorded alone, and its passes beside other chunks
@@ -30,7 +30,7 @@ Names: TypeAlias = frozenset[str | Shape]
 
 @dataclass(frozen=True)
 class RecordedChunk:
-    """The recorded passes of a pipeline chunk, recorded without other chunks.
+    """The passes of a pipeline chunk, recorded without other chunks.
 
     program: the program of its layers.
     layers_before: the layers before it.
@@ -52,11 +52,11 @@ class RecordedChunk:
 
     @property
     def names(self) -> Names:
-        """The names of tensors that stay allocated after forward and backward passes."""
+        """The names of tensors that remain allocated after the forward and backward passes."""
         return frozenset(self.storages)
 
     def traces(self, chunk_number: int, before_forward: Names, before_backward: Names) -> dict[PassCase, PassTrace]:
-        """Returns class of passes → memory events of its passes, for chunk number `chunk_number`.
+        """Returns case of passes → memory events, renumbered for chunk number `chunk_number`.
 
         before_forward, before_backward: tensors that the chunks before it have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
@@ -92,7 +92,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Returns class of passes → memory events, and the rank's chunks; None if chunks must be recorded together.
+    """Returns case of passes → memory events, and the rank's chunks; None if chunks must be recorded together.
 
     is_last_stage, by_previous: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.

@@ -1,5 +1,6 @@
-"""Replays two training steps of a rank tensor by tensor: set-up, micro-batches in the schedule's order, and the
-optimizer's steps. A variable here that holds a tensor lives as long as Megatron's own variable.
+"""Replays two training steps of a rank tensor by tensor: set-up, micro-batches in schedule order, optimizer.
+
+A variable that holds a tensor here lives as long as Megatron's own variable.
 
 Sources: Megatron-LM, megatron/core/pipeline_parallel/schedules.py, megatron/training/training.py,
 megatron/core/optimizer/optimizer.py and distrib_optimizer.py.
@@ -201,12 +202,12 @@ class RankRun:
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def storage(self, size: Any, memory_kind: str) -> Storage:
-        """Allocates bytes that count as a kind of memory, such as gradients."""
+        """Allocates bytes that are counted as a kind of memory, such as gradients."""
         with counted_as(self.meter, memory_kind):
             return Storage(self.meter, size)
 
     def set_up_tables(self) -> None:
-        """Creates the tables that passes read in addition to parameters."""
+        """Creates the tables that passes read, which are not parameters."""
         self.meter.place = Place("set-up")
         self._make_rope_tables()
 
@@ -358,7 +359,7 @@ class RankRun:
             self.storage(2 * size, "communication")
 
     def _make_precision_aware_states(self, size: int) -> None:
-        """Creates a parameter's states under a precision-aware optimizer, and the scales of those that are not fp32.
+        """Creates a parameter's states under a precision-aware optimizer, with scales for states below fp32.
 
         Of fp32 main parameters it keeps the 16 bits that bf16 weights do not have (`store_param_remainders`).
         Source: TransformerEngine, pytorch/optimizers/fused_adam.py, `initialize_state`.
@@ -498,7 +499,7 @@ class RankRun:
 
     @property
     def microbatches(self) -> int:
-        """The number of micro-batches to replay; further micro-batches would repeat the last one."""
+        """The number of micro-batches to replay; all later ones repeat the last of them."""
         if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
@@ -617,7 +618,7 @@ class Interleaved:
         self.input_gradient: Tensor | None = None
 
     def chunk_of(self, step: int, forward: bool) -> int:
-        """Returns the chunk that runs in a forward or backward step of the schedule."""
+        """Returns the chunk that runs in the forward or backward slot number `step` of the schedule."""
         chunk = self.order[step % self.total]
         return chunk if forward else self.chunks - 1 - chunk
 
@@ -630,7 +631,7 @@ class Interleaved:
         return self.last and chunk == self.chunks - 1
 
     def next_received(self, step: int, forward: bool) -> tuple[bool, int]:
-        """Returns whether the rank receives a tensor after a step, and the chunk that it is for."""
+        """Returns whether the rank receives a tensor after slot `step`, and the chunk that it is for."""
         if not (self.first if forward else self.last):
             return True, self.chunk_of(step + 1, forward)
         if step < self.pp - 1:
@@ -639,7 +640,7 @@ class Interleaved:
         return chunk != (self.chunks - 1 if forward else 0), chunk + (1 if forward else -1)
 
     def forward(self, step: int) -> ForwardOutput:
-        """Runs the forward pass of a step of the schedule."""
+        """Runs the forward pass of slot number `step` of the schedule."""
         chunk = self.chunk_of(step, True)
         if self.is_first(chunk) and len(self.inputs[chunk]) == len(self.outputs[chunk]):
             self.inputs[chunk].append(None)
@@ -649,7 +650,7 @@ class Interleaved:
         return output
 
     def backward(self, step: int) -> Tensor | None:
-        """Runs the backward pass of a step of the schedule. Returns the gradient of the chunk's input."""
+        """Runs the backward pass of slot number `step` of the schedule. Returns the gradient of the chunk's input."""
         chunk = self.chunk_of(step, False)
         if self.is_last(chunk) and not self.gradients[chunk]:
             self.gradients[chunk].append(None)
@@ -741,7 +742,7 @@ class Interleaved:
         self.output = output
 
     def _cool_down(self, step: int) -> None:
-        """Runs a cool-down step: a backward pass without a forward pass."""
+        """Runs one slot of the cool-down: a backward pass without a forward pass."""
         receives_gradient, gradient_chunk = self.next_received(step, False)
         receives_gradient = receives_gradient and step != self.total - 1
         self.input_gradient = self.backward(step)

@@ -61,7 +61,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def segments(self) -> list[str]:
-        """Segments of a hybrid layer pattern, one per pipeline stage, without multi-token prediction."""
+        """Segments of the hybrid layer pattern, one per pipeline stage, without multi-token prediction."""
         return (self.hybrid_layer_pattern or "").split("/")[0].split("|")
 
     @property
@@ -73,7 +73,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def latent(self) -> bool:
-        """Whether attention is multi-latent (MLA), which a hybrid pattern marks with a plus sign or a D."""
+        """Whether attention is multi-head latent (MLA), which a hybrid pattern marks with a plus sign or a D."""
         return self.multi_latent_attention or bool(set(self.hybrid_layer_pattern or "") & {"+", "D"})
 
     @property
@@ -125,7 +125,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def expert_layers(self) -> tuple[bool, ...]:
-        """Per layer, whether it has experts: with a frequency N, the first of every N layers."""
+        """For each layer, whether it has experts: with a frequency N, the first of every N layers."""
         if self.num_experts is None:
             return (False,) * self.layers
         freq = self.moe_layer_freq
@@ -135,7 +135,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def delta_layers(self) -> tuple[bool, ...]:
-        """Per layer, whether it has Gated DeltaNet: with a frequency N, all but the last of every N layers.
+        """For each layer, whether it has Gated DeltaNet: with a frequency N, all but the last of every N layers.
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
@@ -196,7 +196,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def vocabulary(self) -> int | None:
-        """The tokenizer's vocabulary size before padding; None if only the tokenizer's files tell.
+        """The tokenizer's vocabulary size before padding; None if it is only in the tokenizer's files.
 
         A null tokenizer added a token for the end of a document until 2026-04-22 (commit c9dfe34798).
         """
@@ -256,7 +256,7 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """The number of layers of each stage, in the order of a micro-batch; None if all stages have equally many.
+        """The number of layers of each stage, in the order of a micro-batch; None if all stages have the same number.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.
@@ -274,7 +274,7 @@ class MegatronSettings(MegatronArguments):
         return None
 
     def _layers_with_given_ends(self) -> tuple[int, ...]:
-        """Returns the layers of each stage if the first or the last rank's are set. Raises `InputError`."""
+        """Returns the layers of each stage if the first or last stage's number is set. Raises `InputError`."""
         first_stage_layers, last_stage_layers = (
             self.decoder_first_pipeline_num_layers,
             self.decoder_last_pipeline_num_layers,
@@ -295,7 +295,7 @@ class MegatronSettings(MegatronArguments):
         return tuple(layers // self.chunks for layers in by_rank) * self.chunks
 
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
-        """Returns the layers of each stage if embedding or loss count as a layer. Raises `InputError`."""
+        """Returns the layers of each stage where embedding or loss count as one layer. Raises `InputError`."""
         embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
         count, layers_with_ends = self.pp * self.chunks, self.layers + embedding + loss
         if layers_with_ends % count:
@@ -428,8 +428,7 @@ class MegatronSettings(MegatronArguments):
             self._reject_value(name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
 
     def _check_experts(self) -> None:
-        """Raises `InputError` for experts that ranks do not divide, and for a pattern with a different number of
-        layers."""
+        """Raises `InputError` for experts that ranks do not divide, or a layer pattern of another length."""
         if self.num_experts is not None:
             if self.num_experts % self.expert_model_parallel_size:
                 self._reject_value(
@@ -484,7 +483,7 @@ class MegatronSettings(MegatronArguments):
 
 
 def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:
-    """Yields (tokens, batch size from there on) of a batch schedule, `0:384 200B:768`. Raises `InputError`."""
+    """Yields (tokens, batch size after these tokens) of a batch schedule, `0:384 200B:768`. Raises `InputError`."""
     for schedule_entry in schedule_text.split():
         match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", schedule_entry, re.IGNORECASE)
         if match is None or not int(match[3]):

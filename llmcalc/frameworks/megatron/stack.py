@@ -1,4 +1,4 @@
-"""The software stack that times a Megatron-LM run, and the number format of its matrix products."""
+"""The software stack that determines a Megatron-LM run's times, and the format of its matrix products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OVERLAPS = frozenset({"overlap-grad-reduce", "overlap-param-gather", "tp-comm-ov
 
 
 def stack(launched_run: Launch | None, compiled: bool) -> str:
-    """Returns the stack's name: with overlapped communication, unless a launch file does not turn overlap on."""
+    """Returns the name of the software stack: with overlapped communication, unless a launch file has no overlap."""
     if launched_run is None or not OVERLAPS.isdisjoint(
         argument.lstrip("-").replace("_", "-") for argument in launched_run.ignored
     ):

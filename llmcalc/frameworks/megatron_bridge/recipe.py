@@ -70,7 +70,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 
 def read_command(command_line: CommandLine, source_file: Source) -> Launch:
-    """Raises `InputError`, which names the recipe's file and the overrides to type in place of the command."""
+    """Raises `InputError` for a command, with the recipe's file and overrides to type in its place."""
     command_words = list(command_line.words)
     flag_index = next((i for i, command_word in enumerate(command_words) if command_word == "--recipe"), None)
     recipe = (

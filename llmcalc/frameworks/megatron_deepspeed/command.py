@@ -1,4 +1,4 @@
-"""Reads commands of Megatron-DeepSpeed (Microsoft's and bigscience's) as arguments of Megatron-LM.
+"""Reads commands of Megatron-DeepSpeed (Microsoft's and BigScience's) as arguments of Megatron-LM.
 
 Its models run on Megatron-LM's kernels of 2023 (`--transformer-impl local`), its optimizer is DeepSpeed's. ZeRO-1 is
 counted as Megatron's distributed optimizer, whose shards are the same and whose buffers differ: an estimate.
@@ -189,7 +189,7 @@ def _set_position_embedding(reader: Reading, table: dict[str, Any]) -> None:
 
 
 def _set_layer_partition(reader: Reading, table: dict[str, Any]) -> None:
-    """Sets the division of layers into stages: embedding and head may count as a layer each (bigscience)."""
+    """Sets how layers are divided into stages: embedding and head may count as one layer each (BigScience)."""
     method = table.pop("--pp-partition-method", None)
     if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
         return

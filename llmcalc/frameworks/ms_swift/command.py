@@ -95,7 +95,7 @@ TRAINING = ("sft", "pt", "main", "rlhf")
 
 
 def trains(command_line: CommandLine) -> bool:
-    """Whether a command of ms-swift trains; other commands prepare data, serve, or convert weights."""
+    """Whether a command of ms-swift trains; its other commands prepare data, serve, or convert weights."""
     return command_line.program.split()[-1].rpartition(".")[2] in TRAINING
 
 
@@ -198,7 +198,7 @@ def _adapter_arguments(reader: Reading, config: Table) -> dict[str, Any]:
 
 
 def _trainer_table(reader: Reading, data: Table, rlhf_type: str, verb: str) -> dict[str, Any]:
-    """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: its `rlhf_type`; empty for none."""
+    """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
     read_names = (*read_names, *known_names(reader, data, rlhf_type), *_task_arguments(reader, data, rlhf_type))
     reader.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]

@@ -53,7 +53,7 @@ OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 
 
 def known_names(reader: Reading, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns argument names known in addition to those of `swift sft`. rlhf_type: the `rlhf_type`; empty for none."""
+    """Returns the argument names that `swift sft` does not have. rlhf_type: the `rlhf_type`; empty for none."""
     if not rlhf_type:
         return ()
     if rlhf_type != "grpo":

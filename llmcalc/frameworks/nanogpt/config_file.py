@@ -92,7 +92,7 @@ def read_python(text: str, source_file: Source) -> Launch:
 
 
 def _run_values(reader: Reading, names: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
-    """Returns key → value of a run, from the file, from configuration files among the words, and from `--key=value`."""
+    """Returns key → value of a run, from the file, from configuration files in the command, and from `--key=value`."""
     values = dict(names)
     for command_word in command_words:
         match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)

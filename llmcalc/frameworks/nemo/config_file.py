@@ -179,7 +179,7 @@ SECTIONS = ("encoder", "decoder")
 
 
 def _resolved_value(reader: Reading, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
-    """Returns a value, in which a reference such as `${.encoder_seq_length}` is replaced by the key's value."""
+    """Returns a value; a reference such as `${.encoder_seq_length}` is replaced by the value of its key."""
     link = LINK.fullmatch(value) if isinstance(value, str) else None
     if link is None:
         return value

@@ -122,7 +122,7 @@ IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm
 
 
 def _current_name(flag: str) -> str:
-    """Returns an argument's name since version 0.10."""
+    """Returns the name that an argument has since version 0.10."""
     name = flag.lstrip("-")
     name = OLDER.get(name, name)
     return SFT.get(name, name)
@@ -194,7 +194,7 @@ def _deepspeed_config(reader: Reading, data: Table, world_size: int | None) -> d
 
 
 def _other_settings(reader: Reading, config: Table) -> dict[str, Any]:
-    """Returns the run's settings that are not in the DeepSpeed config: length, attention, recomputation, adapters."""
+    """Returns the run's settings outside of the DeepSpeed config: length, attention, recomputation, adapters."""
     settings: dict[str, Any] = {"optimizer": "adamw", "seq": _sequence_length(reader, config)}
     attention = str(reader.value(config, "ds.attn_implementation", "flash_attention_2"))
     settings["attn_implementation"] = "eager" if attention == "eager" else "flash"
@@ -214,7 +214,7 @@ def _other_settings(reader: Reading, config: Table) -> dict[str, Any]:
 
 
 def _sequence_length(reader: Reading, config: Table) -> int:
-    """Returns the tokens per sequence in a micro-batch of the longest sequences, divided by ring attention."""
+    """Returns the tokens per sequence and rank in a micro-batch of the longest sequences."""
     ring = reader.size(config, "ds.ring_attn_size", 1)
     if reader.flag(config, "train.dynamic_batch_enable"):
         length = reader.size(config, "train.max_tokens_per_gpu", 16192)
@@ -239,7 +239,7 @@ SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 
 
 def _rollout_of(reader: Reading, config: Table, ranks: int) -> Rollout | None:
-    """Returns the further models on the actor's devices: the reference, and with `colocate_all` critic and engine."""
+    """Returns the other models on the actor's devices: the reference, and with `colocate_all` critic and engine."""
     colocates_all = reader.flag(config, "train.colocate_all")
     with_reference = colocates_all or reader.flag(config, "train.colocate_actor_ref")
     if not with_reference:
@@ -281,7 +281,7 @@ def _longest_sequence(reader: Reading, config: Table) -> int:
 
 
 def _reference_model(reader: Reading, config: Table, ranks: int) -> Model:
-    """Returns the reference model; none where the KL term has no weight."""
+    """Returns the reference model; none if the KL term has no weight."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return Model()
     reference_place: Place = "host" if reader.flag(config, "ref.offload") else "device"

@@ -1,4 +1,4 @@
-"""Reads the arguments of a server's command as flags of its engine, with the config file that they name."""
+"""Reads the arguments of a server's command as flags of its engine, and the config file that they name."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def flags_of(program: ServerProgram, engine_record: Engine) -> tuple[Flag, ...]:
 
 
 def engine_of_flags(command_words: Sequence[str]) -> str:
-    """Returns the first engine that has all flags in the words, one of which changes memory; empty for none."""
+    """Returns the first engine that has all flags of a command, some of which change memory; empty for none."""
     names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
     if not LEAST_FLAGS <= len(names) <= MOST_FLAGS:
         return ""
@@ -145,7 +145,7 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
 
 
 def _takes_value(word: str) -> bool:
-    """Whether an argument may have the next word as its value."""
+    """Whether the next word of the command may be an argument's value."""
     return word.startswith("-") and "=" not in word
 
 
@@ -158,7 +158,7 @@ def _require_known(flag: Flag, value: Any) -> None:
 
 
 def _with_yaml_marks(text: str) -> str:
-    """Returns a text in which unresolved names have marks that YAML allows, which are no control characters."""
+    """Returns a text in which unresolved names have marks that YAML allows, instead of control characters."""
     return text.replace("\0", MARK)
 
 
@@ -171,7 +171,7 @@ MOST_KEYS = 1_000
 
 
 def words_of_tables(config: Any, known: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yields the command-line words equivalent to a config file's keys. known: spelling → flag.
+    """Yields the words of a command line that is equivalent to a config file's keys. known: spelling → flag.
 
     A key of an inner table is `--outer.key`, or `--key` where only that is a flag. Raises `InputError` for no table.
     """

@@ -69,7 +69,7 @@ def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _expand_macros(text: str, macros: Mapping[str, str], at: str) -> str:
-    """Returns a command with expanded macros, which may be nested. at: the place in messages."""
+    """Returns a command with its macros expanded, also nested ones. at: the location in error messages."""
     for _ in range(DEEPEST):
         names = re.findall(r"\$\{([\w.-]{1,120})\}", text)
         if not names:

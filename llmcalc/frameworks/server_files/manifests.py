@@ -156,7 +156,7 @@ def _expand_variables(value: Any, expand: Callable[[str], str]) -> Any:
 
 
 def _reserved_accelerators(devices: Any, name_in_errors: str) -> int | None:
-    """Returns the number of accelerators that a compose service reserves; None if it states none."""
+    """Returns the number of accelerators that a compose service reserves; None if it reserves none."""
     for device in devices if isinstance(devices, list) else ():
         if isinstance(device, Mapping):
             ids = device.get("device_ids")
@@ -192,7 +192,7 @@ def _skypilot_servers(
 
 
 def _task_accelerators(value: Any) -> list[tuple[str, int]]:
-    """Returns a SkyPilot task's alternative accelerators as (name, number), such as `H100:8`."""
+    """Returns the alternative accelerators of a SkyPilot task as (name, number), from text such as `H100:8`."""
     if isinstance(value, Mapping):
         return [(str(name), count if type(count) is int else 1) for name, count in value.items()][:20]
     texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
@@ -267,7 +267,7 @@ def _container_servers(
     place_in_file: str,
     server_finder: ServerFinder,
 ) -> Iterator[Started]:
-    """Yields the servers of a table and of the tables in it. outer_tables: enclosing tables, the outermost first."""
+    """Yields the servers of a table and its inner tables. outer_tables: enclosing tables, the outermost first."""
     if len(outer_tables) > DEEPEST:
         raise InputError(
             f"{server_finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST} tables"
@@ -332,7 +332,7 @@ def _servers_of_container(
 
 
 def _short_place(place: str) -> str:
-    """Returns a place in a manifest, without the keys that all manifests have."""
+    """Returns the path of keys to a server in a manifest, without the keys that are in every manifest."""
     short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
     return re.sub(r"\.{2,}", ".", short_place).strip(".") or place
 
@@ -387,7 +387,7 @@ def _expand_container_variables(word: str, env: Mapping[str, str]) -> str:
 
 
 def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the image that an enclosing table of the container names, as text or as `repository` and `tag`."""
+    """Returns the container's image as an outer table states it: as text, or as `repository` and `tag`."""
     for table in reversed(tables):
         image = table.get("image")
         if isinstance(image, str):
@@ -399,7 +399,7 @@ def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the accelerator of the node on which a container runs; empty if no table states it."""
+    """Returns the accelerator of the node on which a container runs; empty if no table names it."""
     for table in reversed(tables):
         selector = {**_table_at(table, "nodeSelector"), **_table_at(table, "template", "nodeSelector")}
         for label in (*LABELS, *MACHINE_LABELS):
@@ -428,7 +428,7 @@ def _affinity_expressions(memory_terms: Mapping[str, Any]) -> Iterator[Mapping[s
 
 
 def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str) -> int | None:
-    """Returns the number of accelerators that a container may use; None if no table states it."""
+    """Returns the largest number of accelerators of a container; None if no table limits it."""
     for table in reversed(tables):
         profile = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(table.get(PROFILE, "")))
         if profile is not None:
@@ -443,7 +443,7 @@ def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str)
 
 
 def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the hub name of the model whose address a table states; empty without one."""
+    """Returns the Hugging Face name of the model whose address is in a table; empty without one."""
     for table in reversed(tables):
         for owner in (
             table,
@@ -470,7 +470,7 @@ def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the engine that a model format or a framework name in the tables implies; empty without one."""
+    """Returns the engine that a model format or a framework name implies; empty if there is none."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for table in reversed(tables):
         for name in (_table_at(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
@@ -480,7 +480,7 @@ def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _parallel_sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns sizes of the parallel layout that tables state outside the command."""
+    """Returns the parallel sizes that a manifest states in keys of its own, not in the server's command."""
     sizes: dict[str, Any] = {}
     for table in tables:
         for key, value in _table_at(table, "parallelism").items():

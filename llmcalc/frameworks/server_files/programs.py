@@ -1,4 +1,4 @@
-"""The programs that start servers, with their commands, container images, and flags for model and config file."""
+"""The programs that start servers: their commands, container images, and flags for model and config file."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def start_of(command_words: Sequence[str], image: str = "") -> Start | None:
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word may name a model: on the hub, in a folder of models, or in a variable of the script."""
+    """Whether a word may name a model: on Hugging Face, in a folder of models, or in a variable of the script."""
     if is_unresolved(word):
         return True
     return re.fullmatch(r"[\w.-]+/[\w.-]+|/[\w./-]+", word) is not None and not word.startswith(("/bin/", "/usr/"))
@@ -218,7 +218,7 @@ def version_of_image(image: str) -> str:
 
 
 def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Start | None:
-    """Returns the start of a server whose program is word number `i`; None if the word is no server program."""
+    """Returns the start of the server whose program is word number `i` of a command; None for another word."""
     word = command_words[i]
     next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
     if word in ("-m", "--module") and i:
@@ -262,7 +262,10 @@ def _start_of_module(module: str, arguments: tuple[str, ...]) -> Start | None:
 
 
 def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
-    """Returns the fork of a program if its place or a flag belongs to one. image_and_path: of the command."""
+    """Returns the fork of a program if its path or a flag shows it.
+
+    image_and_path: container image and program path.
+    """
     for fork in PROGRAMS:
         if fork.fork_of == program.engine and (
             any(image_part in image_and_path for image_part in fork.images)
@@ -274,6 +277,6 @@ def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[st
 
 @cache
 def _flags_of_fork(fork: str, engine_name: str) -> frozenset[str]:
-    """Returns the spellings of flags that only the fork of an engine has."""
+    """Returns the spellings of the flags that only an engine's fork has."""
     engine_flags = by_name(engine(engine_name).known_flags())
     return frozenset(by_name(engine(fork).known_flags())) - frozenset(engine_flags)

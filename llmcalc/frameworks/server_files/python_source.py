@@ -146,7 +146,7 @@ class _Reader:
             yield from server_finder.in_words(replace(located_container, words=words))
 
     def _configuration_arguments(self, call: ast.Call) -> dict[str, Any] | None:
-        """Returns the arguments of a call that configures a server; None for other calls."""
+        """Returns the arguments of a call that configures a server; None for any other call."""
         if dotted(call.func).rpartition(".")[2] not in CONFIGURATIONS:
             return None
         table = {keyword.arg: self.value(keyword.value) for keyword in call.keywords if keyword.arg}
@@ -203,12 +203,12 @@ class _Reader:
 
 
 def _word_of_value(value: Any) -> str:
-    """Returns a value as a word of a command, with a mark if it is known only when the file runs."""
+    """Returns a value as a word of a command, marked if it is known only when the file runs."""
     return unresolved(value.text or "…") if isinstance(value, Unknown) else str(value)
 
 
 def _with_marks(value: Any) -> Any:
-    """Returns a value in which parts that are known only when the file runs are marked words."""
+    """Returns a value, with marks on the parts that are known only when the file runs."""
     if isinstance(value, dict):
         return {key: _with_marks(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Reads server launch files of any kind, which it recognizes by their contents."""
+"""Reads server launch files of any kind; their contents tell the kind."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def servers_of_text(
 
 
 def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
-    """Returns the servers that differ from earlier servers in more than place and environment."""
+    """Returns the servers that are not copies of earlier servers with another location or environment."""
     distinct_servers: dict[str, LaunchedServer] = {}
     for server in servers:
         key = repr(replace(server, place="", env={}, notes=()))
@@ -112,7 +112,7 @@ def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
 
 
 def _is_worker(start: Start) -> bool:
-    """Whether a command joins a server that another machine starts, so that it is no further server."""
+    """Whether a command joins a server on another machine, and is therefore no server of its own."""
     text = " ".join(start.arguments)
     return re.search(r"--headless\b|--(node[-_]rank|data[-_]parallel[-_]start[-_]rank)[ =][1-9]", text) is not None
 
@@ -180,7 +180,7 @@ def _read_env_file(folder: Path | None) -> dict[str, str]:
 
 
 def _bare_configuration(config: Any) -> Iterator[Started]:
-    """Yields the server of a config file without a command, all of whose keys are flags of one engine."""
+    """Yields the server of a config file that has no command, and whose keys are all flags of one engine."""
     if isinstance(config, Mapping):
         name = engine_of_flags(
             [
@@ -297,7 +297,7 @@ def _all_fields(record: Any) -> set[str]:
 
 
 def _named_reader(name_in_errors: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamed:
-    """Returns a function that reads a file named in a command: written by its script, or beside the launch file."""
+    """Returns a function that reads a file named in a command, written by its script or beside the launch file."""
 
     def read(name: str) -> str:
         base_name = name.rpartition("/")[2]

@@ -42,7 +42,7 @@ _SERVERS = re.compile(
 
 @dataclass
 class ServerFinder:
-    """Finds servers in the scripts and commands of a file. where: its name in messages. scripts: number read so far."""
+    """Finds servers in the scripts and commands of a file. where: the file's name in messages. scripts: number read."""
 
     where: str
     scripts: int = 0
@@ -137,7 +137,7 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def versions_in(text: str) -> Mapping[str, str]:
-    """Returns engine → the version that a text installs or names in an image's tag, if it is a single version."""
+    """Returns engine → the single version that a text installs or names in an image's tag."""
     versions: dict[str, set[str]] = {}
     for program in PROGRAMS:
         if program.package:

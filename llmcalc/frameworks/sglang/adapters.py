@@ -31,7 +31,10 @@ SEPARATORS = str.maketrans(",[]'\"", "     ")
 
 
 def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the names of the matrices that get adapter slots. Raises `InputError` for names that are not modelled."""
+    """Returns the names of the matrices that have adapter slots.
+
+    Raises `InputError` for names that are not modelled.
+    """
     names = flags.get("lora_target_modules")
     if names is None:
         raise InputError(
@@ -50,7 +53,7 @@ def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:
-    """Returns the bytes of all LoRA adapter slots on a rank; 0 where adapters are off.
+    """Returns the bytes of all LoRA adapter slots on a rank; 0 without adapters.
 
     element_bytes: bytes of an element of the model, which the slots take.
     Raises `InputError` for a missing rank and for layers whose adapters are not modelled.

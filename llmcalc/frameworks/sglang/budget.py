@@ -1,4 +1,4 @@
-"""The device memory of SGLang: the KV cache gets a fraction of the memory free before loading, less the weights.
+"""The device memory of SGLang: the KV cache gets a fraction of the memory free before loading, minus the weights.
 
 `presets/engines/sglang.toml` has the rules of each version with their source files.
 """
@@ -94,12 +94,12 @@ class Server(EngineServer):
 
     @property
     def dp(self) -> int:
-        """The number of data-parallel replicas of the model, or of attention within its tensor-parallel ranks."""
+        """The number of data-parallel replicas: of the whole model, or of attention alone."""
         return int(self.flags.get("dp_size", 1))
 
     @property
     def divides_attention(self) -> bool:
-        """Whether only attention is replicated (data-parallel attention); SGLang ignores the flag with one replica."""
+        """Whether attention alone is data-parallel; SGLang ignores the flag if there is one replica."""
         return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
 
     @property
@@ -130,7 +130,7 @@ class Server(EngineServer):
 
     @property
     def tower_factor(self) -> float:
-        """The factor of the default memory fraction where image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
+        """The factor of the default memory fraction if image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
         if not self.loads_towers and not isinstance(self._vision_config, Mapping):
             return 1.0
         layers, width = self._tower_sizes
@@ -139,7 +139,7 @@ class Server(EngineServer):
 
     @property
     def _vision_config(self) -> Any:
-        """The config of the image encoder, counted or not; None for a model without one."""
+        """The config of the image encoder, also of one that is not counted; None without an encoder."""
         return (self.preset.config or {}).get("vision_config")
 
     @property
@@ -165,7 +165,7 @@ class Server(EngineServer):
         return 6 if (algorithm, rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
 
     def piecewise_bytes(self, chunk: int) -> int:
-        """Returns the bytes reserved for piecewise CUDA graphs of prompts. chunk: tokens of a chunk."""
+        """Returns the bytes reserved for piecewise CUDA graphs of prompts. chunk: tokens of a prefill chunk."""
         is_disabled = (
             self.flags.get("disable_piecewise_cuda_graph")
             or self.pp > 1
@@ -194,7 +194,7 @@ class Server(EngineServer):
 
     @property
     def fraction(self) -> float:
-        """The fraction of the memory for weights and KV cache, by the flag or the default of version and device."""
+        """The fraction of the memory for weights and KV cache, by the flag or by the default of version and device."""
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"])
         if self.rules.fraction == "by_tp":
@@ -241,7 +241,7 @@ class Server(EngineServer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of each flag → its value in effect, typed by the user or the default."""
+        """Flag name → the value in effect: the user's, or the default."""
         return {
             "mem_fraction_static": round(self.fraction, 4),
             "context_length": self.longest_request,
@@ -257,7 +257,7 @@ class Server(EngineServer):
 
     @property
     def outside_torch(self) -> int:
-        """The bytes in use before the weights are loaded."""
+        """The bytes in use outside torch's allocator before the weights are loaded."""
         return self.measured_or_computed("non_torch", self.context.mib * MIB)
 
     @property
@@ -273,7 +273,7 @@ class Server(EngineServer):
         return rank.weights - host_expert_bytes + tables + adapters + unused_bytes(rank, self.element_bytes)
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
-        """Returns the extra bytes of dense networks in models with experts where each rank has them whole."""
+        """Returns the extra bytes of dense networks that each rank has in full, in models with experts."""
         if not self.flags.get("moe_dense_tp_size") or rank.widths[2] is None:
             return 0
         whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
@@ -281,7 +281,7 @@ class Server(EngineServer):
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """The ratios of pool sizes: recurrent states / KV cache, tokens of windowed layers / tokens of full layers."""
+        """Ratios of pool sizes: recurrent states to KV cache, and tokens of window layers to those of full layers."""
         defaults = self.record.ratios
         return (
             float(self.flags.get("mamba_full_memory_ratio", defaults.states)),
@@ -289,7 +289,10 @@ class Server(EngineServer):
         )
 
     def tokens_in(self, rank: EngineRank, available: int) -> int:
-        """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` for models without one."""
+        """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` if there is no cache.
+
+        Raises `InputError` for models without a cache.
+        """
         caches = rank.token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         states, window = self.ratios
@@ -373,7 +376,7 @@ def _server_notes(server: Server) -> list[str]:
 
 
 def _cache_note(tokens: int, length: int, stops: bool) -> str:
-    """Returns a note on a KV cache that holds less than one request; empty if it holds one."""
+    """Returns a note if the KV cache holds less than one request; otherwise an empty text."""
     if stops or tokens >= length:
         return ""
     return (

@@ -27,7 +27,7 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns the memory sizes that SGLang printed in a log; None for a log without any."""
+    """Returns the memory sizes that SGLang printed in a log; None if it has none."""
     log_values = Facts(log_text, PATTERNS, _is_of_another_rank)
     arguments: dict[str, Any] = {}
     for line in log_text.lines_with("ServerArgs("):
@@ -55,7 +55,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _is_of_another_rank(line: str) -> bool:
-    """Whether a rank other than the first printed a line; all ranks print the same lines."""
+    """Whether a line is from another rank than the first; all ranks print the same lines."""
     match = _RANK.search(line[:120])
     return match is not None and int(match[1]) > 0
 

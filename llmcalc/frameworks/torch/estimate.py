@@ -1,4 +1,4 @@
-"""Estimates the memory of ranks in torch's own training without an allocator, for plans."""
+"""Estimates the memory of ranks in plain PyTorch training without an allocator, for `llmcalc plan`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
 def transient_bytes(
     step_bytes: OptimizerStepBytes, bucket_bytes: float, layout: Layout, stage_parameters: Sequence[StageParameters]
 ) -> TransientBytes:
-    """Returns a rank's temporary bytes where gradients are all-reduced in buckets (c10d `Reducer`).
+    """Returns a rank's temporary bytes of all-reducing gradients in buckets (c10d `Reducer`).
 
     bucket_bytes: bytes of the buckets per parameter.
     """

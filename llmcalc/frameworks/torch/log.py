@@ -41,7 +41,7 @@ FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None for neither."""
+    """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None if there are none."""
     trainer = _read_trainer_metrics(log_text)
     messages = log_text.lines_with(OUT_OF_MEMORY)
     if not messages:
@@ -79,7 +79,7 @@ def _with_process_lines(message: str) -> LogText:
 
 
 def _diagnose_shortage(sizes: dict[str, int], total_bytes: int) -> tuple[str, str]:
-    """Returns the part of memory that exhausts the device, and the change for it; empty for the program's own flag."""
+    """Returns the part of memory that exhausts the device, and the change that reduces it."""
     requested = sizes.get("requested", 0)
     if sizes.get("other_processes", 0) > max(requested, total_bytes // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"

@@ -35,7 +35,7 @@ from .messages import bucket_sizes
 
 @dataclass
 class Flight:
-    """A micro-batch between its forward and its backward pass through a pipeline chunk.
+    """A micro-batch between its forward pass and its backward pass through a pipeline chunk.
 
     entry: the input from another rank. out: the output, or the loss.
     logits: on the last stage, the logits that the schedule still refers to.
@@ -130,7 +130,7 @@ class Chunk(TrainingRun):
         self.step_tokens = tokens
 
     def _batch(self) -> None:
-        """Assigns views of the step's tokens to the chunk's inputs."""
+        """Assigns views of the step's token ids to the chunk's inputs."""
         if self.step_tokens is None:
             super()._batch()
             return
@@ -294,7 +294,7 @@ class RankRun:
         self.end_passes()
 
     def begin_step(self) -> None:
-        """Prepares a step: counts it, and allocates its tokens."""
+        """Prepares a training step: counts it, and allocates its tokens."""
         passes = self.chunks[0].passes
         if passes is not None:
             passes.begin_step()
@@ -394,7 +394,7 @@ class RankRun:
 
 
 def check_torch(layout: Layout) -> None:
-    """Raises `InputError` for layouts that torch alone does not support.
+    """Raises `InputError` for layouts that plain PyTorch does not support.
 
     These are sharded states, context and expert parallelism, and schedules other than 1F1B and interleaved 1F1B.
     """

@@ -69,7 +69,7 @@ def replay_rank_on_allocator(
     """
 
     def new_run(meter: Any) -> RankRun:
-        """Creates a run whose allocations go to a meter."""
+        """Creates a run whose allocations are counted by a meter."""
         return RankRun(spec, training_config, layout, rank, meter, workspace)
 
     rank_run = new_run(meter := EventMeter())

@@ -1,4 +1,4 @@
-"""The memory of one rank in torch's own training: tensor parallelism, pipelines, DDP replicas."""
+"""The memory of one rank in plain PyTorch training: tensor parallelism, pipelines, DDP replicas."""
 
 from __future__ import annotations
 

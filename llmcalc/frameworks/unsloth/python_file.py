@@ -121,7 +121,7 @@ def _read_calls(
 
 
 def _whole_groups(reader: Reading, config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the batch of GRPO, which is a whole group where steps have parts of groups (models/rl.py)."""
+    """Returns GRPO's batch size, enlarged to a whole group if a step has only a part of one (models/rl.py)."""
     if config.get("steps_per_generation") is not None or config.get("generation_batch_size") is not None:
         return {}
     group = reader.size(config, "num_generations", 8)

@@ -1,4 +1,4 @@
-"""Reads commands of verl with Hydra's overrides: the update of the actor by FSDP or Megatron-Core.
+"""Reads commands of verl with Hydra's overrides: the training of the actor by FSDP or Megatron-Core.
 
 Source: verl at b178a3cd (2026-01-29): verl/trainer/config/actor/{actor,dp_actor,megatron_actor}.yaml,
 engine/{fsdp,megatron}.yaml and model/hf_model.yaml for defaults; verl/workers/fsdp_workers.py for the devices.
@@ -103,14 +103,14 @@ def _resolved_overrides(reader: Reading, overrides: Mapping[str, str]) -> dict[s
 
 
 def _is_read(key: str, rollout: Rollout) -> bool:
-    """Whether this reader uses a key, or refuses its values that are not modelled."""
+    """Whether this reader reads a key, or refuses some of its values."""
     if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
         return True
     return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
 def _training_devices(reader: Reading, config: Table) -> int:
-    """Returns the number of training devices, all of which train the actor."""
+    """Returns the number of devices, all of which train the actor."""
     world_size = reader.source.world_size
     if world_size is not None and reader.source.devices_typed and not set(DEVICES) & set(config):
         return world_size
@@ -125,7 +125,7 @@ def _training_devices(reader: Reading, config: Table) -> int:
 
 
 def _micro_batch_shape(reader: Reading, config: Table) -> tuple[int, int]:
-    """Returns the sequences of a micro-batch and the longest tokens per sequence that the run allows."""
+    """Returns the sequences of a micro-batch, and the largest number of tokens per sequence."""
     prompt_tokens = reader.size(config, "data.max_prompt_length", 512)
     response_tokens = reader.size(config, "data.max_response_length", 512)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
@@ -144,7 +144,7 @@ def _micro_batch_shape(reader: Reading, config: Table) -> tuple[int, int]:
 
 
 def _micro_batches(reader: Reading, config: Table, batch: int, ranks: int) -> int:
-    """Returns the number of micro-batches of one update, which is a mini-batch with all of its responses."""
+    """Returns the number of micro-batches per update, which processes a mini-batch with all of its responses."""
     mini_batch = reader.size(config, f"{ACTOR}.ppo_mini_batch_size", 256)
     per_prompt = size_of(reader, "actor_rollout_ref.rollout.n", reader.value(config, "actor_rollout_ref.rollout.n", 1))
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):

@@ -1,4 +1,4 @@
-"""Keys of verl's actor and model: those that are read, those that change no memory, and those that are refused."""
+"""Keys of verl's actor and model: keys that are read, keys that change no memory, and keys that are refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NOTED = {
 
 
 def check_keys(reader: Reading, config: Table) -> None:
-    """Notes the keys of the actor and of the model that may change memory and are not read."""
+    """Adds a note on each key of the actor and of the model that is not read and may change memory."""
     for key, value in config.items():
         if not key.startswith((ACTOR, MODEL)) or value in (None, False, 0, "none", "null"):
             continue

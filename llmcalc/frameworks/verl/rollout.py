@@ -1,4 +1,4 @@
-"""Reads the further models on the actor's devices: the rollout engine, the reference model and the critic.
+"""Reads the other models on the actor's devices: the rollout engine, the reference model and the critic.
 
 Source: as of `command.py`, with trainer/config/{rollout/rollout,ref/ref,ref/dp_ref,critic/dp_critic}.yaml.
 """
@@ -119,7 +119,7 @@ def _engine_arguments(reader: Reading, config: Table, name: str) -> dict[str, An
 
 
 def _log_probability_batch(reader: Reading, config: Table, sequences: int, tokens: int) -> tuple[int, int]:
-    """Returns sequences, and tokens per sequence, of a log-probability micro-batch; by default as in the update."""
+    """Returns sequences, and tokens per sequence, of a micro-batch of log-probabilities; by default the actor's."""
     sequence_ranks = reader.size(config, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if reader.flag(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR}.use_dynamic_bsz")):
         length_key = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
@@ -132,7 +132,7 @@ def _log_probability_batch(reader: Reading, config: Table, sequences: int, token
 
 
 def _reference_model(reader: Reading, config: Table, layout: Layout, megatron: bool) -> Model:
-    """Returns the reference model; none without a KL term, or with adapters, whose frozen weights are the reference."""
+    """Returns the reference model; none without a KL term, or if the adapters' frozen weights are the reference."""
     has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
     if not has_kl_term or config.get(f"{MODEL}.lora_rank") not in (None, 0):
         return Model()
@@ -144,7 +144,7 @@ def _reference_model(reader: Reading, config: Table, layout: Layout, megatron: b
 
 
 def _critic_place(reader: Reading, config: Table, megatron: bool) -> Place:
-    """Returns the place of the critic, which is on the actor's devices with generalized advantage estimation."""
+    """Returns where the critic is: on the actor's devices with generalized advantage estimation."""
     if str(reader.value(config, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"
     section = "critic.megatron" if megatron else "critic.model.fsdp_config"

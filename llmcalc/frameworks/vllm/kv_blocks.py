@@ -22,7 +22,7 @@ SIMILAR = 1.5
 
 @dataclass(frozen=True)
 class Group:
-    """Layers with one cache type. groups: KV cache groups that they fill. window: tokens per layer; None for all.
+    """Layers with one cache type. groups: number of KV cache groups. window: tokens per layer; None for all tokens.
 
     states: how their recurrent states are kept; None for keys and values.
     """
@@ -32,7 +32,7 @@ class Group:
     states: StateBlocks | None = None
 
     def blocks(self, length: int, block: int, chunk: int) -> int:
-        """Returns the blocks of a request of `length` tokens. chunk: tokens of a batch, which windows also hold."""
+        """Returns the blocks of a request of `length` tokens. chunk: tokens of a batch, which windows hold too."""
         if self.states is not None:
             return self.groups * self.states.of_request(length, block)
         if self.window is None:
@@ -58,7 +58,7 @@ class BlockPool:
 
     @property
     def aligns_states(self) -> bool:
-        """Whether states are kept at the ends of blocks, as prefix caching does."""
+        """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
         return any(group.states is not None and group.states.mode == "align" for group in self.groups)
 
     def blocks(self, available: int) -> int:
@@ -76,7 +76,7 @@ class BlockPool:
         return blocks / max(1, self.blocks_of_request(length, chunk))
 
     def printed_tokens(self, blocks: int, length: int, chunk: int, rules: Rules) -> int:
-        """Returns the tokens of the KV cache as a vLLM version prints them."""
+        """Returns the tokens of the KV cache as this vLLM version prints them."""
         if rules.printed_tokens == "max_concurrency x max_model_len":
             return int(self.max_concurrency(blocks, length, chunk) * length)
         if rules.printed_tokens == "blocks x block_size":

@@ -1,4 +1,4 @@
-"""Reads logs of vLLM's engines V0 (worker.py) and V1 (gpu_worker.py, kv_cache_utils.py), in each version's words."""
+"""Reads logs of vLLM's engines V0 (worker.py) and V1 (gpu_worker.py, kv_cache_utils.py), of all versions."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ CONFIG_FIELDS = {
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns the memory sizes that vLLM printed in a log; None for a log without any."""
+    """Returns the memory sizes that vLLM printed in a log; None if it has none."""
     log_values = Facts(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
     message = next(iter(log_text.lines_with(*MESSAGES)), "")
@@ -149,7 +149,7 @@ def _memory_terms(log_values: Facts) -> Iterator[LogTerm]:
 
 
 def _flags_in_log(log_text: LogText) -> dict[str, Any]:
-    """Returns the model and the flags that a log prints, which the user typed or the engine's configuration has."""
+    """Returns the model and the flags that a log prints, as the user typed them or as the engine configured them."""
     arguments: dict[str, Any] = {}
     for line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
         for name, value in argument_pairs(line).items():

@@ -40,12 +40,12 @@ class AttentionKernels(LinearKernels):
     def do_mask(self, operation: Step) -> None: ...
 
     def do_cache(self, operation: Step) -> None:
-        """Returns keys and values unchanged, since training has no cache."""
+        """Returns keys and values unchanged, since there is no cache in training."""
         for cached, value in zip(operation.outs, operation.ins, strict=True):
             self.bind(cached, self.get(value))
 
     def get(self, value: Value) -> Tensor:
-        """Returns the tensor of a value; the tensor of its base for a view."""
+        """Returns the tensor of a value; for a view, the tensor that it is a view of."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
@@ -58,7 +58,7 @@ class AttentionKernels(LinearKernels):
         self.bind(value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
-        """Copies nothing, since backends read a key head for all of its queries, or repeat the head themselves."""
+        """Copies nothing: attention backends read a key head for all of its query heads, or repeat it themselves."""
         self.bind(operation.outs[0], self.get(operation.ins[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
@@ -201,7 +201,7 @@ class AttentionKernels(LinearKernels):
         return self.all_to_all_output(output)
 
     def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
-        """Allocates and frees the workspace of cuDNN's backward pass. sums: its fp32 sums; None without them."""
+        """Allocates and frees the workspace of cuDNN's backward pass. sums: its fp32 sums; None without sums."""
         if sums is not None:
             query_gradient_sums = self.graph.new((sums[0], sums[1] + heads), FLOAT32)
             del query_gradient_sums
@@ -224,7 +224,7 @@ class AttentionKernels(LinearKernels):
         return output
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
-        """Runs FlashAttention, which reads [batch, tokens, heads, size]: copies, unless the batch is 1."""
+        """Runs FlashAttention on [batch, tokens, heads, size], which takes copies unless the batch is 1."""
         autograd_graph, rows, has_several_sequences = self.graph, q.shape[0], self.run_config.batch != 1
         if has_several_sequences:
             q, k, v = (self.dense_copy(x) for x in (q, k, v))

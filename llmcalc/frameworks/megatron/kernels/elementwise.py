@@ -46,7 +46,7 @@ class ElementwiseKernels(AttentionKernels):
         self.bind(operation.outs[0], self.activation(x, bias))
 
     def _is_gate(self, value: Value) -> bool:
-        """Whether a value is a gate that a later step multiplies."""
+        """Whether a value is a gate that a later operation multiplies."""
         return any(reader.verb == "mul" for reader, _ in self.readers.get(id(value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -107,7 +107,7 @@ class ElementwiseKernels(AttentionKernels):
         return output
 
     def gated_activation(self, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
-        """Computes act(gate) · up from one tensor that has both."""
+        """Computes act(gate) · up from one tensor that contains gate and up."""
         autograd_graph, shape = self.graph, x.shape
         if self.rank_choices.bias_activation:
             ins = [x] if bias is None else [x, bias]
@@ -133,7 +133,7 @@ class ElementwiseKernels(AttentionKernels):
     # --- additions ---------------------------------------------------------------------------------------------------
 
     def do_dropout(self, operation: Step) -> None:
-        """Defers dropout of a sublayer's output to the residual addition; at other places Megatron has its own."""
+        """Defers dropout of a sublayer's output to the residual addition; other kernels include their dropout."""
         self.bind(operation.outs[0], self.get(operation.ins[0]))
         if operation.options["place"] in ("attention_output", "feed_forward"):
             self.dropout_outputs.add(id(operation.outs[0]))

@@ -23,7 +23,7 @@ class ExpertKernels(HeadKernels):
     """Kernels of mixtures of experts; `local_tensors` are the local variables of `MoELayer.forward`."""
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
-        """Moves the steps of shared experts before the router, or in versions before 2025-10-11 after the dispatch."""
+        """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
             other_items = [item for item in module_scope.items if item not in shared_experts]
@@ -71,7 +71,7 @@ class ExpertKernels(HeadKernels):
         return output
 
     def router_linear(self, operation: Step, x: Tensor) -> Tensor:
-        """Runs RouterGatingLinearFunction, always as a product of Transformer Engine."""
+        """Runs RouterGatingLinearFunction, always as a matrix product of Transformer Engine."""
         weight, bias = self.linear_weights(operation, operation.outs[0].width, "router")
         dtype, (rows, width) = self.router_dtype, x.shape
         self.persistent.use_engine_workspace()
@@ -101,7 +101,7 @@ class ExpertKernels(HeadKernels):
         return output
 
     def do_buffer(self, operation: Step) -> None:
-        """Binds the score correction of the experts, a few bytes without gradient."""
+        """Creates the score correction of the experts, a few bytes without gradient."""
         self.bind(operation.outs[0], empty(UncountedMeter(), self.shape(operation.outs[0]), FLOAT32))
 
     def do_route(self, operation: Step) -> None:
@@ -156,7 +156,7 @@ class ExpertKernels(HeadKernels):
         self.bind(operation.outs[0], expert_rows)
 
     def do_combine(self, operation: Step) -> None:
-        """Returns expert outputs to their tokens by the run's dispatcher."""
+        """Sends expert outputs back to their tokens by the run's dispatcher."""
         local_tensors, y = self.frames[-1].local_tensors, self.take(operation, operation.ins[0])
         expert_outputs = [y]
         del y
@@ -397,7 +397,7 @@ class ExpertKernels(HeadKernels):
         return expert_rows
 
     def _return_rows_by_hybridep(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
-        """Returns expert outputs to their tokens by HybridEP's kernel."""
+        """Sends expert outputs back to their tokens by HybridEP's kernel."""
         autograd_graph, y, handle = self.graph, expert_outputs.pop(), self.dispatch_handle
         self.dispatch_handle = []
         shape, dtype = y.shape, y.dtype
@@ -413,7 +413,7 @@ class ExpertKernels(HeadKernels):
         return output
 
     def _return_rows(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
-        """Returns expert outputs to their tokens by all-to-all."""
+        """Sends expert outputs back to their tokens by all-to-all."""
         kernel_choices, row_count = self.rank_choices, expert_outputs[0].shape[0]
         if self.local_experts > 1:
             expert_outputs.append(self.move_rows("unsort", expert_outputs[0], row_count))
@@ -630,7 +630,7 @@ class ExpertKernels(HeadKernels):
         return output
 
     def is_of_expert_rows(self, operation: Step) -> bool:
-        """Whether a step computes on token rows that were sent to experts."""
+        """Whether an operation computes on token rows that were sent to experts."""
         return any(axis.name == "expert_ffn" for axis in operation.ins[0].axes)
 
     def times_probabilities(self, x: Tensor, probs: Tensor) -> Tensor:
@@ -653,7 +653,7 @@ class ExpertKernels(HeadKernels):
 
 
 def _shared_experts(module_scope: Scope) -> list[Item]:
-    """Returns the steps of a module's shared experts, with their output gate."""
+    """Returns the operations of a module's shared experts, with their output gate."""
     items = module_scope.items
     positions = [
         i for i, item in enumerate(items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"
@@ -670,5 +670,5 @@ def _shared_experts(module_scope: Scope) -> list[Item]:
 
 
 def _operation_name(item: Item) -> str:
-    """Returns the name of a step's operation; empty for items that are no step."""
+    """Returns an operation's name; empty for any other item of the program."""
     return item.verb if isinstance(item, Step) else ""

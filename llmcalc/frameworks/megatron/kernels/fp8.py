@@ -1,4 +1,4 @@
-"""The kernels of linear layers with 8-bit operands: one byte per element, plus scales.
+"""The kernels of linear layers with 8-bit inputs: one byte per element, plus scales.
 
 A product reads its operands by rows; what another product reads by columns is kept a second time for it. With one
 scale for a tensor that copy is the transposed one, which only tensor cores before Blackwell's need; with scales of
@@ -29,7 +29,7 @@ Specs = list[tuple[Shape, Dtype]]
 
 
 class Quantized(NamedTuple):
-    """An 8-bit tensor with its scales, quantized by rows and by columns; both lists may share tensors."""
+    """An 8-bit tensor with scales, quantized by rows and by columns; both quantizations may share tensors."""
 
     rows: list[Tensor]
     columns: list[Tensor]
@@ -41,7 +41,7 @@ def round_up(n: Number, multiple: int) -> Number:
 
 
 def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = False) -> tuple[Specs, Specs]:
-    """Returns shapes and formats of an 8-bit tensor's parts, by rows and by columns. weight: blocks are 2D."""
+    """Returns shapes and formats of an 8-bit tensor's parts, by rows and by columns. weight: whether blocks are 2D."""
     element_spec, transposed_spec = ((rows, width), UINT8), ((width, rows), UINT8)
     if recipe == "mxfp8":
         return (
@@ -60,7 +60,7 @@ def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = Fal
 
 
 def weight_sizes(kernel_choices: RankChoices, rows: Number, width: Number) -> list[int]:
-    """Returns the bytes of each part of an 8-bit weight: elements and scales by rows, and the same by columns."""
+    """Returns the bytes of each part of an 8-bit weight: elements and scales, first by rows and then by columns."""
     by_rows, by_columns = quantized_specs(kernel_choices.fp8_recipe, rows, width, weight=True)
     tensors = [
         *by_rows,
@@ -299,7 +299,7 @@ class Fp8Kernels(DeltaKernels):
         return output
 
     def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
-        """Runs TEGroupedLinear on 8-bit operands, with a scale per expert."""
+        """Runs TEGroupedLinear on 8-bit inputs, with a scale per expert."""
         if not self.runs_in_fp8:
             return super().grouped_linear(operation, x, width)
         (rows, n_in), experts = x.shape, self.local_experts

@@ -44,7 +44,7 @@ class HeadKernels(ElementwiseKernels):
         self.shared_table("table", operation)
 
     def positions(self, operation: Step) -> Tensor:
-        """Returns the table of learned positions, shared by encoder and decoder (t5_model.py, `embedding`)."""
+        """Returns the table of learned positions, which encoder and decoder share (t5_model.py, `embedding`)."""
         assert operation.weight is not None
         key = "", "positions", self.extent(operation.weight.ins), self.extent(operation.weight.out)
         if key not in self.weights:
@@ -52,7 +52,7 @@ class HeadKernels(ElementwiseKernels):
         return self.weights[key]
 
     def layers(self, layer_scopes: list[Scope]) -> None:
-        """Runs a stack of layers. The embedding before the first layer is transposed to [tokens, batch]."""
+        """Runs a stack of layers, and transposes the embedding before the first layer to [tokens, batch]."""
         stack_input = layer_scopes[0].takes
         assert stack_input is not None
         if not self.has_entry:
@@ -129,7 +129,7 @@ class HeadKernels(ElementwiseKernels):
         self.values[id(stack_output)] = hidden
 
     def _encoder_inputs(self, operation: Step) -> list[Value]:
-        """Returns the values that attention reads in addition to queries."""
+        """Returns the tensors from the encoder that cross-attention reads."""
         return list(operation.ins[1:2]) if operation.verb == "attention" else []
 
     def _layer_group(self, layer_frames: list[Frame]) -> Run:
@@ -238,7 +238,7 @@ class HeadKernels(ElementwiseKernels):
     # --- losses ------------------------------------------------------------------------------------------------------
 
     def loss_of(self, logits: Tensor) -> Tensor:
-        """Computes the loss of each token; the caller sums these losses."""
+        """Computes the loss of each token; the caller sums the losses."""
         if self.rank_choices.loss_implementation == "te":
             return self._engine_loss(logits)
         return self._core_loss(logits)

@@ -42,7 +42,7 @@ class LinearKernels(RankKernels):
         return [self.weight(f"{operation.name}.{name}", shape, module_path) for name in names]
 
     def norm(self, x: Tensor, operation: Step, module_path: Path, count: Number) -> Tensor:
-        """Runs an unfused norm, which saves its input and one or two statistics per row. count: number of rows."""
+        """Runs an unfused norm, which saves its input, and one or two statistics per row. count: number of rows."""
         weights, spec = self.norm_weights(operation, module_path), operation.options["spec"]
         x = self.contiguous(x)
         output = self.like(x)
@@ -74,15 +74,15 @@ class LinearKernels(RankKernels):
     # --- linear layers -----------------------------------------------------------------------------------------------
 
     def is_column(self, operation: Step) -> bool:
-        """Whether a step is a column-parallel linear layer."""
+        """Whether an operation is a column-parallel linear layer."""
         return operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.out[0])
 
     def is_row(self, operation: Step) -> bool:
-        """Whether a step is a row-parallel linear layer."""
+        """Whether an operation is a row-parallel linear layer."""
         return operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.ins[0])
 
     def is_output(self, operation: Step) -> bool:
-        """Whether a step is the output layer."""
+        """Whether an operation is the output layer."""
         return operation.outs[0].axes[0].name == "vocab"
 
     @property
@@ -121,7 +121,7 @@ class LinearKernels(RankKernels):
             self.bind(output, self.undivided_linear(operation, x))
 
     def fused_column_steps(self, operation: Step) -> list[Step]:
-        """Returns the column-parallel layers of one module that read the same input and run as one product."""
+        """Returns the column-parallel layers of a module that read the same input and run as one matrix product."""
         module = self.module_of_step[id(operation)]
         return [
             reader
@@ -143,7 +143,7 @@ class LinearKernels(RankKernels):
                 self.pending_outputs[id(fused_step)] = layer_output
 
     def split_product(self, group: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns the output of each fused layer; by default all share the undivided product."""
+        """Returns the output of each fused layer; by default the undivided output, which all share."""
         return [product for _ in widths]
 
     def linear_weights(

@@ -156,7 +156,7 @@ class PersistentTensors:
         return limit is not None and (limit == 0 or len(self.deferred_gradients) < limit)
 
     def drain(self, ranks: int) -> None:
-        """Computes the deferred weight gradients (core/utils.py, `drain_embedding_wgrad_compute`).
+        """Computes the weight gradients that were deferred (core/utils.py, `drain_embedding_wgrad_compute`).
 
         Inputs are gathered in two buffers in turn. ranks: ranks that divide the tokens; 1 if they are not divided.
         """
@@ -254,7 +254,7 @@ class RankKernels(Lowering):
         return self.ordered_parameters
 
     def run_rank(self, program: Flow, entry_tensor: Tensor | None) -> Tensor:
-        """Runs a program. entry_tensor: the input received from the previous pipeline stage."""
+        """Runs a program. entry_tensor: the hidden states received from the previous pipeline stage."""
         self.pending_outputs = {}
         if not self.readers:
             self._look_for_readers(program.root, program.root)
@@ -265,7 +265,7 @@ class RankKernels(Lowering):
         return self.run(program)
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
-        """Collects the steps that read each value, and the module of each step."""
+        """Collects the operations that read each value, and the module of each operation."""
         for item in module_scope.items:
             if isinstance(item, Alternatives):
                 self._look_for_readers(next(iter(item.branches.values())), module)
@@ -280,7 +280,7 @@ class RankKernels(Lowering):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, value: Value) -> Number:
-        """Returns the rows of a value per micro-batch on this rank, before tensor parallelism divides them."""
+        """Returns a value's number of rows (tokens) per micro-batch, before tensor parallelism divides them."""
         return self.run_config.rows(value.rows)
 
     def local_rows(self, rows: Number) -> Number:
@@ -466,12 +466,12 @@ class RankKernels(Lowering):
         return self.graph.new((rows, 1), FLOAT32)
 
     def extent(self, shape: Any) -> Number:
-        """Returns the number of elements along the axes of a shape on this rank."""
+        """Returns the number of elements of a shape on this rank."""
         return extent(shape)
 
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:
-    """Yields the steps directly in a module, without submodules; of alternative branches only the first."""
+    """Yields a module's own operations, without submodules; of alternative branches, the first."""
     for item in module_scope.items:
         if isinstance(item, Step):
             yield item

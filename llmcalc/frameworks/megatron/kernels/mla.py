@@ -1,4 +1,4 @@
-"""The kernels of multi-latent attention on a rank: unsharded latent projections, and partial rotary embeddings.
+"""The kernels of multi-head latent attention on a rank: unsharded latent projections, partial rotary embeddings.
 
 Sources: Megatron-LM, megatron/core/transformer/multi_latent_attention.py and
 megatron/core/fusions/fused_mla_yarn_rope_apply.py.

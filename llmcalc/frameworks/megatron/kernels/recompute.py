@@ -117,7 +117,7 @@ class DiscardedKernels(SparseKernels):
         return outputs, discarded
 
     def discard_outputs(self, hook: Tensor, discarded: DiscardedOutputs) -> Tensor:
-        """Frees the outputs of a function, and recomputes them when `hook` receives its gradient."""
+        """Frees the outputs of a function, and recomputes them when tensor `hook` receives its gradient."""
         for storage in discarded.storages:
             storage.release()
         hook_output = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
@@ -162,7 +162,7 @@ class DiscardedKernels(SparseKernels):
         self.bind(operation.outs[0], outputs[0])
 
     def _is_sublayer_norm(self) -> bool:
-        """Whether the current norm stands before a sublayer."""
+        """Whether the current norm is the norm before a sublayer (attention or feed-forward network)."""
         return self.frames[-1].scope.name.endswith("_pre_norm")
 
     def do_add(self, operation: Step) -> None:
@@ -176,7 +176,7 @@ class DiscardedKernels(SparseKernels):
     # --- activations of experts --------------------------------------------------------------------------------------
 
     def _recomputes_activation(self, operation: Step) -> bool:
-        """Whether a step's expert activation is recomputed."""
+        """Whether an operation is an expert activation that is recomputed."""
         return (
             self.rank_choices.recompute_activation
             and self.rank_choices.grouped_gemm
@@ -233,7 +233,7 @@ class DiscardedKernels(SparseKernels):
     # --- projections of latents --------------------------------------------------------------------------------------
 
     def items(self, items: Sequence[Item]) -> None:
-        """Runs a module's items; with `mla_up_proj` the up-projections of latents are freed and recomputed."""
+        """Runs a module's operations; with `mla_up_proj` the up-projections of latents are freed and recomputed."""
         alternatives = [item for item in items if isinstance(item, Alternatives)]
         names = {item.name for item in items if isinstance(item, Step)}
         if not (self.rank_choices.recompute_up and self.graph.enabled and alternatives and "kv_a_proj" in names):
@@ -301,6 +301,6 @@ class DiscardedKernels(SparseKernels):
         super().items([*branch_items[core_position + 1 :], *items[form_position + 1 :]])
 
     def _splits_latent(self, operation: Step, operations: list[Step]) -> bool:
-        """Whether a step splits the output of the latent down-projection."""
+        """Whether an operation splits the output of the latent down-projection."""
         down_projection = next(candidate for candidate in operations if candidate.name == "kv_a_proj")
         return operation.ins[0] is down_projection.outs[0]
