@@ -176,7 +176,7 @@ def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> 
 def device_memory(
     spec: ModelSpec,
     replays: Run,
-    runtime: Runtime,
+    cuda_runtime: Runtime,
     unreplayed: Sequence[UnreplayedBytes],
     tensors: Term,
     recompute_period: int = 1,
@@ -189,13 +189,13 @@ def device_memory(
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoders: the peaks of encoders that run before a prompt; default none.
     """
-    counted = CountedRun(spec, replays, runtime, recompute_period)
+    counted = CountedRun(spec, replays, cuda_runtime, recompute_period)
     return counted.memory(unreplayed, tensors, encoders)
 
 
 def summarize(
     result: ReplayResult,
-    runtime: Runtime,
+    cuda_runtime: Runtime,
     stacks: list[LayerStack],
     tensors: Term,
     is_complete: bool = True,
@@ -208,7 +208,7 @@ def summarize(
     is_complete: whether all layers were replayed on the allocator; default true.
     extra_terms: terms that are part of the tensors; default none.
     """
-    place, peak = result.peak
+    allocation_place, peak = result.peak
     workspaces = peak.kinds["overhead"]
     kinds = peak.kinds | {"overhead": workspaces + result.slop}
     total = peak.bytes + result.slop
@@ -218,8 +218,8 @@ def summarize(
         peak_bytes=total,
         after_step_bytes=result.after + result.slop_after,
         reserved_bytes=reserved_bytes,
-        device_bytes=reserved_bytes + runtime.context,
-        peak_at=Point(place.phase, node_path(place, stacks), peak.bytes),
+        device_bytes=reserved_bytes + cuda_runtime.context,
+        peak_at=Point(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
         by_kind=kinds,
         timeline=tuple(timeline(result, stacks)),
         moments=moments(result.peaks),
@@ -229,7 +229,7 @@ def summarize(
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
             Term("rounding to blocks", result.slop, *_allocator_evidence(is_complete), TORCH, True),
             Term("free blocks", reserved_bytes - total, "estimate", _allocator_evidence(is_complete)[1], TORCH, True),
-            Term("CUDA context", runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            Term("CUDA context", cuda_runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
@@ -258,15 +258,15 @@ class CountedRun:
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers, two shorter runs are replayed on the allocator, and its overhead is extrapolated.
 
-    spec, runtime, recompute_period: as in `device_memory`.
+    spec, cuda_runtime, recompute_period: as in `device_memory`.
     stacks: the stacks of the model.
     whole: whether all layers are replayed on the allocator.
     result: the bytes of tensors, without the allocator's overhead.
     """
 
     @without_garbage_collection()
-    def __init__(self, spec: ModelSpec, replays: Run, runtime: Runtime, recompute_period: int = 1) -> None:
-        self.runtime: Runtime = runtime
+    def __init__(self, spec: ModelSpec, replays: Run, cuda_runtime: Runtime, recompute_period: int = 1) -> None:
+        self.runtime: Runtime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
         self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.can_extrapolate]
         self.analyses: list[RepeatAnalysis] = self._recorded(replays)
@@ -366,7 +366,7 @@ def check_layers(spec: ModelSpec) -> None:
 
 def _join_results(runs: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the joint result of several consecutive runs."""
-    peaks = {place: peak for run in runs for place, peak in run.peaks.items()}
+    peaks = {allocation_place: peak for replay in runs for allocation_place, peak in replay.peaks.items()}
     return ReplayResult(set_up=runs[0].set_up, after=runs[-1].after, peaks=peaks)
 
 

@@ -11,9 +11,9 @@ from ..simulator.profiles.eager import Eager
 from .optimizers.registry import optimizer as optimizer_named
 
 
-def evidence_of_optimizer(name: str) -> Evidence:
-    """Returns the tests and measurements that support an optimizer. name: its name, or an alias."""
-    record = optimizer_named(name)
+def evidence_of_optimizer(optimizer_name: str) -> Evidence:
+    """Returns the tests and measurements that support an optimizer. optimizer_name: its name, or an alias."""
+    record = optimizer_named(optimizer_name)
     return Evidence("optimizer", record.name, record.witness)
 
 

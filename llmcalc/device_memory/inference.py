@@ -127,7 +127,7 @@ class InferenceRun:
         run_config = self._run_config("prefill", Pass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
         profile = Served if is_divided else Eager
-        run = profile(
+        lowering = profile(
             autograd_graph,
             run_config,
             DTYPES[inference_config.dtype],
@@ -135,8 +135,8 @@ class InferenceRun:
             include=inference_config.include,
             choices=inference_config.choices,
         )
-        run.run_only, run.paged = self.layers, inference_config.paged
-        return run
+        lowering.run_only, lowering.paged = self.layers, inference_config.paged
+        return lowering
 
     def _run_config(self, phase: Phase, inference_pass: Pass) -> RunConfig:
         """Returns the run config of a pass. A last prompt chunk of one token runs as a decoding step."""
@@ -258,15 +258,17 @@ class InferenceRun:
         self.meter.place = Place("after")
 
     def _run_lowering(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
-        inference_config, inputs, meter = self.inference, lowering.inputs, lowering.graph.meter
+        inference_config, inputs, memory_meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
-        inputs[TOKENS] = ids = empty(meter, (inference_config.batch, inference_pass.tokens), INT64)
+        inputs[TOKENS] = ids = empty(memory_meter, (inference_config.batch, inference_pass.tokens), INT64)
         if self.spec.kind == "encoder":
             inputs[SOURCE] = ids
         elif self.spec.kind == "encoder-decoder" and not inference_pass.past:
             lowering.take_frames(self.program)
             if self.program.frames is None:
-                inputs[SOURCE] = empty(meter, (inference_config.batch, lowering.run_config.workload.source), INT64)
+                inputs[SOURCE] = empty(
+                    memory_meter, (inference_config.batch, lowering.run_config.workload.source), INT64
+                )
         received_input = lowering.enter(self.program)
         lowering.run(self.program)
         del received_input
@@ -302,7 +304,11 @@ def replay_inference(
     result = ReplayResult(set_up=memory_meter.now)
     memory_meter.peaks = {}
     inference_run.passes()
-    result.peaks = {place: peak for place, peak in memory_meter.peaks.items() if place.phase in inference_run.names}
+    result.peaks = {
+        allocation_place: peak
+        for allocation_place, peak in memory_meter.peaks.items()
+        if allocation_place.phase in inference_run.names
+    }
     result.after = memory_meter.now
     if device is not None:
         result.read(device, memory_meter.now, memory_meter.peak)
@@ -333,9 +339,9 @@ def record_inference(
     spec: ModelSpec, inference_config: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
     """Records the set-up and the passes for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
-    meter = Recorder()
-    inference_run = InferenceRun(spec, inference_config, layers, workspace, meter)
+    memory_meter = Recorder()
+    inference_run = InferenceRun(spec, inference_config, layers, workspace, memory_meter)
     inference_run.set_up()
-    set_up = meter.cut()
+    set_up = memory_meter.cut()
     inference_run.passes()
-    return RecordedEvents(set_up, [], [meter.cut()], inference_run.names)
+    return RecordedEvents(set_up, [], [memory_meter.cut()], inference_run.names)

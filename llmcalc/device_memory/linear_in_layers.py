@@ -18,20 +18,22 @@ LISTED = 1000
 """About the largest number of repeats in a timeline; of more repeats it lists some at equal distances, and the last."""
 
 
-def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
+def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
     """Returns the result for all layers from runs with few repeats, without the allocator's overhead.
 
     The overhead is not linear in the number of layers. Nor is the maximum over several passes of a phase: the runs list
     the passes separately, and the result has the highest one (`highest_pass`).
 
-    run: stack → repeats of its pattern, to the result of that run.
+    replay: stack → repeats of its pattern, to the result of that run.
     """
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.can_extrapolate}
-    base = run(short_run_repeats)
-    result = ReplayResult(base.set_up, base.after, peaks={place: peak.copy() for place, peak in base.peaks.items()})
+    base = replay(short_run_repeats)
+    result = ReplayResult(
+        base.set_up, base.after, peaks={allocation_place: peak.copy() for allocation_place, peak in base.peaks.items()}
+    )
     slopes: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
-    runs = {i: run({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
+    runs = {i: replay({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
     for i, longer_run in runs.items():
         added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
         result.set_up += added_repeats * (longer_run.set_up - base.set_up)
@@ -97,8 +99,8 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
 def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
     """Adds `multiple` times the bytes by which `peak_after` exceeds `peak_before` to `peak`."""
     peak.bytes += multiple * (peak_after.bytes - peak_before.bytes)
-    for kind in peak.by_kind:
-        peak.by_kind[kind] += multiple * (peak_after.by_kind[kind] - peak_before.by_kind[kind])
+    for memory_kind in peak.by_kind:
+        peak.by_kind[memory_kind] += multiple * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])
 
 
 def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repeats: int) -> Place:
@@ -144,8 +146,13 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
         phase = block[0][0].phase
         prefix, prefix_length = f"{block_stack.path}.", len(block_stack.path)
         rows = [
-            (place.layer_index, place.path[prefix_length:], bytes, result.slopes.get(place, 0))
-            for place, bytes in block
+            (
+                allocation_place.layer_index,
+                allocation_place.path[prefix_length:],
+                bytes,
+                result.slopes.get(allocation_place, 0),
+            )
+            for allocation_place, bytes in block
         ]
         last_repeat = block_stack.repeats - SHORT_RUN_REPEATS
         listed_repeats = sorted(
@@ -163,10 +170,10 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
 
     repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if result.slopes else []
     ends = {
-        layer_stack.in_later_repeat(place, layer_stack.repeats - SHORT_RUN_REPEATS)
-        for place in result.slopes
+        layer_stack.in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
+        for allocation_place in result.slopes
         for layer_stack in stacks
-        if layer_stack.contains(place)
+        if layer_stack.contains(allocation_place)
     }
     for allocation_place, peak in result.peaks.items():
         if allocation_place in ends:

@@ -637,7 +637,9 @@ def _check_model(settings: Settings, spec: ModelSpec) -> None:
         for name in ("chunk", "kv_block", "kv_dtype"):
             if getattr(settings, name) is not None:
                 raise InputError(f"{option(name)}: an encoder-only model keeps no cache")
-    if settings.moe is not None and not any(isinstance(place.node.op, ExpertLinear) for place in spec.tree().walk()):
+    if settings.moe is not None and not any(
+        isinstance(tree_node.node.op, ExpertLinear) for tree_node in spec.tree().walk()
+    ):
         raise InputError("--moe: the model has no experts; expected no --moe")
 
 

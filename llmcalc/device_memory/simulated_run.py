@@ -51,9 +51,9 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
     )
 
 
-def choices_on(kernel_choices: Choices, runtime: Runtime) -> Choices:
+def choices_on(kernel_choices: Choices, cuda_runtime: Runtime) -> Choices:
     """Returns the kernels that run on an accelerator with this runtime."""
-    return replace(kernel_choices, capability=runtime.capability, multiprocessors=runtime.multiprocessors)
+    return replace(kernel_choices, capability=cuda_runtime.capability, multiprocessors=cuda_runtime.multiprocessors)
 
 
 def optimizer_implementation(settings: Settings, memory_use: MemoryUse) -> OptimizerImplementation | None:
@@ -107,13 +107,13 @@ def training_run(
     assert memory_use.optimizer is not None
     if settings.precision_aware_optimizer:
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
-    record = optimizer(memory_use.optimizer.name)
-    if settings.optimizer_impl is not None and settings.optimizer_impl not in record.implementations:
-        names = ", ".join(record.implementations)
-        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {record.name} has {names}")
+    optimizer_record = optimizer(memory_use.optimizer.name)
+    if settings.optimizer_impl is not None and settings.optimizer_impl not in optimizer_record.implementations:
+        names = ", ".join(optimizer_record.implementations)
+        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {optimizer_record.name} has {names}")
     states = memory_use.optimizer.dtype
     update_dtype = memory_use.adapter_dtype or ("float32" if memory_use.has_master else memory_use.dtype)
-    usual_formats = ("", record.state_format, update_dtype)
+    usual_formats = ("", optimizer_record.state_format, update_dtype)
     adapters = None
     if memory_use.adapters is not None:
         adapters = Adapters(
@@ -213,14 +213,14 @@ def activation_format(memory_use: MemoryUse) -> str:
     return memory_use.dtype if memory_use.dtype in COMPUTED else "bfloat16"
 
 
-def computing_format(name: str, option: str) -> str:
+def computing_format(format_name: str, option: str) -> str:
     """Returns the number format of matrix products. Raises `InputError`, which names the option, for other formats."""
-    if name not in COMPUTED:
+    if format_name not in COMPUTED:
         formats = ", ".join(map(short_dtype, COMPUTED))
-        raise InputError(f"{option} {short_dtype(name)}: no pass computes in it; expected one of {formats}")
-    return name
+        raise InputError(f"{option} {short_dtype(format_name)}: no pass computes in it; expected one of {formats}")
+    return format_name
 
 
-def storage_format(name: str, option: str) -> Dtype:
+def storage_format(format_name: str, option: str) -> Dtype:
     """Returns the element type of tensors stored in this format."""
-    return FLOAT8 if name == "float8" else DTYPES[computing_format(name, option)]
+    return FLOAT8 if format_name == "float8" else DTYPES[computing_format(format_name, option)]

@@ -300,15 +300,19 @@ def _training_formats(settings: Settings) -> tuple[str, bool]:
 
 def _checked_optimizer(settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
-    record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
-    if settings.momentum is not None and not record.has_momentum:
+    optimizer_record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
+    if settings.momentum is not None and not optimizer_record.has_momentum:
         with_momentum = " or ".join(
             other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
         )
-        raise InputError(f"--momentum: for --optimizer {with_momentum}, not {record.name}")
-    if settings.optimizer_dtype is not None and (record.state_format or (record.has_momentum and not momentum)):
-        raise InputError(f"--optimizer-dtype: not for --optimizer {record.name}: {record.state_format_note}")
-    return record
+        raise InputError(f"--momentum: for --optimizer {with_momentum}, not {optimizer_record.name}")
+    if settings.optimizer_dtype is not None and (
+        optimizer_record.state_format or (optimizer_record.has_momentum and not momentum)
+    ):
+        raise InputError(
+            f"--optimizer-dtype: not for --optimizer {optimizer_record.name}: {optimizer_record.state_format_note}"
+        )
+    return optimizer_record
 
 
 def _optimizer_state(
@@ -360,9 +364,11 @@ def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
     return short_dtype(weights) + ("-master" if has_master else "")
 
 
-def _float_format(name: str | None, option: str, default: str) -> str:
+def _float_format(format_name: str | None, option: str, default: str) -> str:
     """Returns the full name of a floating-point format. Raises `InputError` for an integer format."""
-    number_format = dtype(name or default)
+    number_format = dtype(format_name or default)
     if number_format.startswith("int"):
-        raise InputError(f"{option} {name}: integers take no gradient; expected a floating-point format such as bf16")
+        raise InputError(
+            f"{option} {format_name}: integers take no gradient; expected a floating-point format such as bf16"
+        )
     return number_format

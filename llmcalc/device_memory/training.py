@@ -404,10 +404,10 @@ def record(
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(
-            TrainingRun(spec, training_config, layers, workspace, meter := Recorder()), meter
+            TrainingRun(spec, training_config, layers, workspace, memory_meter := Recorder()), memory_meter
         )
     return recorded_steps or two_steps(
-        TrainingRun(spec, training_config, layers, workspace, meter := Recorder()), meter
+        TrainingRun(spec, training_config, layers, workspace, memory_meter := Recorder()), memory_meter
     )
 
 

@@ -47,18 +47,18 @@ class RunOnRanks:
     _recorded_ranks: dict[Runtime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def recorded_ranks(self, runtime: Runtime) -> dict[Any, Any]:
+    def recorded_ranks(self, cuda_runtime: Runtime) -> dict[Any, Any]:
         """Returns the recorded passes of ranks with this CUDA runtime; ranks with equal passes share them.
 
         Passes do not depend on the allocator, so runs with and without expandable segments share them.
         """
-        return self._recorded_ranks.setdefault(replace(runtime, expandable=False), {})
+        return self._recorded_ranks.setdefault(replace(cuda_runtime, expandable=False), {})
 
-    def settings_on(self, runtime: Runtime, make: Callable[[], Any]) -> Any:
+    def settings_on(self, cuda_runtime: Runtime, make: Callable[[], Any]) -> Any:
         """Returns the framework's settings on an accelerator, created by `make` at the first call."""
-        if runtime not in self._settings:
-            self._settings[runtime] = make()
-        return self._settings[runtime]
+        if cuda_runtime not in self._settings:
+            self._settings[cuda_runtime] = make()
+        return self._settings[cuda_runtime]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ WITHOUT_PLAN = "divided experts or copied key heads, which torch has no plan for
 """Source of the memory of a rank with parts that torch itself does not divide."""
 
 
-def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runtime) -> Memory:
+def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime: Runtime) -> Memory:
     """Returns the memory of one inference rank. whole_model: the undivided model and its workload.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
@@ -35,7 +35,9 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runt
     check_layout(layout)
     model = rank_model(whole_model.spec, layout, rank)
     include = whole_model.states.count.include
-    divided_memory = memory(model, whole_model.settings, whole_model.published, include, whole_model.config, runtime)
+    divided_memory = memory(
+        model, whole_model.settings, whole_model.published, include, whole_model.config, cuda_runtime
+    )
     return replace(divided_memory, _recordings=whole_model._recordings)
 
 

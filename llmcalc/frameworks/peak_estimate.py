@@ -383,11 +383,11 @@ class PeakEstimate:
             return self._kind_runs[stage.layers]
         kind_runs: list[list[int]] = []
         for i in stage.layers:
-            kind = id(self.layer_kinds[i])
-            if kind_runs and kind_runs[-1][0] == kind:
+            layer_type = id(self.layer_kinds[i])
+            if kind_runs and kind_runs[-1][0] == layer_type:
                 kind_runs[-1][1] += 1
             else:
-                kind_runs.append([kind, 1])
+                kind_runs.append([layer_type, 1])
         return self._kind_runs.setdefault(stage.layers, tuple(map(tuple, kind_runs)))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:

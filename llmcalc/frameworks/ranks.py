@@ -62,8 +62,8 @@ class Cluster:
 
         framework: a record or its name; other arguments as in `RunOnRanks`.
         """
-        record = framework if isinstance(framework, Framework) else framework_named(framework)
-        return Cluster(RunOnRanks(memory_estimate, layout, version, own_settings, frozen), record)
+        framework_record = framework if isinstance(framework, Framework) else framework_named(framework)
+        return Cluster(RunOnRanks(memory_estimate, layout, version, own_settings, frozen), framework_record)
 
     @property
     def memory(self) -> Memory:
@@ -121,31 +121,31 @@ class Cluster:
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.ranks[-1]}))
 
-    def on(self, runtime: Runtime) -> tuple[RankMemory, ...]:
+    def on(self, cuda_runtime: Runtime) -> tuple[RankMemory, ...]:
         """Returns the memory of each rank in `ranks` on an accelerator with this runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """
-        return tuple(self.rank_memory(rank, runtime) for rank in self.ranks)
+        return tuple(self.rank_memory(rank, cuda_runtime) for rank in self.ranks)
 
-    def rank_memory(self, rank: int, runtime: Runtime) -> RankMemory:
+    def rank_memory(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
         """Returns the memory of one rank; its replay is cached."""
-        if (rank, runtime) not in self._replayed:
-            self._replayed[rank, runtime] = self._replay(rank, runtime)
-        return self._replayed[rank, runtime]
+        if (rank, cuda_runtime) not in self._replayed:
+            self._replayed[rank, cuda_runtime] = self._replay(rank, cuda_runtime)
+        return self._replayed[rank, cuda_runtime]
 
-    def tensor_bytes(self, rank: int, runtime: Runtime) -> int:
+    def tensor_bytes(self, rank: int, cuda_runtime: Runtime) -> int:
         """Returns the bytes of tensors of a rank at its peak in training; 0 if only its replay computes them."""
         record = self.framework
-        return record.tensor_bytes(self.run, rank, runtime) if self.trains and record.tensor_bytes else 0
+        return record.tensor_bytes(self.run, rank, cuda_runtime) if self.trains and record.tensor_bytes else 0
 
-    def _replay(self, rank: int, runtime: Runtime) -> RankMemory:
+    def _replay(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
         if self.trains:
-            memory = self.framework.rank_memory(self.run, rank, runtime)
+            memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
         else:
             check_serving(self.layout, self.framework)
-            memory = rank_memory(inference_rank(self.memory, self.layout, rank, runtime))
-        memory = with_nccl(memory, self.layout, self.framework, runtime, self.settings.torch or "")
+            memory = rank_memory(inference_rank(self.memory, self.layout, rank, cuda_runtime))
+        memory = with_nccl(memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
         memory = memory_with_evidence(memory, self.evidence)
         frozen_model = self.run.frozen
         if frozen_model is not None:

@@ -44,9 +44,12 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
     """Returns the framework that a layout names, or the framework that its options imply."""
     if layout_request.framework is not None:
         return framework(layout_request.framework)
-    implied_frameworks = (record for name in NAMES if (record := framework(name)).implied_by is not None)
+    implied_frameworks = (
+        framework_record for name in NAMES if (framework_record := framework(name)).implied_by is not None
+    )
     return next(
-        (record for record in implied_frameworks if record.is_implied(layout_request)), framework(WITHOUT_A_NAME)
+        (framework_record for framework_record in implied_frameworks if framework_record.is_implied(layout_request)),
+        framework(WITHOUT_A_NAME),
     )
 
 

@@ -34,7 +34,7 @@ class RankRequest:
 
     def __init__(self, **options: Any) -> None:
         self.rank: int | None = options.pop("rank", None)
-        self.sizes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        self.sizes: dict[str, Any] = {option_name: value for option_name, value in options.items() if value is not None}
 
     @property
     def has_options(self) -> bool:
@@ -74,4 +74,4 @@ NO_RANK_OPTIONS = RankRequest()
 
 def rank_settings() -> dict[str, Declared]:
     """Returns the settings that request the counts of one rank, by name."""
-    return {**{name: declared(LayoutRequest)[name] for name in SIZES}, RANK.name: RANK}
+    return {**{option_name: declared(LayoutRequest)[option_name] for option_name in SIZES}, RANK.name: RANK}

@@ -81,9 +81,11 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Raises `InputError` for sizes that contradict each other."""
-        for name in ("tp", "pp", "cp", "dp", "ep", "vpp", "hsdp_replicas"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name.replace('_', '-')}: {getattr(self, name)}; expected a positive whole number")
+        for option_name in ("tp", "pp", "cp", "dp", "ep", "vpp", "hsdp_replicas"):
+            if getattr(self, option_name) < 1:
+                raise InputError(
+                    f"--{option_name.replace('_', '-')}: {getattr(self, option_name)}; expected a positive whole number"
+                )
         if self.etp is not None and self.etp < 1:
             raise InputError(f"--etp: {self.etp}; expected a positive whole number")
         if self.zero not in get_args(Zero):

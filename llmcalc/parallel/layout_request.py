@@ -155,7 +155,7 @@ class LayoutRequest:
     def is_undivided(self) -> bool:
         """Whether only the number of devices was typed, without an option that divides the model."""
         names = {field.name for field in fields(self)} - {"devices", "framework", "framework_version"}
-        return self.devices is not None and all(getattr(self, name) is None for name in names)
+        return self.devices is not None and all(getattr(self, option_name) is None for option_name in names)
 
     @property
     def pipeline(self) -> bool:
@@ -168,8 +168,8 @@ class LayoutRequest:
         keeps_gathered: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
         """
         sizes: dict[str, Any] = {
-            name: value
-            for name in (
+            option_name: value
+            for option_name in (
                 "tp",
                 "pp",
                 "vpp",
@@ -182,7 +182,7 @@ class LayoutRequest:
                 "prefetch",
                 "sequence_parallel",
             )
-            if (value := getattr(self, name)) is not None
+            if (value := getattr(self, option_name)) is not None
         }
         if keeps_gathered(self.pp or 1, self.zero_stage()):
             sizes.setdefault("reshard", False)

@@ -82,7 +82,7 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
     """Yields layouts whose group sizes are near the requested ones, each with its distance."""
     experts = routed_experts(spec)
     axes = model_axes(spec)
-    target = {name: getattr(layout_request, name) or 1 for name in SIZES}
+    target = {option_name: getattr(layout_request, option_name) or 1 for option_name in SIZES}
     if layout_request.fsdp is not None:
         target["dp"] = layout_request.fsdp * (layout_request.hsdp_replicas or 1)
 
@@ -155,9 +155,9 @@ def _layout_of_sizes(
             return None
         pp_layout = None if is_even else even_stage_sizes(layers, stage_count)
     options: dict[str, Any] = {"hsdp_replicas": layout_request.hsdp_replicas or 1}
-    for name in ("sequence_parallel", "cp_comm", "reshard", "prefetch"):
-        if getattr(layout_request, name) is not None:
-            options[name] = getattr(layout_request, name)
+    for option_name in ("sequence_parallel", "cp_comm", "reshard", "prefetch"):
+        if getattr(layout_request, option_name) is not None:
+            options[option_name] = getattr(layout_request, option_name)
     etp = None if sizes["etp"] == sizes["tp"] else sizes["etp"]
     try:
         return Layout(
@@ -186,10 +186,12 @@ def _layout_distance(
 ) -> float:
     """Returns a layout's distance from the requested layout: a weighted sum over the group sizes."""
     distance = UNEVEN if layout.pp_layout is not None and layout.pp_layout != layout_request.pp_layout else 0.0
-    for name in ("tp", "pp", "dp", "ep", "vpp"):
-        is_given = getattr(layout_request, name) is not None or (name == "dp" and layout_request.fsdp is not None)
-        if name != "dp" or layout_request.devices is None:
-            distance += (GIVEN if is_given else 1.0) * abs(log2(sizes[name] / target[name]))
+    for option_name in ("tp", "pp", "dp", "ep", "vpp"):
+        is_given = getattr(layout_request, option_name) is not None or (
+            option_name == "dp" and layout_request.fsdp is not None
+        )
+        if option_name != "dp" or layout_request.devices is None:
+            distance += (GIVEN if is_given else 1.0) * abs(log2(sizes[option_name] / target[option_name]))
     if layout_request.etp is not None:
         distance += GIVEN * abs(log2(layout.expert_tp / layout_request.etp))
     elif layout.expert_tp != layout.tp:

@@ -201,7 +201,7 @@ class Placements:
         self,
         collective_kind: CollectiveKind,
         value: Value,
-        group: Group = "tp",
+        process_group: Group = "tp",
         backward: bool = False,
         elements: Number = None,
         messages: int = 1,
@@ -213,15 +213,17 @@ class Placements:
         """
         if backward and not self.has_gradient:
             return
-        ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(group, self.layout.tp)
+        ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(
+            process_group, self.layout.tp
+        )
         elements = value.width if elements is None else elements
         bytes = self.run_config.rows(value.rows) * elements * self.width
-        if group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
+        if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
             bytes = exact_div(bytes * ranks, self.layout.tp)
         count = times(self.repeats, messages)
-        self.messages.append(Collective(self.where, collective_kind, group, ranks, backward, bytes, count))
+        self.messages.append(Collective(self.where, collective_kind, process_group, ranks, backward, bytes, count))
 
-    def _make_whole(self, value: Value, group: Group = "tp") -> None:
+    def _make_whole(self, value: Value, process_group: Group = "tp") -> None:
         """Gathers a sharded tensor on every rank, once for all operations that read it."""
         if self.placement(value) == "partial":
             self._reduce_partial_sum(value)
@@ -230,12 +232,12 @@ class Placements:
             return
         self.gathered.add(region)
         if self.placement(value) == "rows":
-            self._add_message("all_gather", value, group)
+            self._add_message("all_gather", value, process_group)
             if self.regathers:
-                self._add_message("all_gather", value, group, backward=True)
-            self._add_message("reduce_scatter", value, group, backward=True)
+                self._add_message("all_gather", value, process_group, backward=True)
+            self._add_message("reduce_scatter", value, process_group, backward=True)
         else:
-            self._add_message("all_reduce", value, group, backward=True)
+            self._add_message("all_reduce", value, process_group, backward=True)
 
     def _reduce_partial_sum(self, value: Value) -> None:
         """Reduces a partial sum over its group, to the placement between tensor-parallel linear layers."""

@@ -76,7 +76,9 @@ class RankModel(ModelSpec):
     @property
     def full_model(self) -> ModelSpec:
         """The full model."""
-        return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
+        return ModelSpec.model_construct(
+            **{option_name: getattr(self, option_name) for option_name in ModelSpec.model_fields}
+        )
 
     @property
     def _stage_of_rank(self) -> Chunks | None:
@@ -170,7 +172,9 @@ class RankShare(NamedTuple):
 
 def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
     """Returns the model of one rank. Counting a size that the layout does not divide raises `InputError`."""
-    model = RankModel.model_construct(**{name: getattr(spec, name) for name in ModelSpec.model_fields})
+    model = RankModel.model_construct(
+        **{option_name: getattr(spec, option_name) for option_name in ModelSpec.model_fields}
+    )
     model._layout, model._rank, model._divided_model = layout, rank, spec
     return model
 
@@ -201,7 +205,8 @@ def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
     children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
     op_forms = {
-        name: _divide_op_tokens(op_form, undivided_node.forms[name], layout) for name, op_form in node.forms.items()
+        option_name: _divide_op_tokens(op_form, undivided_node.forms[option_name], layout)
+        for option_name, op_form in node.forms.items()
     }
     return replace(node, children=children, op=op, forms=op_forms)
 

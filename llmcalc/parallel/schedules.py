@@ -158,14 +158,14 @@ def effective_schedule(layout: Layout) -> Schedule:
     return "interleaved" if layout.schedule == "1f1b" and layout.vpp > 1 else layout.schedule
 
 
-def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pipeline:
+def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) -> Pipeline:
     """Returns the order of actions of a layout's schedule. Without a pipeline, micro-batches run one by one.
 
-    group: micro-batches that pass a chunk before the next chunk's turn in an interleaved schedule; by default the
+    group_size: micro-batches that pass a chunk before the next chunk's turn in an interleaved schedule; by default the
         number of ranks (Megatron's microbatch_group_size_per_vp_stage).
     Raises `InputError` for a number of micro-batches that the schedule does not take.
     """
-    check(layout, micro_batches, group)
+    check(layout, micro_batches, group_size)
     p, v, m = layout.pp, layout.vpp, micro_batches
     schedule = effective_schedule(layout)
     if p == 1:
@@ -179,13 +179,13 @@ def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pi
         return Pipeline(
             p, 1, m, tuple(tuple(_alternating_passes(forwards, backwards, p - 1 - rank)) for rank in range(p))
         )
-    group = p if group is None else group
-    forwards, backwards = _interleaved_passes("F", v, m, group), _interleaved_passes("B", v, m, group)
-    warmups = ((v - 1) * group + 2 * (p - 1 - rank) for rank in range(p))
+    group_size = p if group_size is None else group_size
+    forwards, backwards = _interleaved_passes("F", v, m, group_size), _interleaved_passes("B", v, m, group_size)
+    warmups = ((v - 1) * group_size + 2 * (p - 1 - rank) for rank in range(p))
     return Pipeline(p, v, m, tuple(tuple(_alternating_passes(forwards, backwards, warmup)) for warmup in warmups))
 
 
-def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
+def check(layout: Layout, micro_batches: int, group_size: int | None = None) -> None:
     """Raises `InputError` for a number of micro-batches that the schedule does not support."""
     if micro_batches < 1:
         raise InputError(f"--num-microbatches: {micro_batches}; expected a positive whole number")
@@ -193,7 +193,7 @@ def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
     if layout.pp > 1 and schedule == "dualpipe":
         _check_dualpipe(layout.pp, micro_batches)
     elif layout.pp > 1 and schedule == "interleaved":
-        _check_interleaved(layout.pp, micro_batches, layout.pp if group is None else group)
+        _check_interleaved(layout.pp, micro_batches, layout.pp if group_size is None else group_size)
 
 
 def torch_group(ranks: int, micro_batches: int) -> int:
@@ -222,30 +222,33 @@ def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup:
     )
 
 
-def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
+def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group_size: int) -> list[Action]:
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
     chunk_order = range(chunks) if pass_kind == "F" else range(chunks - 1, -1, -1)
     return [
         Action(pass_kind, chunk, i)
-        for start in range(0, micro_batches, group)
+        for start in range(0, micro_batches, group_size)
         for chunk in chunk_order
-        for i in range(start, min(start + group, micro_batches))
+        for i in range(start, min(start + group_size, micro_batches))
     ]
 
 
-def _check_interleaved(ranks: int, micro_batches: int, group: int) -> None:
+def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
     """Raises `InputError` for fewer micro-batches per group than pipeline ranks, as Megatron-LM does."""
-    if group < ranks:
+    if group_size < ranks:
         raise InputError(
-            f"--microbatch-group-size-per-virtual-pipeline-stage: {group}; expected at least as many as --pp {ranks}"
+            f"--microbatch-group-size-per-virtual-pipeline-stage: {group_size}; expected at least as many as --pp "
+            f"{ranks}"
         )
-    remainder = micro_batches % group
-    if micro_batches < group or 0 < remainder < ranks:
-        next_multiple = micro_batches - remainder + group
-        valid_counts = f"{next_multiple - group} or {next_multiple}" if next_multiple > group else str(next_multiple)
+    remainder = micro_batches % group_size
+    if micro_batches < group_size or 0 < remainder < ranks:
+        next_multiple = micro_batches - remainder + group_size
+        valid_counts = (
+            f"{next_multiple - group_size} or {next_multiple}" if next_multiple > group_size else str(next_multiple)
+        )
         raise InputError(
-            f"--num-microbatches: {micro_batches}; an interleaved schedule (--vpp) takes groups of {group} "
-            f"micro-batches; expected a multiple of {group}, such as {valid_counts}, or no --vpp"
+            f"--num-microbatches: {micro_batches}; an interleaved schedule (--vpp) takes groups of {group_size} "
+            f"micro-batches; expected a multiple of {group_size}, such as {valid_counts}, or no --vpp"
         )
 
 
@@ -406,14 +409,14 @@ def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
 
     Raises `Deadlock` where ranks wait for ever.
     """
-    run = _Run(pipeline, costs or Costs())
-    while run.ready:
-        run.advance(run.ready.pop())
+    simulation = _Run(pipeline, costs or Costs())
+    while simulation.ready:
+        simulation.advance(simulation.ready.pop())
     for rank, order in enumerate(pipeline.orders):
-        if len(run.spans[rank]) < len(order):
-            raise Deadlock(f"rank {rank} waits for ever to run {order[len(run.spans[rank])]}")
-    outputs, gradients = tuple(run.sent["F"]), tuple(run.sent["B"])
-    return Timetable(pipeline, run.costs, tuple(map(tuple, run.spans)), outputs, gradients)
+        if len(simulation.spans[rank]) < len(order):
+            raise Deadlock(f"rank {rank} waits for ever to run {order[len(simulation.spans[rank])]}")
+    outputs, gradients = tuple(simulation.sent["F"]), tuple(simulation.sent["B"])
+    return Timetable(pipeline, simulation.costs, tuple(map(tuple, simulation.spans)), outputs, gradients)
 
 
 StagePass: TypeAlias = tuple[Kind, int]

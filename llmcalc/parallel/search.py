@@ -133,10 +133,10 @@ def _check_request(rules: LayoutRules, layout_request: LayoutRequest) -> None:
     """
     if layout_request.pp_layout is not None:
         raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
-    for name in rules.untried:
-        if (parallel_size := getattr(layout_request, name)) not in (None, 1):
+    for option_name in rules.untried:
+        if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
             raise InputError(
-                f"--{name} {parallel_size}: no layout with it is tried for --framework {rules.name}; expected 1"
+                f"--{option_name} {parallel_size}: no layout with it is tried for --framework {rules.name}; expected 1"
             )
     if layout_request.schedule not in (None, *REPLAYED_SCHEDULES):
         raise InputError(
@@ -166,14 +166,16 @@ def _matches_request(layout_request: LayoutRequest, sizes: dict[str, int]) -> bo
         return False
     if layout_request.schedule is not None and (layout_request.schedule == "interleaved") != (sizes["vpp"] > 1):
         return False
-    return all(getattr(layout_request, name) in (None, parallel_size) for name, parallel_size in sizes.items())
+    return all(
+        getattr(layout_request, option_name) in (None, parallel_size) for option_name, parallel_size in sizes.items()
+    )
 
 
 def _follows_rules(rules: LayoutRules, sizes: dict[str, int], layout_request: LayoutRequest) -> bool:
     """Whether the framework's rules allow layouts with these group sizes."""
     if rules.pipelines_on_request and sizes["pp"] > 1 and not layout_request.pipeline:
         return False
-    return all(sizes[name] == 1 for name in rules.untried)
+    return all(sizes[option_name] == 1 for option_name in rules.untried)
 
 
 REPLAYED_SCHEDULES = ("1f1b", "interleaved")
@@ -205,7 +207,11 @@ def _layout_of_sizes(
         zero=cast(Zero, zero) if has_replicas else 0,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
-    options = {name: value for name in FIXED_OPTIONS if (value := getattr(layout_request, name)) is not None}
+    options = {
+        option_name: value
+        for option_name in FIXED_OPTIONS
+        if (value := getattr(layout_request, option_name)) is not None
+    }
     if layout_request.zero_group is not None:
         options["hsdp_replicas"] = layout_request.groups(layout.dp, layout.cp, layout.zero)
     if rules.keeps_gathered(layout.pp, layout.zero):

@@ -23,8 +23,8 @@ from .tensor import UINT8, Backward, Dtype, Gradient, Meter, Node, Saved, Storag
 class Results(Protocol):
     """Stores results of operations for selective recomputation, or returns results that were stored earlier."""
 
-    def operation_result(self, name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
-        """Returns the result of an operation. make_tensor: computes it. name: the operation."""
+    def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
+        """Returns the result of an operation. make_tensor: computes it. operation_name: the operation."""
 
 
 class Graph:
@@ -84,11 +84,13 @@ class Graph:
         total.has_base = 0 < len(shape) < len(x.shape)
         return total
 
-    def operation_result(self, name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
+    def operation_result(
+        self, operation_name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None
+    ) -> Tensor:
         """Returns the result of an operation, which selective recomputation may store under the operation's name."""
         if self.results is None:
             return self.new(shape, dtype, strides)
-        return self.results.operation_result(name, lambda: self.new(shape, dtype, strides))
+        return self.results.operation_result(operation_name, lambda: self.new(shape, dtype, strides))
 
     def save(self, tensor: Tensor) -> Saved:
         """Saves a tensor for the backward pass."""
@@ -126,7 +128,7 @@ def recorded(autograd_graph: Graph, inputs: Sequence[Tensor]) -> bool:
 
 def record(
     autograd_graph: Graph,
-    name: str,
+    operation_name: str,
     inputs: Sequence[Tensor],
     output: Tensor | Callable[[], Tensor],
     backward: Backward,
@@ -138,7 +140,7 @@ def record(
     """
     if not recorded(autograd_graph, inputs):
         return output() if callable(output) else output
-    node = Node(autograd_graph, name, inputs, backward)
+    node = Node(autograd_graph, operation_name, inputs, backward)
     if saves:
         node.saved = [autograd_graph.save(t) for t in saves]
     result = output() if callable(output) else output
@@ -147,11 +149,11 @@ def record(
 
 
 def record_all(
-    autograd_graph: Graph, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Backward
+    autograd_graph: Graph, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Backward
 ) -> None:
     """Records one node for several outputs."""
     if recorded(autograd_graph, inputs):
-        node = Node(autograd_graph, name, inputs, backward, len(outputs))
+        node = Node(autograd_graph, operation_name, inputs, backward, len(outputs))
         for i, output in enumerate(outputs):
             output.node, output.output = node, i
 

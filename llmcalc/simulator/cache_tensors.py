@@ -13,17 +13,17 @@ from .tensor import FLOAT32, Dtype, Tensor, counted_as, empty
 class CacheTensors(ParameterTensors):
     """The KV caches and recurrent states that one forward pass leaves to the next."""
 
-    def cached(self, name: str) -> tuple[Tensor, ...] | None:
+    def cached(self, cache_name: str) -> tuple[Tensor, ...] | None:
         """Returns the tensors that the current module has cached under a name; None in the first pass."""
-        return None if self.store is None else self.store.get((*self.cache_path, name))
+        return None if self.store is None else self.store.get((*self.cache_path, cache_name))
 
-    def keep(self, name: str, *tensors: Tensor) -> None:
+    def keep(self, cache_name: str, *tensors: Tensor) -> None:
         """Caches copies of tensors for later passes."""
         if self.store is None:
             return
         with counted_as(self.graph.meter, "cache"):
             copies = tuple(self.in_pool(x.shape, x.dtype) if self.paged else self.t.copy(x) for x in tensors)
-            self.store[(*self.cache_path, name)] = copies
+            self.store[(*self.cache_path, cache_name)] = copies
 
     def states(self, operation: Step, *shapes: Shape) -> tuple[Tensor, ...]:
         """Returns the tensors of a recurrent state, allocated in the first pass; none where no cache is kept.

@@ -55,10 +55,12 @@ class Region:
         self.results: dict[str, list[Tensor | None]] = {}
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
-    def keeps(self, name: str, calls: Counter[str]) -> bool:
+    def keeps(self, operation_name: str, calls: Counter[str]) -> bool:
         """Whether an operation's next result is stored. calls: operation → number of calls, incremented here."""
-        calls[name] += 1
-        return name in self.saved_operations and (name not in self.alternate or calls[name] % 2 == 1)
+        calls[operation_name] += 1
+        return operation_name in self.saved_operations and (
+            operation_name not in self.alternate or calls[operation_name] % 2 == 1
+        )
 
     def pack(self, tensor: Tensor) -> Saved:
         """Saves a number in place of the tensor, by which the tensor is found after recomputation."""
@@ -142,13 +144,13 @@ class _ResultKeeper:
     def __init__(self, region: Region) -> None:
         self.region, self.calls = region, Counter[str]()
 
-    def operation_result(self, name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
+    def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Computes a result, and stores it if its operation is selected."""
         output = make_tensor()
-        if self.region.keeps(name, self.calls):
+        if self.region.keeps(operation_name, self.calls):
             self.region.graph.meter.reclassify(output.storage.block, "activations")
-            results = self.region.results.setdefault(name, [])
-            self.region.made_after.append((name, len(results), len(self.region.packed)))
+            results = self.region.results.setdefault(operation_name, [])
+            self.region.made_after.append((operation_name, len(results), len(self.region.packed)))
             results.append(output.detached())
         return output
 
@@ -159,15 +161,15 @@ class _KeptResults:
     def __init__(self, region: Region) -> None:
         self.region, self.calls, self.next = region, Counter[str](), dict[str, int]()
 
-    def operation_result(self, name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
+    def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns the stored result of an operation, or computes it."""
-        if not self.region.keeps(name, self.calls):
+        if not self.region.keeps(operation_name, self.calls):
             return make_tensor()
-        result_number = self.next.get(name, 0)
-        self.next[name] = result_number + 1
-        output = self.region.results[name][result_number]
+        result_number = self.next.get(operation_name, 0)
+        self.next[operation_name] = result_number + 1
+        output = self.region.results[operation_name][result_number]
         assert output is not None
-        self.region.results[name][result_number] = None
+        self.region.results[operation_name][result_number] = None
         return output
 
 

@@ -17,17 +17,21 @@ CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
 
 def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: Choices) -> list[Evidence]:
     """Yields the kernels of a program's steps, and kernels chosen instead of the default."""
-    names = dict.fromkeys(name for operation in every_step(program.root.items) for name in kernels_of(operation))
-    steps = [(name, getattr(profile, name, None)) for name in names]
+    names = dict.fromkeys(
+        kernel_name for operation in every_step(program.root.items) for kernel_name in kernels_of(operation)
+    )
+    steps = [(kernel_name, getattr(profile, kernel_name, None)) for kernel_name in names]
     evidence = [
-        Evidence("kernel", kernel_title(name), _stated_witness(kernel)) for name, kernel in steps if kernel is not None
+        Evidence("kernel", kernel_title(kernel_name), _stated_witness(kernel))
+        for kernel_name, kernel in steps
+        if kernel is not None
     ]
     return [*evidence, *chosen_kernels(profile, kernel_choices)]
 
 
 def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator[Evidence]:
     """Yields the kernels chosen instead of the default; a kernel without a stated verification is untested."""
-    kernels = [vars(base)[name] for base in profile.__mro__ for name in vars(base)]
+    kernels = [vars(base)[kernel_name] for base in profile.__mro__ for kernel_name in vars(base)]
     for field in fields(kernel_choices):
         value = getattr(kernel_choices, field.name)
         if field.name not in CHOSEN or value == getattr(EAGER, field.name):

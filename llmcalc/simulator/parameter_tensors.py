@@ -19,18 +19,18 @@ from .value_tensors import ValueTensors
 class ParameterTensors(ValueTensors):
     """The parameters and buffers of a program, allocated at their first use."""
 
-    def weight(self, name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
+    def weight(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
         """Returns a module's parameter by name, allocated at its first use. module_path: default the current module."""
-        key = (*(self.module_path() if module_path is None else module_path), name)
+        key = (*(self.module_path() if module_path is None else module_path), parameter_name)
         return self.parameter(key, shape, self.dtype, self.adapters is None)
 
     def expert_weight(self, operation: Step, shape: Shape) -> Tensor:
         """Returns the stacked weights of all experts. shape: experts, rows and columns of each."""
         return self.weight(f"{operation.name}.weight", shape)
 
-    def buffer(self, name: str, shape: Shape, indices: bool = False) -> Tensor:
+    def buffer(self, parameter_name: str, shape: Shape, indices: bool = False) -> Tensor:
         """Returns a buffer of the current module by name. indices: whether its elements are integers."""
-        key = (*self.module_path(), name)
+        key = (*self.module_path(), parameter_name)
         self.buffers.add(key)
         return self.parameter(key, shape, INT64 if indices else self.dtype, trained=False)
 
@@ -50,7 +50,7 @@ class ParameterTensors(ValueTensors):
             operation.weight, operation.name, (extent(operation.weight.ins), extent(operation.weight.out))
         )
 
-    def _shared_weight(self, weight: Weight, name: str, shape: Shape) -> Tensor:
+    def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
         """Returns a parameter that several operations of a layer or of the model may share."""
         model_key = ("", id(weight))
         layer_key = (
@@ -60,7 +60,7 @@ class ParameterTensors(ValueTensors):
         for key in (model_key, layer_key):
             if key in self.weights:
                 return self.weights[key]
-        self.weights[layer_key] = parameter = self.weight(f"{name}.weight", shape)
+        self.weights[layer_key] = parameter = self.weight(f"{parameter_name}.weight", shape)
         return parameter
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
@@ -70,13 +70,13 @@ class ParameterTensors(ValueTensors):
                 self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
         return self.weights[key]
 
-    def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, parameter_name: str, parameter_use: Use) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
-        meter, is_trained = self.graph.meter, self.trained and self.adapters is None
+        memory_meter, is_trained = self.graph.meter, self.trained and self.adapters is None
         is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)
-        tensors = [empty(meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
+        tensors = [empty(memory_meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
         return (
-            [*tensors, empty(meter, (parameter_use.buffers(),), self.dtype)]
+            [*tensors, empty(memory_meter, (parameter_use.buffers(),), self.dtype)]
             if parameter_use.has("buffers")
             else tensors
         )

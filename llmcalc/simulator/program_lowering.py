@@ -116,8 +116,8 @@ class ProgramLowering(CacheTensors):
         module_scope = module_call.scope
         argument = None if module_scope.reads is None else self.get(module_scope.reads)
         self.frames.append(module_call)
-        meter = self.graph.meter
-        outer_place, meter.place = meter.place, self.place
+        memory_meter = self.graph.meter
+        outer_place, memory_meter.place = memory_meter.place, self.place
         memo, self.memo = self.memo, {} if module_scope.apart else self.memo
         outer_values = set(self.values) if module_scope.apart else set()
         module_kernel = self.module_kernel(module_scope)
@@ -131,7 +131,7 @@ class ProgramLowering(CacheTensors):
                 self.values.pop(key)
         self.memo = memo
         self.frames.pop()
-        meter.place = outer_place
+        memory_meter.place = outer_place
         del argument
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
@@ -320,15 +320,15 @@ class ProgramLowering(CacheTensors):
     def do_hold(self, operation: Step) -> None:
         """Keeps tensors referenced as local variables of a module."""
         frame = self.frames[-2 if operation.options["outside"] else -1]
-        for name, value in zip(operation.options["names"], operation.ins, strict=True):
+        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
             if not self.missing(value):
-                frame.local_tensors[name] = self.get(value)
+                frame.local_tensors[operation_name] = self.get(value)
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
         """Stores tensors for later operations of the pass."""
-        for name, value in zip(operation.options["names"], operation.ins, strict=True):
-            self.memo[name] = self.get(value)
+        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
+            self.memo[operation_name] = self.get(value)
 
     @compared(BY_TORCH)
     def do_enter(self, operation: Step) -> None:

@@ -59,8 +59,8 @@ class AllocatorOverhead(NamedTuple):
     @staticmethod
     def joined(runs: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
-        requested_bytes, slop = max(run.requested for run in runs), max(run.slop for run in runs)
-        reserved_bytes = max(run.requested + run.slop + run.free for run in runs)
+        requested_bytes, slop = max(replay.requested for replay in runs), max(replay.slop for replay in runs)
+        reserved_bytes = max(replay.requested + replay.slop + replay.free for replay in runs)
         return AllocatorOverhead(requested_bytes, slop, reserved_bytes - requested_bytes - slop, runs[-1].slop_after)
 
     def extrapolate(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
@@ -439,7 +439,7 @@ class RepeatedEvents:
             lines = [self._line(event) for event in part.inner]
             order = self._order(part)
             sweep = self._sweep(part, lines)
-            if any(not operation and nbytes == FREED for _, operation, nbytes, _ in lines) or len(order) <= 2:
+            if any(not increment and nbytes == FREED for _, increment, nbytes, _ in lines) or len(order) <= 2:
                 yield from ((_seen_by_allocator(events), ONCE) for events in sweep)
                 continue
             for events in (
@@ -477,14 +477,14 @@ class RepeatedEvents:
         events = [
             (
                 in_later_repeat(x, repeat)
-                if operation and nbytes == PLACED
-                else x + operation * repeat
-                if operation
+                if increment and nbytes == PLACED
+                else x + increment * repeat
+                if increment
                 else x,
                 nbytes,
                 value,
             )
-            for x, operation, nbytes, value in lines
+            for x, increment, nbytes, value in lines
         ]
         for end, owner in ((0, -1), (self.inner_repeats[sweep.stack] - 1, 1)):
             if repeat == end:  # the storages of a neighbour that is the first or the last repeat

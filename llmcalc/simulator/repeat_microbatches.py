@@ -638,7 +638,9 @@ class TraceReader:
             pass_bytes.most,
         )
         pass_trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
-        pass_trace.peaks = [(place, bytes, kinds) for place, (bytes, kinds) in pass_bytes.peaks.items()]
+        pass_trace.peaks = [
+            (allocation_place, bytes, kinds) for allocation_place, (bytes, kinds) in pass_bytes.peaks.items()
+        ]
         pass_trace.end = pass_bytes.place
         pass_trace.outputs = tuple(
             (i, self._output(template, storage_numbers[x], x))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def of_rank(rank: int, name: str) -> Optimizer:
+def of_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the record of APOLLO with projections of this rank."""
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
@@ -73,7 +73,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
                 norm_grad = scaled_grad
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad, factor)
 
-    return low_rank_optimizer("apollo", rank, name, states, step, "apollo_torch", "apollo_torch/apollo.py")
+    return low_rank_optimizer("apollo", rank, optimizer_name, states, step, "apollo_torch", "apollo_torch/apollo.py")
 
 
 def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:

@@ -35,7 +35,7 @@ LEAST_PAGED = 100_000
 
 
 def bitsandbytes_optimizer(
-    name: str, moments: Literal[1, 2], bits: Literal[8, 32], *aliases: str, paged: bool = False
+    optimizer_name: str, moments: Literal[1, 2], bits: Literal[8, 32], *aliases: str, paged: bool = False
 ) -> Optimizer:
     """Returns the record of an optimizer with this number of states per element."""
     formats = (
@@ -45,7 +45,7 @@ def bitsandbytes_optimizer(
     paging = "the driver may move states to the host, where the device has no room for them"
     eight = bits == 8
     return Optimizer(
-        name=name,
+        name=optimizer_name,
         implementations=("loop",),
         states=partial(state_bytes, moments, eight),
         step=partial(run_step, moments, eight),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def of_rank(rank: int, name: str) -> Optimizer:
+def of_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the record of GaLore with projections of this rank."""
 
     def clipped_rank(tensor: ParamTensor) -> Number:
@@ -70,7 +70,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
     return low_rank_optimizer(
         "galore",
         rank,
-        name,
+        optimizer_name,
         states,
         step,
         "galore_torch",

@@ -30,7 +30,7 @@ NOTE = "projected gradients for the weight matrices of linear layers in the laye
 def low_rank_optimizer(
     method: str,
     rank: int,
-    name: str,
+    optimizer_name: str,
     states: Callable[[Sequence[TrainedTensor], str], States],
     step: Callable[[OptimizerStep], None],
     library: str,
@@ -38,11 +38,11 @@ def low_rank_optimizer(
 ) -> Optimizer:
     """Returns the record of an optimizer with projections of a rank.
 
-    method: the optimizer's name without a rank. name, states, step: as of `Optimizer`. library: its package.
+    method: the optimizer's name without a rank. optimizer_name, states, step: as of `Optimizer`. library: its package.
     source: the file of the package that was read.
     """
     return Optimizer(
-        name=name,
+        name=optimizer_name,
         implementations=("loop",),
         states=states,
         step=step,

@@ -70,11 +70,11 @@ class OptimizerStep:
 
     def loop_over(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
         """Yields the parameters in order, and sets each one's path on the meter."""
-        meter = self.t.graph.meter
+        memory_meter = self.t.graph.meter
         for parameter in parameters:
-            meter.parameter_path = parameter.path
+            memory_meter.parameter_path = parameter.path
             yield parameter
-        meter.parameter_path = None
+        memory_meter.parameter_path = None
 
     def counted_as_states(self) -> AbstractContextManager[None]:
         """Counts new storages as optimizer states, inside a `with`."""

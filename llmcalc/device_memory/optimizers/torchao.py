@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
+def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
     """Returns the record of AdamW with states of `bits` bits per element."""
     codes_per_byte, map_entries = 8 // bits, 2**bits
 
@@ -54,7 +54,7 @@ def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
                         parameter.states += [aten.new((size // BLOCK,), FLOAT32), aten.new((map_entries,), FLOAT32)]
 
     return Optimizer(
-        name=name,
+        name=optimizer_name,
         implementations=("loop",),
         states=states,
         step=step,

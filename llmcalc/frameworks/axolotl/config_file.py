@@ -155,38 +155,38 @@ def is_axolotl(config: Table) -> bool:
 
 def read_axolotl(config: Table, source_file: Source) -> Launch:
     """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reading:
-        reading.ignored += [name for name in config if name in IGNORED]
-        unknown_keys(reading, config, (*READ, *IGNORED), "", "no key that is known")
+    with reading_of(source_file) as reader:
+        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
+        unknown_keys(reader, config, (*READ, *IGNORED), "", "no key that is known")
         for name, reason in REFUSED.items():
             if config.get(name) not in (None, False, "", []):
-                reading.unknown[name] = reason
-        _check_trained_patterns(reading, config)
-        noise_words(reading, config)
-        reading.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
+                reader.unknown[name] = reason
+        _check_trained_patterns(reader, config)
+        noise_words(reader, config)
+        reader.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
         for name in PARALLEL_SIZES:
             if config.get(name) not in (None, 1, 0):
-                reading.unknown[name] = "it is modelled as 1"
+                reader.unknown[name] = "it is modelled as 1"
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reading.size(config, "micro_batch_size", 1),
-            "num_microbatches": _accumulation_steps(reading, config),
-            "seq": reading.size(config, "sequence_len", 512),
-            **optimizer_settings(reading, "optimizer", reading.value(config, "optimizer", "adamw_torch_fused")),
+            "batch": reader.size(config, "micro_batch_size", 1),
+            "num_microbatches": _accumulation_steps(reader, config),
+            "seq": reader.size(config, "sequence_len", 512),
+            **optimizer_settings(reader, "optimizer", reader.value(config, "optimizer", "adamw_torch_fused")),
         }
-        half = _half_format(reading, config)
+        half = _half_format(reader, config)
         run_settings |= {"precision": "fp32"} if half is None else {"dtype": half, "master_weights": "none"}
-        run_settings |= _kernel_settings(reading, config)
-        run_settings |= _adapter_settings(reading, config)
-        _check_overrides(reading, config)
+        run_settings |= _kernel_settings(reader, config)
+        run_settings |= _adapter_settings(reader, config)
+        _check_overrides(reader, config)
         if config.get("rl"):
-            run_settings |= _preference_settings(reading, str(config["rl"]), run_settings)
+            run_settings |= _preference_settings(reader, str(config["rl"]), run_settings)
         if config.get("reward_model") or config.get("process_reward_model"):
-            reading.notes.append("the reward head is counted as the model's own output head, an upper bound")
+            reader.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if config.get("reward_model"):
-            run_settings |= pair_settings(reading, "reward", run_settings)
+            run_settings |= pair_settings(reader, "reward", run_settings)
         return trained(
-            reading,
+            reader,
             "axolotl",
             _trainer_arguments(config, half),
             run_settings,
@@ -225,14 +225,17 @@ def _half_format(reader: Reading, config: Table) -> str | None:
 
     `bf16: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
     """
-    is_given = any(config.get(name) for name in ("fp16", "float16", "float32", "bfloat16"))
+    is_given = any(config.get(argument_name) for argument_name in ("fp16", "float16", "float32", "bfloat16"))
     bf16 = "auto" if config.get("bf16") is None and not is_given else config.get("bf16")
     if bf16 == "auto":
         if not config.get("fp16"):
             reader.filled_in["bf16"] = True
             return "bf16"
         bf16 = False
-    flags = {name: reader.flag({**config, "bf16": bf16}, name) for name in ("bf16", "bfloat16", "fp16", "float16")}
+    flags = {
+        argument_name: reader.flag({**config, "bf16": bf16}, argument_name)
+        for argument_name in ("bf16", "bfloat16", "fp16", "float16")
+    }
     if flags["bf16"] or flags["bfloat16"]:
         return "bf16"
     return "fp16" if flags["fp16"] or flags["float16"] else None
@@ -297,9 +300,9 @@ def _adapter_settings(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters. QLoRA uses double quantization (loaders/model.py)."""
     adapter = config.get("adapter")
     if adapter in (None, "", False):
-        for name in ("load_in_4bit", "load_in_8bit"):
-            if config.get(name):
-                reader.unknown[name] = "quantized weights take no gradient without an adapter"
+        for argument_name in ("load_in_4bit", "load_in_8bit"):
+            if config.get(argument_name):
+                reader.unknown[argument_name] = "quantized weights take no gradient without an adapter"
         return {}
     if adapter not in ("lora", "qlora"):
         raise reader.wrong("adapter", f"{shown(adapter)}; expected lora or qlora")
@@ -377,7 +380,11 @@ def _trainer_arguments(config: Table, half: str | None) -> dict[str, Any]:
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """
-    arguments = {name: config[name] for name in ("deepspeed", "fsdp", "fsdp_config") if config.get(name)}
+    arguments = {
+        argument_name: config[argument_name]
+        for argument_name in ("deepspeed", "fsdp", "fsdp_config")
+        if config.get(argument_name)
+    }
     version = config.get("fsdp_version")
     if isinstance(arguments.get("fsdp_config"), Mapping) and version is not None:
         arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": version}

@@ -100,10 +100,10 @@ def read_deepspeed(config: Table, source_file: Source, trainer: Table | None = N
     trainer: the Trainer's settings for "auto" values: batch, num_microbatches, bf16, fp16; its defaults by default.
     Raises `InputError`, which names file and key.
     """
-    with reading_of(source_file) as reading:
-        launch_settings = read_into(reading, config, source_file.world_size, trainer or {})
-        settings = default_attention(reading) | launch_settings.settings
-        return reading.launch(
+    with reading_of(source_file) as reader:
+        launch_settings = read_into(reader, config, source_file.world_size, trainer or {})
+        settings = default_attention(reader) | launch_settings.settings
+        return reader.launch(
             "deepspeed",
             "deepspeed",
             layout=launch_settings.layout,

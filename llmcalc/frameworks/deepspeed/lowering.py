@@ -75,9 +75,9 @@ class GatheringProfile(Eager):
         """Returns a parameter, gathered for use."""
         return self.gather_for_use(super().parameter(key, shape, dtype, trained))
 
-    def _shared_weight(self, weight: Weight, name: str, shape: Shape) -> Tensor:
+    def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
         """Returns a shared parameter, gathered for use."""
-        return self.gather_for_use(super()._shared_weight(weight, name, shape))
+        return self.gather_for_use(super()._shared_weight(weight, parameter_name, shape))
 
     def gather_for_use(self, weight: Tensor) -> Tensor:
         """Returns a parameter, after gathering its module if necessary."""

@@ -136,30 +136,36 @@ def replay_zero(
     settings: DeepSpeedSettings,
     ranks: int,
     rank: int,
-    runtime: Runtime,
+    cuda_runtime: Runtime,
 ) -> tuple[ReplayResult, tuple[Term, ...]]:
     """Replays the set-up and two training steps of one rank on the allocator. Later steps repeat the second.
 
     Returns also what the rank keeps on the host.
     """
-    training_run = zero_run(spec, training_config, settings, ranks, rank, runtime.workspace, meter := EventMeter())
+    training_run = zero_run(
+        spec, training_config, settings, ranks, rank, cuda_runtime.workspace, memory_meter := EventMeter()
+    )
     training_run.set_up()
-    return replay_steps_on_allocator(training_run, meter, PrefixCache(runtime.expandable)), training_run.host_terms()
+    return replay_steps_on_allocator(
+        training_run, memory_meter, PrefixCache(cuda_runtime.expandable)
+    ), training_run.host_terms()
 
 
-def rank_memory(training_run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
     """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory_estimate, layout = training_run.memory, training_run.layout
     settings = settings_of(layout, training_run.own_settings, training_run.version)
-    training_config = memory_estimate.training(runtime)
+    training_config = memory_estimate.training(cuda_runtime)
     if not training_config.master and training_config.adapters is None and training_config.dtype != "float32":
         option = "--master-weights none" if memory_estimate.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     replay_result, on_host = replay_zero(
-        memory_estimate.spec, training_config, settings, layout.dp, layout.coordinates(rank).dp, runtime
+        memory_estimate.spec, training_config, settings, layout.dp, layout.coordinates(rank).dp, cuda_runtime
     )
     return replace(
-        summarize(replay_result, runtime, layer_stacks(memory_estimate.spec), tensor_status(settings, training_config)),
+        summarize(
+            replay_result, cuda_runtime, layer_stacks(memory_estimate.spec), tensor_status(settings, training_config)
+        ),
         host=on_host,
     )
 

@@ -93,8 +93,8 @@ class ZeroRun(TrainingRun):
     def host_state_bytes(self, elements: int) -> int:
         """Returns the host bytes of fp32 optimizer states; step counts are Python numbers (`DeepSpeedCPUAdam`)."""
         tensor = TrainedTensor(ParamTensor((elements,), "vector"), "optimizer", 1)
-        record = optimizer(self.training.optimizer)
-        states = record.state([tensor], FLOAT32.name, self.training.momentum).states
+        optimizer_record = optimizer(self.training.optimizer)
+        states = optimizer_record.state([tensor], FLOAT32.name, self.training.momentum).states
         return sum(int(size) for name, size in states.items() if name != "step")
 
     @contextmanager

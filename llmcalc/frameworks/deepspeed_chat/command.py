@@ -50,27 +50,27 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         loss = _loss_of_command(source_file.where, arguments)
         if loss == "rlhf":
-            raise reading.wrong(
+            raise reader.wrong(
                 f"line {command_line.line}",
                 "DeepSpeed-Chat's step 3 runs four models in one process, which is not modelled; expected step 1 or 2",
             )
-        data = plain_arguments(arguments, reading, READ)
-        target = model_name(reading, "--model_name_or_path", arguments.get("--model_name_or_path"))
-        reading.ignored += [name for name in data if name in IGNORED]
-        unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
+        data = plain_arguments(arguments, reader, READ)
+        target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        reader.ignored += [name for name in data if name in IGNORED]
+        unknown_keys(reader, data, (*READ, *IGNORED), "", "no argument that is known")
         if not loss and "step1" not in source_file.where:
-            reading.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
-        config, settings = _deepspeed_config(reading, data), _other_settings(reading, data)
+            reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
+        config, settings = _deepspeed_config(reader, data), _other_settings(reader, data)
         if loss == "reward" and "modules_to_save" in settings:
             settings["modules_to_save"] = ("embed_tokens",)  # its model has no output head
         if loss:
-            settings |= _pair_settings(reading, data, loss, config)
-        launch_settings = run_of_program(reading, config, source_file.world_size, settings)
-        return launch_of_run(reading, LAUNCH_FILE, "deepspeed", launch_settings, target)
+            settings |= _pair_settings(reader, data, loss, config)
+        launch_settings = run_of_program(reader, config, source_file.world_size, settings)
+        return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target)
 
 
 def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:

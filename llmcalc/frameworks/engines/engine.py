@@ -155,7 +155,7 @@ class Engine:
 
     def stack(self, version: tuple[int, ...]) -> str:
         """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
-        return [name for first_version, name in self.stacks if first_version <= version][-1]
+        return [flag_name for first_version, flag_name in self.stacks if first_version <= version][-1]
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the command-line flags of the engine."""

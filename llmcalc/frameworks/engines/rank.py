@@ -249,8 +249,8 @@ def _walk_components(engine_record: Record, depth: int = 0) -> Iterator[Record]:
     yield engine_record
     if depth > 8:
         return
-    for name in type(engine_record).model_fields:
-        value = getattr(engine_record, name)
+    for flag_name in type(engine_record).model_fields:
+        value = getattr(engine_record, flag_name)
         for item in (
             value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
         ):

@@ -23,4 +23,4 @@ class Receipt:
 
     def differing(self, fields: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
         """Returns the names among `fields` whose values in the log and in `settings` differ."""
-        return [name for name in fields if self.settings.get(name) != settings.get(name)]
+        return [flag_name for flag_name in fields if self.settings.get(flag_name) != settings.get(flag_name)]

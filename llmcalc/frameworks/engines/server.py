@@ -132,13 +132,17 @@ class EngineServer:
     def assumed(self) -> dict[str, Any]:
         """Flag name → the default, for each flag that the user did not type."""
         engine_record = engine(self.name)
-        return {engine_record.typed(name): value for name, value in self.defaults.items() if name not in self.flags}
+        return {
+            engine_record.typed(flag_name): value
+            for flag_name, value in self.defaults.items()
+            if flag_name not in self.flags
+        }
 
     @property
     def settings(self) -> dict[str, Any]:
         """Flag name → the value in effect, with the parallel sizes and without the measured sizes."""
         values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
-        return {name: value for name, value in values.items() if name != FIELD}
+        return {flag_name: value for flag_name, value in values.items() if flag_name != FIELD}
 
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
@@ -147,10 +151,10 @@ class EngineServer:
         if receipt is None:
             return {}
         return {
-            name: size
-            for name, size in receipt.terms.items()
-            if name in self.decided_by
-            and not receipt.differing((*self.layout_fields, *self.decided_by[name]), self.settings)
+            flag_name: size
+            for flag_name, size in receipt.terms.items()
+            if flag_name in self.decided_by
+            and not receipt.differing((*self.layout_fields, *self.decided_by[flag_name]), self.settings)
         }
 
     def measured_or_computed(self, name: str, computed: int) -> int:

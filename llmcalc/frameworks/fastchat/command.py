@@ -91,11 +91,11 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     from .record import LAUNCH_FILE
 
     name = _script_name(command_line)
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
-        config = plain_arguments(arguments, reading, READ | (keys_read() - {"model_name_or_path"}))
-        target = model_name(reading, "--model_name_or_path", arguments.get("--model_name_or_path"))
-        return launch_as_trainer(reading, LAUNCH_FILE, _trainer_arguments(reading, config, name, target), target)
+        config = plain_arguments(arguments, reader, READ | (keys_read() - {"model_name_or_path"}))
+        target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        return launch_as_trainer(reader, LAUNCH_FILE, _trainer_arguments(reader, config, name, target), target)
 
 
 def _trainer_arguments(reader: Reading, config: dict[str, Any], name: str, target: str) -> dict[str, Any]:

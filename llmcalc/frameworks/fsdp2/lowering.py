@@ -266,16 +266,16 @@ class FsdpProfile(RingAttention):
         path = ".".join(filter(None, (self.path, module_call.scope.name)))
         if self.traffic is None or path not in self.layer_paths:
             return super().layer(module_call, x)
-        group, meter = self.groups.get(Layer(path, layer_index)), self.graph.meter
+        group, memory_meter = self.groups.get(Layer(path, layer_index)), self.graph.meter
         if group is None:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
-        outer_place, meter.place = meter.place, Place(meter.place.phase, layer_index, path)
+        outer_place, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, path)
         cast_input = group.pre_forward(x)
         assert cast_input is not None
         output = super().layer(module_call, cast_input)
         module_call.local_tensors.clear()  # the variables of its forward pass
         group.post_forward([output])
-        meter.place = outer_place
+        memory_meter.place = outer_place
         return output
 
 

@@ -374,7 +374,7 @@ def stage_memory(
     training_config: Training,
     layout: Layout,
     rank: int,
-    runtime: Runtime,
+    cuda_runtime: Runtime,
     fsdp_settings: Fsdp,
     tensors: Term,
     schedule_settings: ScheduleSettings = NEWEST,
@@ -388,8 +388,8 @@ def stage_memory(
             training_config,
             layout,
             rank,
-            meter := Recorder(),
-            runtime.workspace,
+            memory_meter := Recorder(),
+            cuda_runtime.workspace,
             fsdp_settings,
             schedule_settings,
         )
@@ -407,7 +407,7 @@ def stage_memory(
             model_chunk.lowering.run_only = layers_to_run
             shortened_layers += [len(stacks) + i for i in layers_to_run]
             stacks += chunk_loops
-        return RepeatAnalysis(_record_two_steps(sharded_rank, meter), stacks, shortened_layers)
+        return RepeatAnalysis(_record_two_steps(sharded_rank, memory_meter), stacks, shortened_layers)
 
     try:
         repeat_analysis = record_steps(
@@ -415,7 +415,10 @@ def stage_memory(
         )  # else the first and the last layers gather fewer
     except NotRepeating:
         repeat_analysis = record_steps(shortens=False)
-    result, blocks = repeat_analysis.counted({}), repeat_analysis.overhead(CachingAllocator(runtime.expandable), {})
+    result, blocks = (
+        repeat_analysis.counted({}),
+        repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {}),
+    )
     result.slop, result.slop_after = blocks.slop, blocks.slop_after
     result.reserved = result.peak[1].bytes + blocks.slop + blocks.free
-    return summarize(result, runtime, layer_stacks(spec), tensors)
+    return summarize(result, cuda_runtime, layer_stacks(spec), tensors)

@@ -256,7 +256,7 @@ def played_stage(
         fsdp=fsdp_settings,
         schedule_settings=schedule_settings,
     )
-    training_run = make_run(memory_meter=(meter := EventMeter()))
+    training_run = make_run(memory_meter=(memory_meter := EventMeter()))
     if sum(len(model_chunk.stage.layers) for model_chunk in training_run.chunks) > MANY:
         return None
     training_run.set_up()
@@ -277,12 +277,12 @@ def played_stage(
         chunk.lowering.first_layer_index - layers_before
         for chunk, layers_before in zip(training_run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    passes = PlayedPasses(meter, recorded_rank.traces, layer_offsets, parameters)
+    passes = PlayedPasses(memory_meter, recorded_rank.traces, layer_offsets, parameters)
     for model_chunk in training_run.chunks:
         model_chunk.passes = passes
     try:
         recorded_rank.replayed[steps_key] = replay_steps_on_allocator(
-            training_run, meter, recorded_rank.prefix_cache(expandable)
+            training_run, memory_meter, recorded_rank.prefix_cache(expandable)
         )
     except NotRepeating:
         return None
@@ -333,22 +333,22 @@ def _rehearsed_traces(
 
 
 def _record_passes(
-    sharded_rank: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int
+    sharded_rank: ShardedRank, recorder: Recorder, is_last_stage: bool, group_size: int
 ) -> list[RecordedPass]:
-    """Runs two training steps and returns their passes. group: micro-batches of a group in `_run_schedule`."""
+    """Runs two training steps and returns their passes. group_size: micro-batches of a group in `_run_schedule`."""
     sharded_rank.set_up()
     passes = PassRecorder(recorder, [model_chunk.gathered() for model_chunk in sharded_rank.chunks])
     for model_chunk in sharded_rank.chunks:
         model_chunk.passes = passes  # type: ignore[assignment]
     for _ in range(2):
         for _ in range(2 if sharded_rank.schedules > 1 else 1):
-            _run_schedule(sharded_rank, is_last_stage, group)
+            _run_schedule(sharded_rank, is_last_stage, group_size)
         sharded_rank.update()
         sharded_rank.zero_grad()
     return passes.passes
 
 
-def _run_schedule(sharded_rank: ShardedRank, is_last_stage: bool, group: int) -> None:
+def _run_schedule(sharded_rank: ShardedRank, is_last_stage: bool, group_size: int) -> None:
     """Runs a few micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes."""
     for model_chunk in sharded_rank.chunks:
         model_chunk.clear_runtime_states()
@@ -358,8 +358,8 @@ def _run_schedule(sharded_rank: ShardedRank, is_last_stage: bool, group: int) ->
     for model_chunk in sharded_rank.chunks if sharded_rank.active else ():
         model_chunk.unshard()
         model_chunk.wait_for_unshard()
-    for start in range(0, MICROBATCHES, group):
-        batches = range(start, start + group)
+    for start in range(0, MICROBATCHES, group_size):
+        batches = range(start, start + group_size)
         for model_chunk in sharded_rank.chunks:
             for i in batches:
                 losses[model_chunk.number].append(model_chunk.forward_and_loss(i))

@@ -73,7 +73,7 @@ def fsdp_memory(
     training_config: Training,
     layout: Layout,
     rank: int = 0,
-    runtime: Runtime = HOPPER,
+    cuda_runtime: Runtime = HOPPER,
     fsdp_settings: Fsdp = TITAN,
     tensors: Term | None = None,
     schedule_settings: ScheduleSettings = NEWEST,
@@ -100,14 +100,16 @@ def fsdp_memory(
     if layout.pp > 1:
         replay_result = None
         if shared is not None:
-            expandable, workspace = runtime.expandable, runtime.workspace
+            expandable, workspace = cuda_runtime.expandable, cuda_runtime.workspace
             replay_result = played_stage(
                 spec, training_config, layout, rank, expandable, workspace, fsdp_settings, schedule_settings, shared
             )
         if replay_result is not None:
-            return summarize(replay_result, runtime, layer_stacks(spec), tensors)
-        return stage_memory(spec, training_config, layout, rank, runtime, fsdp_settings, tensors, schedule_settings)
-    memory = counted_rank(spec, training_config, layout, rank, runtime, fsdp_settings, shared).memory((), tensors)
+            return summarize(replay_result, cuda_runtime, layer_stacks(spec), tensors)
+        return stage_memory(
+            spec, training_config, layout, rank, cuda_runtime, fsdp_settings, tensors, schedule_settings
+        )
+    memory = counted_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings, shared).memory((), tensors)
     return (
         replace(memory, host=host_terms(spec, training_config, layout, rank, fsdp_settings))
         if fsdp_settings.offloads
@@ -129,7 +131,7 @@ def counted_rank(
     training_config: Training,
     layout: Layout,
     rank: int,
-    runtime: Runtime,
+    cuda_runtime: Runtime,
     fsdp_settings: Fsdp,
     shared: dict[Any, Any] | None = None,
 ) -> CountedRun:
@@ -138,16 +140,18 @@ def counted_rank(
     Ranks whose recorded events are equal have one run, which is replayed on an allocator once.
     """
     runs: dict[int, tuple[list[RecordedEvents], CountedRun]]
-    runs = {} if shared is None else shared.setdefault(("without a pipeline", runtime.expandable), {})
+    runs = {} if shared is None else shared.setdefault(("without a pipeline", cuda_runtime.expandable), {})
     if rank not in runs:
-        counted = _count_rank(spec, training_config, layout, rank, runtime, fsdp_settings)
+        counted = _count_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings)
         recordings = counted.recordings
-        runs[rank] = next((known for known in runs.values() if known[0] == recordings), (recordings, counted))
+        runs[rank] = next(
+            (counted_runs for counted_runs in runs.values() if counted_runs[0] == recordings), (recordings, counted)
+        )
     return runs[rank][1]
 
 
 def _count_rank(
-    spec: ModelSpec, training_config: Training, layout: Layout, rank: int, runtime: Runtime, fsdp_settings: Fsdp
+    spec: ModelSpec, training_config: Training, layout: Layout, rank: int, cuda_runtime: Runtime, fsdp_settings: Fsdp
 ) -> CountedRun:
     """Records a rank without a pipeline, and counts its tensors. Arguments are those of `fsdp_memory`."""
     rank_sharding = sharding(training_config, layout, rank, fsdp_settings)
@@ -165,14 +169,14 @@ def _count_rank(
             record(spec, rank_training, rank_sharding, fsdp_settings, layout.reshard, layers, workspace, program, ring)
         ]
 
-    return CountedRun(spec, run, runtime, training_config.recompute.every)
+    return CountedRun(spec, run, cuda_runtime, training_config.recompute.every)
 
 
 def host_terms(
     spec: ModelSpec, training_config: Training, layout: Layout, rank: int, fsdp_settings: Fsdp
 ) -> tuple[Term, ...]:
     """Returns the named parts of a rank's host memory, in bytes: pinned shards and gradients, and optimizer states."""
-    stacks, record = layer_stacks(spec), optimizer(training_config.optimizer)
+    stacks, optimizer_record = layer_stacks(spec), optimizer(training_config.optimizer)
     weights = gradients = states = 0
     for layer, group in _run_of_few_layers(spec, training_config, layout, rank, fsdp_settings).lowering.groups.items():
         represented_layers = _represented_layers(layer, stacks)
@@ -183,7 +187,7 @@ def host_terms(
                 continue
             gradients += represented_layers * size
             shard = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
-            states += int(record.state([shard], parameter.shard.dtype.name, training_config.momentum).bytes)
+            states += int(optimizer_record.state([shard], parameter.shard.dtype.name, training_config.momentum).bytes)
     source = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
     return (
         Term("weights (pinned)", weights, "source", source),
@@ -192,14 +196,14 @@ def host_terms(
     )
 
 
-def rank_memory(training_run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
     """Returns the memory of one rank under torchtitan at the run's date.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
     memory_estimate, layout = training_run.memory, training_run.layout
     version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
-    training, fsdp_settings = _training_on(training_run, runtime)
+    training, fsdp_settings = _training_on(training_run, cuda_runtime)
     status = memory_estimate.tensors(training.choices.attention)
     tensors = None if status.status == "exact" else status
     schedule_settings = schedule_settings_at(torchtitan_date(version, settings), settings.schedules)
@@ -208,15 +212,15 @@ def rank_memory(training_run: RunOnRanks, rank: int, runtime: Runtime) -> Device
         training,
         layout,
         rank,
-        runtime,
+        cuda_runtime,
         fsdp_settings,
         tensors,
         schedule_settings,
-        training_run.recorded_ranks(runtime),
+        training_run.recorded_ranks(cuda_runtime),
     )
 
 
-def tensor_bytes(training_run: RunOnRanks, rank: int, runtime: Runtime) -> int:
+def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> int:
     """Returns the bytes of tensors of a rank at its peak; 0 for a pipeline stage, whose replay alone states them.
 
     Raises `InputError` as `rank_memory` does.
@@ -225,16 +229,16 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, runtime: Runtime) -> int:
     if layout.pp > 1:
         return 0
     check_context_parallelism(spec, layout)
-    training, fsdp_settings = _training_on(training_run, runtime)
+    training, fsdp_settings = _training_on(training_run, cuda_runtime)
     return counted_rank(
-        spec, training, layout, rank, runtime, fsdp_settings, training_run.recorded_ranks(runtime)
+        spec, training, layout, rank, cuda_runtime, fsdp_settings, training_run.recorded_ranks(cuda_runtime)
     ).tensor_bytes
 
 
-def _training_on(training_run: RunOnRanks, runtime: Runtime) -> tuple[Training, Fsdp]:
+def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Training, Fsdp]:
     """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
     memory_estimate = training_run.memory
-    training_config = memory_estimate.training(runtime)
+    training_config = memory_estimate.training(cuda_runtime)
     if TOWERS.name in memory_estimate.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
     version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)

@@ -191,8 +191,8 @@ class _Job:
 
 def read_titan(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a torchtitan job. Raises `InputError` that names file and key."""
-    with reading_of(source_file) as reading:
-        return _read_sections(_Job(config, reading), source_file.world_size)
+    with reading_of(source_file) as reader:
+        return _read_sections(_Job(config, reader), source_file.world_size)
 
 
 def read_job(config: Table, reader: Reading, spec: ModelSpec) -> Launch:

@@ -53,7 +53,7 @@ def read_python(text: str, source_file: Source) -> Launch:
 
     Raises `InputError`, which names file, function and field.
     """
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         configurations = Configurations(parse_python(text, source_file.where))
         names = [name for name in configurations.functions if name.startswith(FAMILIES)] or [
             name for name in configurations.functions if not name.startswith("_")
@@ -62,7 +62,7 @@ def read_python(text: str, source_file: Source) -> Launch:
         name = words[0] if words else ""
         if name not in names:
             problem = f"no configuration '{name[:60]}'" if name else f"{len(names)} configurations"
-            raise reading.wrong(
+            raise reader.wrong(
                 "config",
                 f"the file has {problem}: {', '.join(names[:8])[:300]}; expected one of them, as in --launch "
                 f"'{source_file.where} {names[0] if names else 'NAME'}'.{suggest(name, names) if name else ''}".rstrip(
@@ -72,12 +72,12 @@ def read_python(text: str, source_file: Source) -> Launch:
         try:
             config = configurations.of(name)
         except RecursionError:
-            raise reading.wrong(name, "nested too deeply; expected a configuration") from None
+            raise reader.wrong(name, "nested too deeply; expected a configuration") from None
         for word in source_file.arguments:
             key, equals_sign, value = word.lstrip("-").partition("=")
             if equals_sign:
                 config[key] = plain_value(value)
-        return _read_configuration(reading, config, name)
+        return _read_configuration(reader, config, name)
 
 
 def _read_configuration(reader: Reading, config: Config, name: str) -> Launch:

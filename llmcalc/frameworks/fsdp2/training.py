@@ -155,7 +155,9 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
     if not optimizer(training_config.optimizer).by_element:
-        supported_optimizers = " or ".join(record.name for record in optimizers() if record.by_element)
+        supported_optimizers = " or ".join(
+            framework_record.name for framework_record in optimizers() if framework_record.by_element
+        )
         raise InputError(
             f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {supported_optimizers}"
         )
@@ -311,14 +313,23 @@ def record(
 ) -> RecordedEvents:
     """Records the set-up and two training steps of a rank. layers, program, ring: as in `FsdpRun`."""
     training_run = FsdpRun(
-        spec, training_config, sharding, fsdp_settings, reshard, layers, workspace, meter := Recorder(), program, ring
+        spec,
+        training_config,
+        sharding,
+        fsdp_settings,
+        reshard,
+        layers,
+        workspace,
+        memory_meter := Recorder(),
+        program,
+        ring,
     )
     training_run.set_up()
-    set_up = meter.cut()
+    set_up = memory_meter.cut()
     training_run.next_batch()
-    batch = meter.cut()
+    batch = memory_meter.cut()
     training_run.micro_batches()
-    recorded_run = repeat_steps(training_run, meter, set_up, batch, meter.cut())
+    recorded_run = repeat_steps(training_run, memory_meter, set_up, batch, memory_meter.cut())
     return recorded_run or two_steps(
         FsdpRun(
             spec,
@@ -328,9 +339,9 @@ def record(
             reshard,
             layers,
             workspace,
-            meter := Recorder(),
+            memory_meter := Recorder(),
             program,
             ring,
         ),
-        meter,
+        memory_meter,
     )

@@ -71,14 +71,14 @@ def _path_without_indices(key: Path) -> str:
 
 def _unsharded_shapes(items: Iterable[Item], path: str) -> Iterator[tuple[str, Shape]]:
     """Yields (path, unsharded shape) of each sharded parameter, with matrices as [rows, columns]."""
-    for name, operation in named_steps(items, path):
+    for option_name, operation in named_steps(items, path):
         if operation.weight is not None and is_divided((*operation.weight.ins, *operation.weight.out)):
             table = operation.verb in ("table", "unread_table")
             rows, columns = (
                 (operation.weight.ins, operation.weight.out) if table else (operation.weight.out, operation.weight.ins)
             )
-            yield f"{name}.weight", (_unsharded_length(rows), _unsharded_length(columns))
-            yield f"{name}.bias", (_unsharded_length(operation.weight.out),)
+            yield f"{option_name}.weight", (_unsharded_length(rows), _unsharded_length(columns))
+            yield f"{option_name}.bias", (_unsharded_length(operation.weight.out),)
 
 
 def _unsharded_length(axes: Axes) -> int:

@@ -21,13 +21,13 @@ SMALL_BATCH = 128
 
 def memory(server: GgmlServer) -> EngineMemory:
     """Returns the memory of a server, after llama.cpp's --fit has adjusted its flags."""
-    fitted = fit(server)
-    fitted_memory = engine_memory(fitted.server, fitted.buffers, fitted.notes)
-    if not fitted.notes:
+    fitted_server = fit(server)
+    fitted_memory = engine_memory(fitted_server.server, fitted_server.buffers, fitted_server.notes)
+    if not fitted_server.notes:
         return fitted_memory
-    assumed_flags = {**engine_memory(server, fitted.buffers).assumed}
+    assumed_flags = {**engine_memory(server, fitted_server.buffers).assumed}
     if "--ctx-size" in assumed_flags:
-        assumed_flags["--ctx-size"] = fitted.server.context
+        assumed_flags["--ctx-size"] = fitted_server.server.context
     return EngineMemory(**{**fitted_memory.__dict__, "assumed": assumed_flags})
 
 
@@ -138,9 +138,9 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
     Of as many devices: everything on GPUs, a smaller cache, experts on the host, layers on the host. A placement that
     the user's flags fix is the only one.
     """
-    fixed_flags = [name for name in ("tensor_split", "device") if name in server.flags]
+    fixed_flags = [flag_name for flag_name in ("tensor_split", "device") if flag_name in server.flags]
     is_fixed = server.asks_for_layers or any(
-        name in server.flags for name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
+        flag_name in server.flags for flag_name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
     )
     devices = len(server.devices) if fixed_flags else 1
     while devices <= most_devices:

@@ -54,9 +54,9 @@ def fit(server: GgmlServer) -> Fitted:
     if fitted_server.notes and len(server.devices) == 1 and _keeps_margins(fitted_server, targets):
         return fitted_server
     fixed = [
-        name
-        for name in ("override_tensor", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "tensor_split")
-        if server.flags.get(name)
+        flag_name
+        for flag_name in ("override_tensor", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "tensor_split")
+        if server.flags.get(flag_name)
     ]
     if server.asks_for_layers or fixed:
         flag = "n_gpu_layers" if server.asks_for_layers else fixed[0]
@@ -79,25 +79,25 @@ def margins(server: GgmlServer) -> list[int]:
     ]
 
 
-def _keeps_margins(fitted: Fitted, targets: list[int]) -> bool:
-    totals = [fitted.buffers.total(device) for device in fitted.server.devices]
+def _keeps_margins(fitted_server: Fitted, targets: list[int]) -> bool:
+    totals = [fitted_server.buffers.total(device) for device in fitted_server.server.devices]
     return all(used_bytes <= target for used_bytes, target in zip(totals, targets, strict=True))
 
 
-def _used_bytes(fitted: Fitted) -> int:
-    return sum(fitted.buffers.total(device) for device in fitted.server.devices)
+def _used_bytes(fitted_server: Fitted) -> int:
+    return sum(fitted_server.buffers.total(device) for device in fitted_server.server.devices)
 
 
-def _with_less_context(fitted: Fitted, targets: list[int]) -> Fitted:
+def _with_less_context(fitted_server: Fitted, targets: list[int]) -> Fitted:
     """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
-    server = fitted.server
-    longest_context, used = server.context, _used_bytes(fitted)
+    server = fitted_server.server
+    longest_context, used = server.context, _used_bytes(fitted_server)
     least_context = int(server.flags.get("fit_ctx", server.record.fit_ctx)) * server.streams
     if used <= sum(targets) or not server.has_automatic_context or longest_context <= least_context:
-        return fitted
+        return fitted_server
     target_bytes, device_count = sum(targets), len(server.devices)
     if device_count > 1:
-        layer_bytes = sum(fitted.buffers.model[device] for device in server.devices) // max(
+        layer_bytes = sum(fitted_server.buffers.model[device] for device in server.devices) // max(
             1, min(server.layers_on_gpus, len(server.model.layers))
         )
         target_bytes -= (
@@ -150,77 +150,83 @@ class _Fit:
             layer += gpu_layers.hosted
         return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
-    def buffers_of(self, shares: list[_Share]) -> Buffers:
-        placement = self.placement_of(shares)
-        on_gpus = sum(gpu_layers.layers for gpu_layers in shares)
+    def buffers_of(self, layers_by_gpu: list[_Share]) -> Buffers:
+        placement = self.placement_of(layers_by_gpu)
+        on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
-    def keeps_margins(self, shares: list[_Share], *numbers: int) -> bool:
+    def keeps_margins(self, layers_by_gpu: list[_Share], *numbers: int) -> bool:
         """Whether all GPUs keep their free margin with these layers."""
-        buffers = self.buffers_of(shares)
-        return all(buffers.total(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(shares))
+        buffers = self.buffers_of(layers_by_gpu)
+        return all(buffers.total(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(layers_by_gpu))
 
     def place_layers(self) -> Fitted:
         """Returns the server with layers placed: without experts from the last GPU on, then with experts."""
         layer_count = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
-        shares = [_Share()] * len(self.server.devices)
-        for i in reversed(range(len(shares))):
-            unplaced = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in shares)
-            shares = self._with_most_layers(shares, i, unplaced, has_experts)
-        if has_experts and sum(gpu_layers.layers for gpu_layers in shares) == layer_count + 1:
-            shares = self._with_experts(shares)
-        on_gpus = sum(gpu_layers.layers for gpu_layers in shares)
-        placement = self.placement_of(shares)
+        layers_by_gpu = [_Share()] * len(self.server.devices)
+        for i in reversed(range(len(layers_by_gpu))):
+            unplaced = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
+            layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced, has_experts)
+        if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
+            layers_by_gpu = self._with_experts(layers_by_gpu)
+        on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
+        placement = self.placement_of(layers_by_gpu)
         server = self.server.with_flags(n_gpu_layers=on_gpus)
         note = f"--fit places {on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
         hosted_layers = len(placement.host_experts) + len(placement.partial)
         note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
         return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
 
-    def _with_most_layers(self, shares: list[_Share], i: int, most_layers: int, has_experts: bool) -> list[_Share]:
+    def _with_most_layers(
+        self, layers_by_gpu: list[_Share], i: int, most_layers: int, has_experts: bool
+    ) -> list[_Share]:
         """Returns the GPUs' layers, with as many layers without experts on GPU `i` as fit."""
 
         def with_layers(layers: int) -> list[_Share]:
-            hosted_layers = max(layers - (i == len(shares) - 1), 0) if has_experts else 0
-            return [*shares[:i], _Share(layers, hosted_layers), *shares[i + 1 :]]
+            hosted_layers = max(layers - (i == len(layers_by_gpu) - 1), 0) if has_experts else 0
+            return [*layers_by_gpu[:i], _Share(layers, hosted_layers), *layers_by_gpu[i + 1 :]]
 
         return with_layers(_largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
 
-    def _with_experts(self, shares: list[_Share]) -> list[_Share]:
+    def _with_experts(self, layers_by_gpu: list[_Share]) -> list[_Share]:
         """Returns the GPUs' layers with experts moved from the host, first to the first GPU, also parts of a layer."""
-        for i in range(len(shares)):
-            hosted_layers = sum(gpu_layers.hosted for gpu_layers in shares)
+        for i in range(len(layers_by_gpu)):
+            hosted_layers = sum(gpu_layers.hosted for gpu_layers in layers_by_gpu)
             if not hosted_layers:
                 break
-            shares = _with_moved_layers(shares, i, self._most_movable_layers(shares, i, hosted_layers))
-            if sum(gpu_layers.hosted for gpu_layers in shares) and not shares[i].overflow:
-                shares = self._with_partial_layer(shares, i)
-        return shares
+            layers_by_gpu = _with_moved_layers(
+                layers_by_gpu, i, self._most_movable_layers(layers_by_gpu, i, hosted_layers)
+            )
+            if sum(gpu_layers.hosted for gpu_layers in layers_by_gpu) and not layers_by_gpu[i].overflow:
+                layers_by_gpu = self._with_partial_layer(layers_by_gpu, i)
+        return layers_by_gpu
 
-    def _most_movable_layers(self, shares: list[_Share], i: int, most_layers: int) -> int:
-        return _largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(shares, i, n), i))
+    def _most_movable_layers(self, layers_by_gpu: list[_Share], i: int, most_layers: int) -> int:
+        return _largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
 
-    def _with_partial_layer(self, shares: list[_Share], i: int) -> list[_Share]:
+    def _with_partial_layer(self, layers_by_gpu: list[_Share], i: int) -> list[_Share]:
         """Returns the GPUs' layers with as many parts of the next layer's experts on GPU `i` as fit."""
-        source = next((j for j, gpu_layers in enumerate(shares) if gpu_layers.hosted), None)
+        source = next((j for j, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
         if source is None or source < i:
-            return shares
-        changed_shares = shares
+            return layers_by_gpu
+        changed_shares = layers_by_gpu
         for expert_parts in ("up", "gate"):
-            trial_shares = _with_overflow(shares, source, i, PARTS[expert_parts])
+            trial_shares = _with_overflow(layers_by_gpu, source, i, PARTS[expert_parts])
             if not self.keeps_margins(trial_shares, i, i + 1):
                 break
             changed_shares = trial_shares
-        if changed_shares is shares:
-            trial_shares = _with_overflow(shares, source, i, PARTS["attention"])
-            changed_shares = trial_shares if source > i and self.keeps_margins(trial_shares, i, i + 1) else shares
+        if changed_shares is layers_by_gpu:
+            trial_shares = _with_overflow(layers_by_gpu, source, i, PARTS["attention"])
+            changed_shares = (
+                trial_shares if source > i and self.keeps_margins(trial_shares, i, i + 1) else layers_by_gpu
+            )
         return changed_shares
 
 
-def _with_moved_layers(shares: list[_Share], i: int, number: int) -> list[_Share]:
+def _with_moved_layers(layers_by_gpu: list[_Share], i: int, number: int) -> list[_Share]:
     """Returns the GPUs' layers, with layers moved to GPU `i` together with their experts on the host."""
-    result = list(shares)
+    result = list(layers_by_gpu)
     layers_left = number
     for j, share in enumerate(result):
         taken_layers = min(layers_left, share.hosted)
@@ -230,9 +236,9 @@ def _with_moved_layers(shares: list[_Share], i: int, number: int) -> list[_Share
     return result
 
 
-def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[str, ...]) -> list[_Share]:
+def _with_overflow(layers_by_gpu: list[_Share], source: int, i: int, overflow: tuple[str, ...]) -> list[_Share]:
     """Returns the GPUs' layers with one more layer on a GPU, without the parts of its experts in `overflow`."""
-    result = list(shares)
+    result = list(layers_by_gpu)
     if source != i:
         result[source] = replace(result[source], layers=result[source].layers - 1, hosted=result[source].hosted - 1)
         result[i] = replace(result[i], layers=result[i].layers + 1, hosted=result[i].hosted + 1)

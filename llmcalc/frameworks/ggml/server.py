@@ -23,7 +23,7 @@ MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 
 def cache_bytes(type_name: str, elements: int) -> int:
     """Returns the bytes of `elements` cached elements in a ggml number format."""
-    sizes = {name.lower(): (block, nbytes) for name, block, nbytes in TYPES.values()} | MORE_TYPES
+    sizes = {flag_name.lower(): (block, nbytes) for flag_name, block, nbytes in TYPES.values()} | MORE_TYPES
     block, nbytes = sizes[type_name]
     return -(-elements // block) * nbytes
 
@@ -44,7 +44,7 @@ class Buffers(NamedTuple):
         pairs = zip(self, draft, strict=True)
         return Buffers(
             *(
-                {name: model.get(name, 0) + drafts.get(name, 0) for name in {**model, **drafts}}
+                {flag_name: model.get(flag_name, 0) + drafts.get(flag_name, 0) for flag_name in {**model, **drafts}}
                 for model, drafts in pairs
             )
         )
@@ -231,7 +231,9 @@ class GgmlServer(GgmlSettings):
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
         layer_count, modules = len(self.model.layers), self.model.modules
-        types = {f"cache_type_{name}": self.flags.get(f"cache_type_{name}_draft", "f16") for name in "kv"}
+        types = {
+            f"cache_type_{flag_name}": self.flags.get(f"cache_type_{flag_name}_draft", "f16") for flag_name in "kv"
+        }
         module_server = self.with_flags(**types, spec_type="none")
         tensors: dict[str, int] = {}
         for tensor in self.model.module_tensors:

@@ -72,31 +72,31 @@ def _with_underscores(config: Table) -> dict[str, Any]:
 
 def read_gpt_neox(data: Table, source_file: Source) -> Launch:
     """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         arguments = _with_underscores(data)
-        for name, values in OFF.items():
-            if name in arguments and arguments[name] not in values:
-                reading.unknown[name] = f"{shown(arguments[name])} is not modelled"
-        mixer = _mixer_kind(reading, arguments)
-        reading.check_unknown()
-        tp, pp = (max(1, size_of(reading, name, arguments.get(name, 1), least=0)) for name in PARALLEL_SIZES)
-        spec = _model_of(reading, arguments, mixer, tp)
+        for argument_name, values in OFF.items():
+            if argument_name in arguments and arguments[argument_name] not in values:
+                reader.unknown[argument_name] = f"{shown(arguments[argument_name])} is not modelled"
+        mixer = _mixer_kind(reader, arguments)
+        reader.check_unknown()
+        tp, pp = (max(1, size_of(reader, name, arguments.get(name, 1), least=0)) for name in PARALLEL_SIZES)
+        spec = _model_of(reader, arguments, mixer, tp)
         run_settings = {
-            "seq": size_of(reading, "seq_length", arguments.get("seq_length")),
+            "seq": size_of(reader, "seq_length", arguments.get("seq_length")),
             "attn_implementation": MIXERS[mixer],
-            **_kernel_settings(reading, arguments),
+            **_kernel_settings(reader, arguments),
         }
-        config = _deepspeed_keys(reading, arguments)
+        config = _deepspeed_keys(reader, arguments)
         if tp * pp > 1:
             parallel_run = _divided_run(
-                reading, config, MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"]), run_settings
+                reader, config, MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"]), run_settings
             )
-            return reading.launch(
+            return reader.launch(
                 "gpt-neox", "megatron", spec=spec, layout=parallel_run.layout, settings=parallel_run.settings
             )
-        parallel_run = run_of_program(reading, config, source_file.world_size, run_settings)
-        reading.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
-        return reading.launch(
+        parallel_run = run_of_program(reader, config, source_file.world_size, run_settings)
+        reader.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
+        return reader.launch(
             "gpt-neox",
             "deepspeed",
             spec=spec,
@@ -121,7 +121,11 @@ def _divided_run(reader: Reading, config: Table, parallel_run: MegatronRun, word
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. words: settings of kernels and
         recomputation.
     """
-    half = [name for name in ("fp16", "bf16") if reader.table(config, name).get("enabled") is True]
+    half = [
+        argument_name
+        for argument_name in ("fp16", "bf16")
+        if reader.table(config, argument_name).get("enabled") is True
+    ]
     if not half:
         reader.unknown["precision"] = (
             "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
@@ -130,9 +134,9 @@ def _divided_run(reader: Reading, config: Table, parallel_run: MegatronRun, word
     stage = size_of(reader, "zero_optimization.stage", zero.get("stage", 0), least=0)
     if stage > 1:
         reader.unknown["zero_optimization.stage"] = f"{stage} beside layers that ranks divide is not modelled"
-    for name in ("cpu_offload", "offload_optimizer"):
-        if zero.get(name):
-            reader.unknown[f"zero_optimization.{name}"] = "with layers that ranks divide it is not modelled"
+    for argument_name in ("cpu_offload", "offload_optimizer"):
+        if zero.get(argument_name):
+            reader.unknown[f"zero_optimization.{argument_name}"] = "with layers that ranks divide it is not modelled"
     reader.check_unknown()
     reader.notes.append(ESTIMATE)
     sized = replace(parallel_run, distributed_optimizer=stage == 1, grad_dtype="bf16")
@@ -150,11 +154,11 @@ def _divided_run(reader: Reading, config: Table, parallel_run: MegatronRun, word
 
 def _deepspeed_keys(reader: Reading, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    config = {name: value for name, value in arguments.items() if name in DEEPSPEED}
+    config = {argument_name: value for argument_name, value in arguments.items() if argument_name in DEEPSPEED}
     fp16_table = reader.table(arguments, "fp16")
-    kind = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
-    if kind is not None:
-        config |= {"fp16": {"enabled": kind == "fp16"}, "bf16": {"enabled": kind == "bfloat16"}}
+    precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
+    if precision is not None:
+        config |= {"fp16": {"enabled": precision == "fp16"}, "bf16": {"enabled": precision == "bfloat16"}}
     elif fp16_table:
         config["fp16"] = {"enabled": fp16_table.get("enabled", fp16_table.get("fp16", False))}
     elif not reader.table(arguments, "bf16"):
@@ -197,8 +201,8 @@ def _model_of(reader: Reading, arguments: Table, mixer: str, tp: int) -> ModelSp
     mixer: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
     """
     layers, width, heads, positions = (
-        size_of(reader, name, arguments.get(name))
-        for name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+        size_of(reader, argument_name, arguments.get(argument_name))
+        for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
     norm = _norm_table(reader, arguments)
     biased = reader.flag(arguments, "use_bias_in_attn_linear", True)
@@ -208,14 +212,14 @@ def _model_of(reader: Reading, arguments: Table, mixer: str, tp: int) -> ModelSp
         **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), biased),
     }
     decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
-    kind = str(reader.value(arguments, "pos_emb", "learned"))
-    if kind not in POSITIONS:
-        raise reader.wrong("pos_emb", f"{shown(kind)}; expected {', '.join(POSITIONS)}")
-    if kind == "rotary":
+    position_type = str(reader.value(arguments, "pos_emb", "learned"))
+    if position_type not in POSITIONS:
+        raise reader.wrong("pos_emb", f"{shown(position_type)}; expected {', '.join(POSITIONS)}")
+    if position_type == "rotary":
         attention["position"] = _rotary_table(reader, arguments)
-    elif kind == "alibi":
+    elif position_type == "alibi":
         attention["position"] = {"type": "alibi"}
-    elif kind == "learned":
+    elif position_type == "learned":
         decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
     network = _network_table(reader, arguments, width)
     block: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}

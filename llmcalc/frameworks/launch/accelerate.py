@@ -55,13 +55,13 @@ def is_accelerate(config: Table) -> bool:
 
 def read_accelerate(config: Table, source_file: Source) -> Launch:
     """Returns the training run of an accelerate config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reading:
-        return _read_tables(reading, config, source_file.world_size)
+    with reading_of(source_file) as reader:
+        return _read_tables(reader, config, source_file.world_size)
 
 
 def _read_tables(reader: Reading, config: Table, world_size: int | None) -> Launch:
     plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
-    reader.ignored += [name for name in config if name in ACCELERATE_IGNORED]
+    reader.ignored += [argument_name for argument_name in config if argument_name in ACCELERATE_IGNORED]
     unknown_keys(
         reader,
         config,
@@ -77,7 +77,7 @@ def _read_tables(reader: Reading, config: Table, world_size: int | None) -> Laun
     device_count = reader.devices(world_size)
     if config.get("num_machines"):
         size_of(reader, "num_machines", config["num_machines"])
-    kind = str(config.get("distributed_type", "NO")).upper()[:40]
+    distributed_type = str(config.get("distributed_type", "NO")).upper()[:40]
     run_settings: dict[str, Any] = {"phase": "training", **_precision_settings(reader, config)}
     if config.get("gradient_accumulation_steps") is not None:
         steps = size_of(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
@@ -86,14 +86,15 @@ def _read_tables(reader: Reading, config: Table, world_size: int | None) -> Laun
     if str(dynamo).upper() != "NO":
         run_settings["compile"] = True
     name, launch_settings = WITHOUT_A_NAME, RunUnder(Layout(dp=device_count), run_settings)
-    if kind in plugins_by_type:
-        name, plugin = plugins_by_type[kind]
+    if distributed_type in plugins_by_type:
+        name, plugin = plugins_by_type[distributed_type]
         launch_settings = plugin.accelerate(reader, config, device_count, run_settings)
-    elif kind in OTHER_DEVICES:
-        reader.notes.append(f"distributed_type {kind}: the kernels and the runtime of CUDA are counted")
-    elif kind not in WITHOUT_PLUGIN:
+    elif distributed_type in OTHER_DEVICES:
+        reader.notes.append(f"distributed_type {distributed_type}: the kernels and the runtime of CUDA are counted")
+    elif distributed_type not in WITHOUT_PLUGIN:
         raise reader.wrong(
-            "distributed_type", f"{shown(kind)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}"
+            "distributed_type",
+            f"{shown(distributed_type)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}",
         )
     settings = default_attention(reader) | launch_settings.settings
     return reader.launch(

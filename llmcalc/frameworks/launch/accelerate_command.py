@@ -82,16 +82,16 @@ def trainer_arguments(source_file: Source) -> dict[str, Any]:
     precision = str(table.get("mixed_precision") or "no").lower()
     if precision in ("bf16", "fp16"):
         arguments[precision] = True
-    kind = str(table.get("distributed_type", "NO")).upper()
-    if kind == "FSDP":
+    distributed_type = str(table.get("distributed_type", "NO")).upper()
+    if distributed_type == "FSDP":
         config = table.get("fsdp_config")
         arguments |= {"fsdp": "full_shard", "fsdp_config": dict(config) if isinstance(config, Mapping) else {}}
         strategy = arguments["fsdp_config"].pop("fsdp_sharding_strategy", None)
         if strategy is not None:
             arguments["fsdp_config"]["sharding_strategy"] = strategy
-    elif kind == "DEEPSPEED":
+    elif distributed_type == "DEEPSPEED":
         arguments["deepspeed"] = _deepspeed_config(table.get("deepspeed_config"))
-    elif kind == "MEGATRON_LM":
+    elif distributed_type == "MEGATRON_LM":
         raise InputError(
             f"{source_file.where}: distributed_type: MEGATRON_LM with the Trainer; expected FSDP or DEEPSPEED"
         )

@@ -45,19 +45,19 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     if not targets or "lora_targets" in launched_run.overridden or tuple(targets) == (ALL_LINEAR,):
         return launched_run
     names = linear_layer_names(model.tree())
-    known: dict[str, None] = {}
+    known_targets: dict[str, None] = {}
     notes = []
     for target in targets:
         parts = [name for word in _words(target) for name in OTHER_NAMES.get(word, (word,))]
         layers = [target] if target in names else [name for name in parts if name in names]
-        known |= dict.fromkeys(layers)
+        known_targets |= dict.fromkeys(layers)
         if layers and layers != [target]:
             notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(dict.fromkeys(layers))}")
         elif not layers:
             notes.append(f"adapters of {target[:60]}: the language model has no such linear layer")
-    if not known:
+    if not known_targets:
         return launched_run
-    settings = {**launched_run.settings, "lora_targets": tuple(known)}
+    settings = {**launched_run.settings, "lora_targets": tuple(known_targets)}
     return replace(launched_run, settings=settings, notes=(*launched_run.notes, *notes))
 
 

@@ -117,7 +117,7 @@ def _engine_flags(
         flags["max_num_seqs"] = size_of(reader, "vllm_max_num_seqs", config["vllm_max_num_seqs"])
     if max_tokens is not None:
         flags["max_num_batched_tokens"] = max_tokens
-    for name in ("vllm_max_model_length", "vllm_max_model_len"):
-        if config.get(name) is not None:
-            flags["max_model_len"] = size_of(reader, name, config[name])
+    for argument_name in ("vllm_max_model_length", "vllm_max_model_len"):
+        if config.get(argument_name) is not None:
+            flags["max_model_len"] = size_of(reader, argument_name, config[argument_name])
     return flags

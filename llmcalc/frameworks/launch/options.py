@@ -110,15 +110,15 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     world_size = launched_run.layout.world
     if launched_run.framework == WITHOUT_A_NAME:
         layout_request = LayoutRequest(devices=world_size, **options)
-        record = framework_of(layout_request)
+        framework_record = framework_of(layout_request)
         settings = dict(launched_run.settings)
-        if record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
+        if framework_record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
             settings = {name: value for name, value in settings.items() if name not in FORMATS}
             settings |= {"dtype": "bf16", "master_weights": "fp32"}
-        is_default = record.name == WITHOUT_A_NAME
+        is_default = framework_record.name == WITHOUT_A_NAME
         return replace(
             launched_run,
-            framework=record.name,
+            framework=framework_record.name,
             layout=layout_of(layout_request),
             settings=settings,
             own_settings=launched_run.own_settings if is_default else None,

@@ -139,13 +139,13 @@ Config: TypeAlias = dict[str, Any]
 class Configurations:
     """Configurations that a module's functions build by calls and by assignments to attributes.
 
-    known: called name → the configuration that it returns, for functions of other modules.
+    known_configurations: called name → the configuration that it returns, for functions of other modules.
     """
 
-    def __init__(self, syntax_tree: ast.Module, known: Mapping[str, Config] | None = None) -> None:
+    def __init__(self, syntax_tree: ast.Module, known_configurations: Mapping[str, Config] | None = None) -> None:
         self.functions: dict[str, ast.FunctionDef] = functions_of(syntax_tree)
         self.constants: dict[str, Any] = constants(syntax_tree.body)
-        self.known: Mapping[str, dict[str, Any]] = known or {}
+        self.known: Mapping[str, dict[str, Any]] = known_configurations or {}
         self.work: int = 0
 
     def count_work(self, values: int) -> None:

@@ -288,29 +288,29 @@ class Reading:
             f"{f'; and {unlisted} more' if unlisted > 0 else ''}; expected a run without, or --allow-unknown"
         )
 
-    def value(self, config: Table, name: str, default: Any) -> Any:
+    def value(self, config: Table, argument_name: str, default: Any) -> Any:
         """Returns the value of an argument, or the program's default if it is absent or null."""
-        if config.get(name) is not None:
-            return config[name]
-        self.filled_in[name] = default
+        if config.get(argument_name) is not None:
+            return config[argument_name]
+        self.filled_in[argument_name] = default
         return default
 
-    def size(self, config: Table, name: str, default: int) -> int:
+    def size(self, config: Table, argument_name: str, default: int) -> int:
         """Returns the value of an argument as a positive whole number, or the program's default."""
-        return size_of(self, name, self.value(config, name, default))
+        return size_of(self, argument_name, self.value(config, argument_name, default))
 
-    def flag(self, config: Table, name: str, default: bool = False) -> bool:
+    def flag(self, config: Table, argument_name: str, default: bool = False) -> bool:
         """Returns the value of an argument as a boolean, or its default.
 
         A default of false is not listed as assumed.
         """
-        if config.get(name) is None and not default:
+        if config.get(argument_name) is None and not default:
             return False
-        return flag_value(self, name, self.value(config, name, default))
+        return flag_value(self, argument_name, self.value(config, argument_name, default))
 
-    def wrong(self, name: str, text: str) -> InputError:
+    def wrong(self, argument_name: str, text: str) -> InputError:
         """Creates the error about an argument, with the file's name."""
-        return InputError(f"{self.where}: {name}: {text}")
+        return InputError(f"{self.where}: {argument_name}: {text}")
 
     def devices(self, world_size: int | None) -> int:
         """Returns the number of devices; without `world_size` 1, with a note."""
@@ -318,30 +318,32 @@ class Reading:
             self.notes.append(f"1 device is assumed; {self.source.devices_advice()}")
         return world_size or 1
 
-    def fetched(self, name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES) -> Table:
+    def fetched(self, argument_name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES) -> Table:
         """Returns the tables of another file that an argument names.
 
         expected: the kind of file, for the error.
         shipped: files that come with the program: path → tables. One is read where the user has no file of that path.
         """
         if not isinstance(path, str) or self.source.fetch is None:
-            raise self.wrong(name, f"{shown(path)}; expected the path of {expected} that can be read")
+            raise self.wrong(argument_name, f"{shown(path)}; expected the path of {expected} that can be read")
         own_file = shipped.get(path.removeprefix("./"))
         try:
             return self.source.fetch(path)
         except InputError:
             if own_file is None:
                 raise
-        self.notes.append(f"{name}: {path[:80]} is not here; the file of that name that comes with the program is read")
+        self.notes.append(
+            f"{argument_name}: {path[:80]} is not here; the file of that name that comes with the program is read"
+        )
         return own_file
 
-    def table(self, config: Table, name: str) -> Table:
+    def table(self, config: Table, argument_name: str) -> Table:
         """Returns the table under a key; empty if the key is absent. Raises `InputError` for other values."""
-        table = config.get(name)
+        table = config.get(argument_name)
         if table in (None, []):
             return {}
         if not isinstance(table, Mapping):
-            raise self.wrong(name, f"{shown(table)}; expected a table")
+            raise self.wrong(argument_name, f"{shown(table)}; expected a table")
         return table
 
     def frozen_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
@@ -350,7 +352,7 @@ class Reading:
             return self.frozen
         return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
 
-    def launch(self, kind: str, framework: str, **fields: Any) -> Launch:
+    def launch(self, file_kind: str, framework: str, **fields: Any) -> Launch:
         """Returns the training run. fields: further fields of `Launch`.
 
         Raises `InputError` as `check_unknown` does.
@@ -359,7 +361,7 @@ class Reading:
         fields["settings"] = {**self._allocator(), **fields.get("settings", {})}
         return Launch(
             where=self.where,
-            kind=kind,
+            kind=file_kind,
             framework=framework,
             unknown=self.unknown,
             ignored=tuple(self.ignored),
@@ -428,7 +430,7 @@ HARMLESS = ("garbage_collection_threshold", "backend")
 """Options of torch's allocator that do not matter before memory runs out, or that select another allocator."""
 
 
-def size_of(reader: Reading, name: str, value: Any, *, least: int = 1) -> int:
+def size_of(reader: Reading, argument_name: str, value: Any, *, least: int = 1) -> int:
     """Returns a value as a whole number of at least `least`. Raises `InputError`, which names the argument."""
     number = value
     if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("+-").isdecimal() and value.isascii():
@@ -436,30 +438,30 @@ def size_of(reader: Reading, name: str, value: Any, *, least: int = 1) -> int:
     if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
         number = int(value)
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
-        raise reader.wrong(name, f"{shown(value)}; expected a whole number of at least {least}")
+        raise reader.wrong(argument_name, f"{shown(value)}; expected a whole number of at least {least}")
     return number
 
 
-def share_of(reader: Reading, name: str, config: Table, default: float) -> float:
+def share_of(reader: Reading, argument_name: str, config: Table, default: float) -> float:
     """Returns the value of an argument as a fraction above 0 and at most 1, or the program's default."""
-    value = reader.value(config, name, default)
+    value = reader.value(config, argument_name, default)
     try:
         fraction = float(str(value)[:20])
     except ValueError:
         fraction = 0.0
     if not 0 < fraction <= 1:
-        raise reader.wrong(name, f"{shown(value)}; expected a share above 0, at most 1")
+        raise reader.wrong(argument_name, f"{shown(value)}; expected a share above 0, at most 1")
     return fraction
 
 
-def flag_value(reader: Reading, name: str, value: Any) -> bool:
+def flag_value(reader: Reading, argument_name: str, value: Any) -> bool:
     """Returns the value as a boolean. Raises `InputError`, which names the field."""
     flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
     if isinstance(value, bool):
         return value
     flag = flags.get(str(value).strip().lower()[:10])
     if flag is None:
-        raise reader.wrong(name, f"{shown(value)}; expected true or false")
+        raise reader.wrong(argument_name, f"{shown(value)}; expected true or false")
     return flag
 
 
@@ -467,9 +469,11 @@ LARGEST = 2**40
 """A bound above all sizes in launch files."""
 
 
-def unknown_keys(reader: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, reason: str) -> None:
-    """Records the keys with a value that are not in `known` as unknown arguments. reason: the reason."""
-    names = set(known)
+def unknown_keys(
+    reader: Reading, table: Mapping[str, Any], known_names: Iterable[str], location: str, reason: str
+) -> None:
+    """Records the keys with a value that are not in `known_names` as unknown arguments. reason: the reason."""
+    names = set(known_names)
     for key, value in table.items():
         if key not in names and value is not None:
-            reader.unknown[f"{at}.{key}".strip(".")[:100]] = reason
+            reader.unknown[f"{location}.{key}".strip(".")[:100]] = reason

@@ -139,14 +139,14 @@ class _ValueBuilder:
 
     def build_scalar(self, node: Any) -> Any:
         """Returns the value of a YAML scalar: text, number, boolean or None. A date stays text."""
-        kind = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
-        if kind in ("int", "float"):
+        tag = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
+        if tag in ("int", "float"):
             if len(node.value) > LONGEST_NUMBER:
                 raise self.error(node, f"a number of {len(node.value):,} letters; expected at most {LONGEST_NUMBER}")
-            return getattr(self.constructor, f"construct_yaml_{kind}")(node)
-        if kind == "bool":
+            return getattr(self.constructor, f"construct_yaml_{tag}")(node)
+        if tag == "bool":
             return self.constructor.construct_yaml_bool(node)
-        return None if kind == "null" else node.value
+        return None if tag == "null" else node.value
 
     def build_table(self, node: Any) -> dict[str, Any]:
         """Returns the entries of a YAML mapping, which replace entries that `<<` merges.

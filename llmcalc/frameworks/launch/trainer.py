@@ -121,8 +121,8 @@ def is_run_by(command_words: Sequence[str]) -> bool:
 
 def read_trainer(config: Table, source_file: Source) -> Launch:
     """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reading:
-        return _read_arguments(reading, config, source_file.world_size)
+    with reading_of(source_file) as reader:
+        return _read_arguments(reader, config, source_file.world_size)
 
 
 def read_arguments(arguments: Table, source_file: Source) -> Launch:
@@ -158,7 +158,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _read_arguments(reader: Reading, config: Table, world_size: int | None) -> Launch:
-    reader.ignored += [name for name in config if name in TRAINER_IGNORED]
+    reader.ignored += [argument_name for argument_name in config if argument_name in TRAINER_IGNORED]
     unknown_keys(reader, config, (*keys_read(), *TRAINER_IGNORED), "", "no argument that is known")
     run_settings = trainer_settings(reader, config)
     precision, is_published = weight_formats(reader, config)
@@ -167,7 +167,7 @@ def _read_arguments(reader: Reading, config: Table, world_size: int | None) -> L
 
 def trained(
     reader: Reading,
-    kind: str,
+    file_kind: str,
     config: Table,
     run_settings: dict[str, Any],
     world_size: int | None,
@@ -177,7 +177,7 @@ def trained(
 ) -> Launch:
     """Returns the training run of Trainer arguments, under the framework that they select.
 
-    kind: the name of the kind of file.
+    file_kind: the name of the kind of file.
     config: the arguments, of which those that select a framework are read here.
     run_settings: the settings of the run without a framework.
     target: the model's name; None (default) for that of `model_name_or_path`.
@@ -193,7 +193,7 @@ def trained(
             framework_name, launch_settings = plugin_name, plugin.trainer(reader, arguments, world, run_settings)
             break
     return reader.launch(
-        kind,
+        file_kind,
         framework_name,
         target="" if name is None else str(name)[:200],
         layout=launch_settings.layout,
@@ -239,9 +239,9 @@ def trainer_settings(
     run_settings |= trainer_kernels(reader, config, defaults)
     run_settings |= trainer_adapters(reader, config)
     noise_words(reader, config)
-    for name in ("auto_find_batch_size", "optim_args", "optim_target_modules"):
-        if config.get(name) not in (None, False, ""):
-            reader.unknown[name] = "it is modelled without"
+    for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules"):
+        if config.get(argument_name) not in (None, False, ""):
+            reader.unknown[argument_name] = "it is modelled without"
     return run_settings
 
 
@@ -395,9 +395,9 @@ def trainer_kernels(reader: Reading, config: Table, defaults: Mapping[str, Any] 
 def trainer_adapters(reader: Reading, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, from PEFT's names in TRL's `ModelConfig`."""
     if config.get("lora_r") is None and not reader.flag(config, "use_peft"):
-        for name in ("load_in_4bit", "load_in_8bit"):
-            if reader.flag(config, name):
-                reader.unknown[name] = "quantized weights take no gradient without lora_r"
+        for argument_name in ("load_in_4bit", "load_in_8bit"):
+            if reader.flag(config, argument_name):
+                reader.unknown[argument_name] = "quantized weights take no gradient without lora_r"
         return {}
     base: dict[str, Any] = {"base": "int8"} if reader.flag(config, "load_in_8bit") else {}
     if reader.flag(config, "load_in_4bit"):

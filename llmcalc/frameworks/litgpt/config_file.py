@@ -55,20 +55,25 @@ def is_litgpt(config: Table) -> bool:
     """Whether a table is a config of LitGPT."""
     train = config.get("train")
     has_sizes = isinstance(train, Mapping) and ("micro_batch_size" in train or "global_batch_size" in train)
-    return has_sizes and any(name in config for name in ("checkpoint_dir", "model_name", "lora_r", "logger_name"))
+    return has_sizes and any(
+        argument_name in config for argument_name in ("checkpoint_dir", "model_name", "lora_r", "logger_name")
+    )
 
 
 def read_litgpt(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a LitGPT config. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reading:
-        reading.ignored += [name for name in config if name in IGNORED]
-        unknown_keys(reading, config, (*READ, *IGNORED), "", "no argument that is known")
-        if not any(str(name).startswith("lora_") for name in config) and config.get("checkpoint_dir") is None:
-            reading.unknown["model_name"] = "pretraining of LitGPT is not modelled; finetune_lora and finetune_full are"
-        train = reading.table(config, "train")
-        world_size = source_file.world_size or _device_count(reading, config)
-        batch = reading.size(train, "micro_batch_size", 1)
-        global_batch = reading.size(train, "global_batch_size", 16)
+    with reading_of(source_file) as reader:
+        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
+        unknown_keys(reader, config, (*READ, *IGNORED), "", "no argument that is known")
+        if (
+            not any(str(argument_name).startswith("lora_") for argument_name in config)
+            and config.get("checkpoint_dir") is None
+        ):
+            reader.unknown["model_name"] = "pretraining of LitGPT is not modelled; finetune_lora and finetune_full are"
+        train = reader.table(config, "train")
+        world_size = source_file.world_size or _device_count(reader, config)
+        batch = reader.size(train, "micro_batch_size", 1)
+        global_batch = reader.size(train, "global_batch_size", 16)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
@@ -78,24 +83,24 @@ def read_litgpt(config: Table, source_file: Source) -> Launch:
             "keep_logits": True,
             "cross_entropy": "split",
             "loss_chunk": HEAD_CHUNK,
-            **_optimizer_settings(reading, config),
+            **_optimizer_settings(reader, config),
         }
-        reading.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
+        reader.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
         if train.get("max_seq_length") is not None:
-            run_settings["seq"] = size_of(reading, "train.max_seq_length", train["max_seq_length"])
+            run_settings["seq"] = size_of(reader, "train.max_seq_length", train["max_seq_length"])
         else:
-            reading.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
-        precision = str(reading.value(config, "precision", "bf16-true"))
+            reader.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
+        precision = str(reader.value(config, "precision", "bf16-true"))
         if precision not in PRECISIONS:
-            raise reading.wrong("precision", f"{shown(precision)}; expected one of {', '.join(PRECISIONS)}")
+            raise reader.wrong("precision", f"{shown(precision)}; expected one of {', '.join(PRECISIONS)}")
         run_settings |= PRECISIONS[precision]
-        if any(str(name).startswith("lora_") for name in config):
-            run_settings |= _adapter_settings(reading, config, precision)
+        if any(str(argument_name).startswith("lora_") for argument_name in config):
+            run_settings |= _adapter_settings(reader, config, precision)
         elif world_size > 1:
             run_settings["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
         model_name = str(config.get("checkpoint_dir") or config.get("model_name") or "")
         is_sharded = world_size > 1
-        return reading.launch(
+        return reader.launch(
             "litgpt",
             "fsdp2" if is_sharded else "torch",
             target=re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200],

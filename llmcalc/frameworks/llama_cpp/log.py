@@ -83,11 +83,15 @@ def read_log(log_text: LogText) -> LogReading | None:
     """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None if it has none."""
     log_values = Facts(log_text, PATTERNS, _is_of_a_slot)
     buffers = _buffer_sizes(log_text)
-    memory_terms = tuple(LogTerm(name, buffer_bytes, device=device) for (name, device), buffer_bytes in buffers.items())
+    memory_terms = tuple(
+        LogTerm(term_name, buffer_bytes, device=device) for (term_name, device), buffer_bytes in buffers.items()
+    )
     is_ollama = "ollama" in log_values or not memory_terms
     if not memory_terms:
         names = ("model_buffer", "kv_buffer", "compute_buffer")
-        memory_terms = tuple(LogTerm(name, log_values.sizes(name)[-1]) for name in names if name in log_values)
+        memory_terms = tuple(
+            LogTerm(term_name, log_values.sizes(term_name)[-1]) for term_name in names if term_name in log_values
+        )
     is_out_of_memory = "stop" in log_values
     requested = log_values.last_size("requested") or next(iter(log_values.counts("requested_bytes")[-1:]), 0)
     if is_out_of_memory and requested:
@@ -95,8 +99,8 @@ def read_log(log_text: LogText) -> LogReading | None:
         memory_terms = (*memory_terms, LogTerm("requested", requested))
     if not memory_terms:
         return None
-    formats = {FORMATS.get(log_values.text(name), "") for name in ("key_format", "value_format")}
-    is_fork = not is_ollama and any(name in log_values for name in OF_IK)
+    formats = {FORMATS.get(log_values.text(term_name), "") for term_name in ("key_format", "value_format")}
+    is_fork = not is_ollama and any(term_name in log_values for term_name in OF_IK)
     return LogReading(
         program="ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp",
         title="Ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp",
@@ -142,13 +146,15 @@ def _llama_server_flags(log_values: Facts) -> dict[str, str]:
     sizes = _device_sizes(log_values)
     split = [str(buffer_bytes >> 20) for buffer_bytes in sizes] if len(sizes) == devices else ["1"] * devices
     flags = {"tensor_split": ",".join(split)} if 1 < devices <= MOST_DEVICES else {}
-    flags |= {name: log_values.text(name) for name in (*FLAGS, *OF_IK) if name in log_values}
-    flags |= {name: {"0": "false", "1": "true"}[flags[name]] for name in ("fused_moe",) if name in flags}
+    flags |= {term_name: log_values.text(term_name) for term_name in (*FLAGS, *OF_IK) if term_name in log_values}
+    flags |= {
+        term_name: {"0": "false", "1": "true"}[flags[term_name]] for term_name in ("fused_moe",) if term_name in flags
+    }
     if log_values.text("flash_attn") in FLASH:
         flags["flash_attn"] = FLASH[log_values.text("flash_attn")]
-    for name, field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
-        if name in log_values:
-            flags[field] = log_values.text(name)
+    for term_name, field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
+        if term_name in log_values:
+            flags[field] = log_values.text(term_name)
     return flags | ({"kv_unified": log_values.text("kv_unified")} if "kv_unified" in log_values else {})
 
 
@@ -158,7 +164,7 @@ def _ollama_flags(log_values: Facts) -> dict[str, str]:
     options = {"num_batch": log_values.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": log_values.text("parallel")}
     if "ctx_size" in log_values:
         options["num_ctx"] = str(int(log_values.text("ctx_size")) // parallel)
-    return {name: value for name, value in options.items() if value}
+    return {term_name: value for term_name, value in options.items() if value}
 
 
 def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:
@@ -172,7 +178,7 @@ def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:
 def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     """Returns (buffer's name, device) → bytes. A context that is created again replaces its buffers."""
     buffers: dict[tuple[str, str], int] = {}
-    for line in log_text.lines_with(*(f'msg="{kind}"' for kind in _OLLAMA_NAMES)):
+    for line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
         match = _OLLAMA_BUFFER.search(line[:LONGEST_PREFIX])
         if match is not None:
             buffers[_OLLAMA_NAMES[match["kind"]], match["device"]] = bytes_of(match["size"])
@@ -184,8 +190,11 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
         match = _BUFFER.search(line[:LONGEST_PREFIX])
         if match is None:
             continue
-        kind = match["kind"].strip()
-        key = _NAMES.get(kind, "compute_buffer" if kind == "compute" else "output_buffer"), match["device"]
+        buffer_kind = match["kind"].strip()
+        key = (
+            _NAMES.get(buffer_kind, "compute_buffer" if buffer_kind == "compute" else "output_buffer"),
+            match["device"],
+        )
         buffer_bytes = bytes_of(match["size"])
         is_added = key[0] == "kv_buffer" and key in buffers  # full layers, layers with a window, and recurrent states
         buffers[key] = buffers[key] + buffer_bytes if is_added else buffer_bytes

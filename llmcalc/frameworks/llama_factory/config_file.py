@@ -114,48 +114,46 @@ def read_llama_factory(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a LLaMA-Factory config. Raises `InputError`, which names file and argument."""
     if is_version_1(config):
         return read_version_1(config, source_file)
-    with reading_of(source_file) as reading:
-        reading.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
+    with reading_of(source_file) as reader:
+        reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
         ignored = TRAINER_IGNORED | IGNORED
-        reading.ignored += [name for name in config if name in ignored]
-        unknown_keys(reading, config, (*keys_read(), *READ, *ignored, *REFUSED), "", "no argument that is known")
+        reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
+        unknown_keys(reader, config, (*keys_read(), *READ, *ignored, *REFUSED), "", "no argument that is known")
         for name, method in REFUSED.items():
             if method and config.get(name) not in (None, False, ""):
-                reading.unknown[name] = f"{method}: not modelled"
-        if config.get("do_train") is not True and any(config.get(name) is True for name in ("do_predict", "do_eval")):
-            raise reading.wrong("do_train", "not true: the file predicts or evaluates; expected a file that trains")
-        stage = str(reading.value(config, "stage", "sft"))[:20]
+                reader.unknown[name] = f"{method}: not modelled"
+        if config.get("do_train") is not True and any(
+            config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
+        ):
+            raise reader.wrong("do_train", "not true: the file predicts or evaluates; expected a file that trains")
+        stage = str(reader.value(config, "stage", "sft"))[:20]
         if stage not in STAGES:
-            reading.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"
-        finetuning_type = str(reading.value(config, "finetuning_type", "lora"))[:20]
+            reader.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"
+        finetuning_type = str(reader.value(config, "finetuning_type", "lora"))[:20]
         if finetuning_type not in ("full", "lora"):
-            reading.unknown["finetuning_type"] = f"'{finetuning_type}' is not modelled; full and lora are"
-        run_settings = trainer_settings(
-            reading, _with_kernel_arguments(reading, config), DEFAULTS, prefers="cutoff_len"
-        )
-        run_settings |= attention_settings(reading, "flash_attn", _attention_implementation(reading, config))
+            reader.unknown["finetuning_type"] = f"'{finetuning_type}' is not modelled; full and lora are"
+        run_settings = trainer_settings(reader, _with_kernel_arguments(reader, config), DEFAULTS, prefers="cutoff_len")
+        run_settings |= attention_settings(reader, "flash_attn", _attention_implementation(reader, config))
         if finetuning_type == "lora":
-            run_settings |= _adapter_settings(reading, config)
+            run_settings |= _adapter_settings(reader, config)
         elif config.get("quantization_bit") is not None:
-            reading.unknown["quantization_bit"] = (
+            reader.unknown["quantization_bit"] = (
                 f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
             )
         if stage == "rm":
-            run_settings |= pair_settings(reading, "reward", run_settings, keeps_logits=True)
-            reading.notes.append("the head of rewards is left out, one row of the output head's width")
+            run_settings |= pair_settings(reader, "reward", run_settings, keeps_logits=True)
+            reader.notes.append("the head of rewards is left out, one row of the output head's width")
         elif stage == "dpo":
             run_settings |= pair_settings(
-                reading, str(reading.value(config, "pref_loss", "sigmoid")), run_settings, _reference_model(config)
+                reader, str(reader.value(config, "pref_loss", "sigmoid")), run_settings, _reference_model(config)
             )
         elif stage == "kto":
-            run_settings |= kto_settings(reading, run_settings, _reference_model(config))
+            run_settings |= kto_settings(reader, run_settings, _reference_model(config))
         if config.get("use_eaft_loss"):
-            reading.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
-        run_settings |= _number_formats(reading, config, finetuning_type)
-        run_settings |= _optimizer_settings(reading, config, run_settings, source_file.world_size)
-        return trained(
-            reading, "llama-factory", config, run_settings, source_file.world_size, shipped=DEEPSPEED_CONFIGS
-        )
+            reader.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
+        run_settings |= _number_formats(reader, config, finetuning_type)
+        run_settings |= _optimizer_settings(reader, config, run_settings, source_file.world_size)
+        return trained(reader, "llama-factory", config, run_settings, source_file.world_size, shipped=DEEPSPEED_CONFIGS)
 
 
 def _reference_model(config: Table) -> FrozenModel:

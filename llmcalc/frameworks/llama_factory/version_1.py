@@ -43,47 +43,47 @@ def is_version_1(config: Table) -> bool:
 
 def read_version_1(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a version-1 config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reading:
-        reading.ignored += [name for name in config if name in IGNORED]
-        unknown_keys(reading, config, READ | IGNORED, "", "no key that is known")
+    with reading_of(source_file) as reader:
+        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
+        unknown_keys(reader, config, READ | IGNORED, "", "no key that is known")
         if config.get("cp_size") not in (None, 1):
-            reading.unknown["cp_size"] = "sequences that ranks divide (Ulysses) are not modelled"
-        world_size = reading.devices(source_file.world_size)
-        reading.expandable = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
-        batch = reading.size(config, "micro_batch_size", 1)
-        global_batch = size_of(reading, "global_batch_size", config.get("global_batch_size") or batch * world_size)
+            reader.unknown["cp_size"] = "sequences that ranks divide (Ulysses) are not modelled"
+        world_size = reader.devices(source_file.world_size)
+        reader.expandable = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
+        batch = reader.size(config, "micro_batch_size", 1)
+        global_batch = size_of(reader, "global_batch_size", config.get("global_batch_size") or batch * world_size)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
             "num_microbatches": max(1, global_batch // (batch * world_size)),
-            "seq": reading.size(config, "cutoff_len", 2048),
+            "seq": reader.size(config, "cutoff_len", 2048),
             "dtype": "bf16",
             "master_weights": "none",
-            **attention_settings(reading, "flash_attn", reading.value(config, "flash_attn", "sdpa")),
-            **_optimizer_settings(reading, config),
+            **attention_settings(reader, "flash_attn", reader.value(config, "flash_attn", "sdpa")),
+            **_optimizer_settings(reader, config),
         }
-        if reading.flag(config, "enable_activation_checkpointing", True):
+        if reader.flag(config, "enable_activation_checkpointing", True):
             run_settings["recompute"] = "full"
-        if _plugin_name(reading, config, "kernel_config") == "liger_kernel":
+        if _plugin_name(reader, config, "kernel_config") == "liger_kernel":
             run_settings["norm"] = "fused"
-        run_settings |= _adapter_settings(reading, config)
+        run_settings |= _adapter_settings(reader, config)
         if config.get("pref_loss") is not None:
-            run_settings |= pair_settings(reading, str(config["pref_loss"])[:30], run_settings)
+            run_settings |= pair_settings(reader, str(config["pref_loss"])[:30], run_settings)
         else:
-            reading.notes.append("the file is taken for one of llamafactory-cli sft; with dpo add pref_loss: sigmoid")
-        reading.notes += [
+            reader.notes.append("the file is taken for one of llamafactory-cli sft; with dpo add pref_loss: sigmoid")
+        reader.notes += [
             "weights as published are taken for bf16",
             "transformers' loss runs beside the trainer's own; its logits are counted all the time, an upper bound",
         ]
-        if reading.frozen is None and "pref_loss" not in config:
-            reading.frozen = SecondLoss(
+        if reader.frozen is None and "pref_loss" not in config:
+            reader.frozen = SecondLoss(
                 "llamafactory/v1/core/base_trainer.py, compute_log_probs", 4 if batch == 1 else 8
             )
-        arguments = {"bf16": True, **_framework_arguments(reading, config)}
+        arguments = {"bf16": True, **_framework_arguments(reader, config)}
         if "fsdp" in arguments:
             del arguments["bf16"]
         launched_run = trained(
-            reading, "llama-factory", arguments, run_settings, world_size,
+            reader, "llama-factory", arguments, run_settings, world_size,
             target=str(config["model"] or ""), shipped=DEEPSPEED_CONFIGS,
         )  # fmt: skip
         if isinstance(launched_run.own_settings, TitanSettings):
@@ -108,7 +108,11 @@ def _framework_arguments(reader: Reading, data: Table) -> dict[str, Any]:
     if name != "fsdp2":
         reader.unknown["dist_config.name"] = f"'{name}' is not modelled; fsdp2 and deepspeed are"
         return {}
-    config = {name: table[name] for name in ("reshard_after_forward", "offload_params") if table.get(name) is not None}
+    config = {
+        argument_name: table[argument_name]
+        for argument_name in ("reshard_after_forward", "offload_params")
+        if table.get(argument_name) is not None
+    }
     if data.get("mp_replicate_size") not in (None, 1):
         reader.unknown["mp_replicate_size"] = "it is modelled as 1"
     return {"fsdp": "full_shard", "fsdp_config": {"version": 2, **config}}

@@ -42,36 +42,36 @@ def is_llm_foundry(config: Table) -> bool:
 
 def read_llm_foundry(config: Table, source_file: Source) -> Launch:
     """Returns the training run of an LLM Foundry config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reading:
-        reading.expandable = config.get("expandable_segments") is not False
-        model = reading.table(config, "model")
-        world_size = reading.devices(source_file.world_size)
-        length = _resolved_value(reading, config, "max_seq_len", config.get("max_seq_len"))
+    with reading_of(source_file) as reader:
+        reader.expandable = config.get("expandable_segments") is not False
+        model = reader.table(config, "model")
+        world_size = reader.devices(source_file.world_size)
+        length = _resolved_value(reader, config, "max_seq_len", config.get("max_seq_len"))
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "seq": size_of(reading, "max_seq_len", length),
-            "attn_implementation": _attention_kernel(reading, model),
-            **_batch_settings(reading, config, world_size),
-            **_optimizer_settings(reading, config),
+            "seq": size_of(reader, "max_seq_len", length),
+            "attn_implementation": _attention_kernel(reader, model),
+            **_batch_settings(reader, config, world_size),
+            **_optimizer_settings(reader, config),
         }
         if model.get("peft_config") is not None:
-            reading.unknown["model.peft_config"] = "adapters of LLM Foundry are not modelled"
-        fsdp = reading.table(config, "fsdp_config")
+            reader.unknown["model.peft_config"] = "adapters of LLM Foundry are not modelled"
+        fsdp = reader.table(config, "fsdp_config")
         if fsdp.get("activation_checkpointing") is True:
-            is_reentrant = reading.flag(fsdp, "activation_checkpointing_reentrant", True)
+            is_reentrant = reader.flag(fsdp, "activation_checkpointing_reentrant", True)
             run_settings["recompute"] = "full-reentrant" if is_reentrant and world_size == 1 else "full"
         if fsdp.get("activation_cpu_offload"):
             run_settings["offload_activations"] = True
         is_sharded = bool(fsdp) and world_size > 1
-        formats, reduction_format = _number_formats(reading, config, fsdp, is_sharded)
+        formats, reduction_format = _number_formats(reader, config, fsdp, is_sharded)
         if is_sharded:
-            reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
+            reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         spec, model_name = None, ""
         if str(model.get("name")) == "mpt_causal_lm":
-            spec = _mpt_model(reading, model, run_settings["seq"])
+            spec = _mpt_model(reader, model, run_settings["seq"])
         else:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
-        return reading.launch(
+        return reader.launch(
             "llm-foundry",
             "fsdp2" if is_sharded else "torch",
             spec=spec,

@@ -119,28 +119,28 @@ class Facts:
             name: [value for _, value in sorted(places)] for name, places in matches.items()
         }
 
-    def __contains__(self, name: str) -> bool:
-        return bool(self.values.get(name))
+    def __contains__(self, group_name: str) -> bool:
+        return bool(self.values.get(group_name))
 
-    def text(self, name: str) -> str:
+    def text(self, group_name: str) -> str:
         """Returns the last text that a named regex group matched; empty if there is none."""
-        return (self.values.get(name) or [""])[-1].strip()
+        return (self.values.get(group_name) or [""])[-1].strip()
 
-    def sizes(self, name: str) -> list[int]:
+    def sizes(self, group_name: str) -> list[int]:
         """Returns the memory sizes, in bytes, that a named regex group matched."""
-        return [bytes_of(text) for text in self.values.get(name, ())]
+        return [bytes_of(text) for text in self.values.get(group_name, ())]
 
-    def counts(self, name: str) -> list[int]:
+    def counts(self, group_name: str) -> list[int]:
         """Returns the whole numbers that a named regex group matched."""
-        return [int(text.replace(",", "")) for text in self.values.get(name, ())]
+        return [int(text.replace(",", "")) for text in self.values.get(group_name, ())]
 
     def largest(self, *names: str) -> list[LogTerm]:
         """Returns name → the largest logged size over the ranks."""
         return [LogTerm(name, max(self.sizes(name))) for name in names if name in self]
 
-    def last_size(self, name: str) -> int | None:
+    def last_size(self, group_name: str) -> int | None:
         """Returns the last memory size, in bytes, that a named regex group matched; None if there is none."""
-        sizes = self.sizes(name)
+        sizes = self.sizes(group_name)
         return sizes[-1] if sizes else None
 
 

@@ -24,7 +24,7 @@ EXPECTED = (
 
 def read_log(file: str, log_text: LogText) -> LogReading:
     """Returns the contents of a log. file: the log's name in errors. Raises `InputError` for an unknown kind of log."""
-    readings = sorted(_log_readings(log_text), key=lambda reading: -len(reading.terms))
+    readings = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
     general: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(log_text)
     if not readings:
         if general is None:
@@ -46,6 +46,6 @@ def read_log(file: str, log_text: LogText) -> LogReading:
 
 def _log_readings(log_text: LogText) -> Iterator[LogReading]:
     for folder in FOLDERS:
-        reading: LogReading | None = import_module(f"..{folder}.log", __package__).read_log(log_text)
-        if reading is not None:
-            yield reading
+        log_reading: LogReading | None = import_module(f"..{folder}.log", __package__).read_log(log_text)
+        if log_reading is not None:
+            yield log_reading

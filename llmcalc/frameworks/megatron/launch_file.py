@@ -129,9 +129,9 @@ def read_megatron(arguments_table: Table, source_file: Source) -> Launch:
             arguments_table[WRAPPED],
             replace(source_file, env=env if isinstance(env, Mapping) else {}),
         )
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         variables = {str(name): _environment_text(value) for name, value in source_file.env.items()}
-        return _read_arguments(reading, _argument_table(reading, arguments_table, variables), variables)
+        return _read_arguments(reader, _argument_table(reader, arguments_table, variables), variables)
 
 
 def _argument_table(
@@ -171,10 +171,12 @@ def _read_arguments(reader: Reading, arguments: Table, env: dict[str, str]) -> L
     source_file = reader.source
     values = _field_values(reader, arguments)
     argument_values = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
-    kind = _model_kind(values, argument_values, source_file.script)
+    model_kind = _model_kind(values, argument_values, source_file.script)
     if values.get("recompute_activations"):
         values.setdefault("recompute_granularity", "selective")
-    settings = MegatronSettings(kind=kind, env=env, date=source_file.date, gpu=source_file.gpu or "H100", **values)
+    settings = MegatronSettings(
+        kind=model_kind, env=env, date=source_file.date, gpu=source_file.gpu or "H100", **values
+    )
     world_size = source_file.world_size
     if world_size is None:
         world_size = smallest_world(settings)
@@ -299,7 +301,7 @@ def _field_values(reader: Reading, arguments: Mapping[str, Any]) -> dict[str, An
     return values
 
 
-def value_of(reader: Reading, flag: str, kind: Any, value: Any) -> Any:
+def value_of(reader: Reading, flag: str, value_type: Any, value: Any) -> Any:
     """Returns the value of an argument in the type of its field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
@@ -308,13 +310,13 @@ def value_of(reader: Reading, flag: str, kind: Any, value: Any) -> Any:
         return None
     if isinstance(value, str) and is_unresolved(value):
         raise reader.wrong(flag, unresolved_reason(value))
-    if kind is bool:
+    if value_type is bool:
         return _flag_value(reader, flag, value)
     if value is None or value is False:
         return None
-    choices = [choice for choice in (get_args(kind) or (kind,)) if choice is not NoneType]
-    if get_origin(kind) in (Literal, tuple):
-        choices = [kind]
+    choices = [choice for choice in (get_args(value_type) or (value_type,)) if choice is not NoneType]
+    if get_origin(value_type) in (Literal, tuple):
+        choices = [value_type]
     if value is True or value == "":
         raise reader.wrong(flag, "has no value; expected one")
     for choice in choices:
@@ -337,20 +339,20 @@ def _flag_value(reader: Reading, flag: str, value: Any) -> bool | None:
     return boolean_values[value_text]
 
 
-def _parse_single_value(kind: Any, value: Any) -> Any:
+def _parse_single_value(value_type: Any, value: Any) -> Any:
     """Returns a value converted to a type; None if the conversion fails."""
-    if get_origin(kind) is Literal:
+    if get_origin(value_type) is Literal:
         value_text = str(value)[:100]
-        return value_text if value_text in get_args(kind) else None
-    if get_origin(kind) is tuple:
-        return _parse_list(get_args(kind)[0], value)
+        return value_text if value_text in get_args(value_type) else None
+    if get_origin(value_type) is tuple:
+        return _parse_list(get_args(value_type)[0], value)
     if isinstance(value, list | tuple | Mapping):
         elements = list(value) if isinstance(value, list | tuple) else []
-        if kind is str and elements and all(isinstance(element, str) for element in elements):
+        if value_type is str and elements and all(isinstance(element, str) for element in elements):
             return " ".join(elements)[:2000]
-        return _parse_single_value(kind, elements[0]) if len(elements) == 1 else None
+        return _parse_single_value(value_type, elements[0]) if len(elements) == 1 else None
     value_text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
-    if kind is int:
+    if value_type is int:
         if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
             return int(value)
         return (
@@ -358,19 +360,19 @@ def _parse_single_value(kind: Any, value: Any) -> Any:
             if re.fullmatch(r"[+-]?[0-9]{1,13}", value_text) and abs(int(value_text)) < LARGEST
             else None
         )
-    if kind is float:
+    if value_type is float:
         if not re.fullmatch(r"[+-]?([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?", value_text):
             return None
         parsed_number = float(value_text)
         return parsed_number if abs(parsed_number) < 1e300 else None
-    return value_text[:2000] or None if kind is str else None
+    return value_text[:2000] or None if value_type is str else None
 
 
-def _parse_list(kind: Any, value: Any) -> Any:
+def _parse_list(value_type: Any, value: Any) -> Any:
     """Returns a list of values, from a list, separate words, or a Python expression such as `([0]*3+[1]*45)`."""
     if isinstance(value, Mapping):
         return None
-    if isinstance(value, str) and kind is int and "[" in value:
+    if isinstance(value, str) and value_type is int and "[" in value:
         numbers = evaluated(value, {})
         if isinstance(numbers, list):
             return tuple(numbers)
@@ -385,7 +387,7 @@ def _parse_list(kind: Any, value: Any) -> Any:
             .replace(")", " ")
             .split()
         )
-    parsed_values = [_parse_single_value(kind, element) for element in elements]
+    parsed_values = [_parse_single_value(value_type, element) for element in elements]
     return (
         None
         if not parsed_values
@@ -422,9 +424,9 @@ def _environment_text(value: Any) -> str:
 def _model_kind(values: Mapping[str, Any], argument_values: Mapping[str, Any], script: str) -> Kind:
     """Returns the kind of pretraining script, by its file name or by arguments that only this script has."""
     name = script.lower()
-    for name_part, kind in SCRIPTS.items():
+    for name_part, model_kind in SCRIPTS.items():
         if name_part in name:
-            return kind
+            return model_kind
     if values.get("hybrid_layer_pattern") or values.get("is_hybrid_model"):
         return "hybrid"
     if name:

@@ -98,7 +98,10 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
                 "a change of the file"
             )
     layout = launched_run.layout
-    sizes = {name: options.get(name, getattr(layout, name)) for name in ("tp", "pp", "cp")}
+    sizes = {
+        argument_name: options.get(argument_name, getattr(layout, argument_name))
+        for argument_name in ("tp", "pp", "cp")
+    }
     replica_devices = sizes["tp"] * sizes["pp"] * sizes["cp"]
     if "num_microbatches" in options:
         batch = options.get("batch", launched_run.settings.get("batch", 1))
@@ -124,10 +127,11 @@ def _argument_name(flag: str) -> str:
     return flag.replace("-", "_").lstrip("_")
 
 
-def _argument_number(config: Table, name: str) -> int | None:
+def _argument_number(config: Table, argument_name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
     value = next(
-        (value for flag, value in _find_arguments(config)[1].items() if _argument_name(str(flag)) == name), None
+        (value for flag, value in _find_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
+        None,
     )
     text = str(value)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None

@@ -25,9 +25,9 @@ BILLION = 10**9
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the estimated and the measured memory of the largest rank in a log; None if the log has neither."""
     log_values = Facts(log_text, PATTERNS)
-    for name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
-        if name in log_values:
-            log_values.values[name] = [f"{number} MB" for number in log_values.values[name]]
+    for argument_name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
+        if argument_name in log_values:
+            log_values.values[argument_name] = [f"{number} MB" for number in log_values.values[argument_name]]
     memory_terms = log_values.largest(
         "weight_and_optimizer", "activation", "allocated", "peak_allocated", "reserved", "peak_reserved"
     )

@@ -40,9 +40,9 @@ def model_of(settings: MegatronSettings, origin: str) -> ModelSpec:
             f"--vocab-size: missing; the size of a {settings.tokenizer} is in its files alone; expected --vocab-size "
             "or --padded-vocab-size too"
         )
-    for name in ("apply_residual_connection_post_layernorm", "fp32_residual_connection"):
-        if getattr(settings, name):
-            raise InputError(f"{flag_of(name)}: not supported; expected a residual stream without norms")
+    for argument_name in ("apply_residual_connection_post_layernorm", "fp32_residual_connection"):
+        if getattr(settings, argument_name):
+            raise InputError(f"{flag_of(argument_name)}: not supported; expected a residual stream without norms")
     table: Table = {
         "vocab_size": settings.padded_vocabulary,
         "hidden_size": settings.hidden_size,
@@ -128,9 +128,9 @@ def _indexer_table(settings: MegatronSettings) -> Table:
         "index_head_dim": settings.dsa_indexer_head_dim,
         "index_topk": settings.dsa_indexer_topk,
     }
-    for name, value in table.items():
+    for argument_name, value in table.items():
         if value is None:
-            raise InputError(f"{flag_of(name.replace('index', 'dsa_indexer'))}: missing; dsa needs it")
+            raise InputError(f"{flag_of(argument_name.replace('index', 'dsa_indexer'))}: missing; dsa needs it")
     if not settings.disable_bias_linear:
         raise InputError("--disable-bias-linear: missing; dsa needs it")
     return table

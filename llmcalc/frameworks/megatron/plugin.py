@@ -26,14 +26,16 @@ def read_accelerate(reader: Reading, config: Table, world_size: int, command_set
     }
     unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section, "no key that is known")
 
-    def size(name: str) -> int:
+    def size(argument_name: str) -> int:
         return size_of(
-            reader, f"{section}.megatron_lm_{name}", 1 if plugin_options.get(name) is None else plugin_options[name]
+            reader,
+            f"{section}.megatron_lm_{argument_name}",
+            1 if plugin_options.get(argument_name) is None else plugin_options[argument_name],
         )
 
-    def flag(name: str) -> bool:
-        return plugin_options.get(name) is not None and flag_value(
-            reader, f"{section}.megatron_lm_{name}", plugin_options[name]
+    def flag(argument_name: str) -> bool:
+        return plugin_options.get(argument_name) is not None and flag_value(
+            reader, f"{section}.megatron_lm_{argument_name}", plugin_options[argument_name]
         )
 
     tp, pp = size("tp_degree"), size("pp_degree")

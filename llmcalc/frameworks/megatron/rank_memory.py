@@ -78,7 +78,7 @@ def replay_rank(
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added; None (default) for
         none.
     """
-    rank_run = RankRun(spec, settings, rank, meter := EventMeter())
+    rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
     recorded_ranks = {} if recorded_ranks is None else recorded_ranks
     is_last_stage = rank_run.coordinates.pp == rank_run.layout.pp - 1
     key = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
@@ -87,24 +87,24 @@ def replay_rank(
     recorded_rank = recorded_ranks.get(key)
     if recorded_rank is None or recorded_rank.traces is None:
         rank_run.set_up()
-        return play_two_steps(rank_run, meter, PrefixCache(uses_expandable_segments(settings)))
+        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
         model_chunk.parameters = parameters
     layer_offsets = [
         model_chunk.lowering.first_layer_index - layers_before
         for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    rank_run.passes = PassPlayer(meter, recorded_rank.traces, layer_offsets, recorded_rank.by_previous)
+    rank_run.passes = PassPlayer(memory_meter, recorded_rank.traces, layer_offsets, recorded_rank.by_previous)
     try:
         rank_run.set_up()
-        key_of_steps = steps_key(rank_run, meter)
+        key_of_steps = steps_key(rank_run, memory_meter)
         if key_of_steps not in recorded_rank.replayed:
-            recorded_rank.replayed[key_of_steps] = play_two_steps(rank_run, meter, recorded_rank.prefix_cache)
+            recorded_rank.replayed[key_of_steps] = play_two_steps(rank_run, memory_meter, recorded_rank.prefix_cache)
         return recorded_rank.replayed[key_of_steps]
     except NotRepeating:
-        rank_run = RankRun(spec, settings, rank, meter := EventMeter())
+        rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
         rank_run.set_up()
-        return play_two_steps(rank_run, meter, PrefixCache(uses_expandable_segments(settings)))
+        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
@@ -197,9 +197,9 @@ def rank_memory(
     versions = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors = (
-        Term(NAMES.get(kind, kind), bytes, "source", SOURCES[kind], versions)
-        for kind, bytes in replay.peak[1].kinds.items()
-        if kind in SOURCES
+        Term(NAMES.get(memory_kind, memory_kind), bytes, "source", SOURCES[memory_kind], versions)
+        for memory_kind, bytes in replay.peak[1].kinds.items()
+        if memory_kind in SOURCES
     )
     return replace(
         rank_memory_use,

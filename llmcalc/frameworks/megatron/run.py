@@ -14,14 +14,14 @@ from . import rank_memory as replay
 from .settings_from_options import settings_of, settings_on
 
 
-def rank_memory(training_run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
     """Returns the memory of one rank, from a replay."""
     return replay.rank_memory(
         training_run.memory.spec,
-        settings_on(training_run, runtime),
+        settings_on(training_run, cuda_runtime),
         rank,
-        runtime.context,
-        training_run.recorded_ranks(runtime),
+        cuda_runtime.context,
+        training_run.recorded_ranks(cuda_runtime),
     )
 
 

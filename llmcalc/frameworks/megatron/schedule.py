@@ -617,9 +617,9 @@ class Interleaved:
         self.output_gradient: Tensor | None = None
         self.input_gradient: Tensor | None = None
 
-    def chunk_of(self, step: int, forward: bool) -> int:
-        """Returns the chunk that runs in the forward or backward slot number `step` of the schedule."""
-        chunk = self.order[step % self.total]
+    def chunk_of(self, slot: int, forward: bool) -> int:
+        """Returns the chunk that runs in the forward or backward slot number `slot` of the schedule."""
+        chunk = self.order[slot % self.total]
         return chunk if forward else self.chunks - 1 - chunk
 
     def is_first(self, chunk: int) -> bool:
@@ -630,18 +630,18 @@ class Interleaved:
         """Whether a chunk has the model's last layers."""
         return self.last and chunk == self.chunks - 1
 
-    def next_received(self, step: int, forward: bool) -> tuple[bool, int]:
-        """Returns whether the rank receives a tensor after slot `step`, and the chunk that it is for."""
+    def next_received(self, slot: int, forward: bool) -> tuple[bool, int]:
+        """Returns whether the rank receives a tensor after slot `slot`, and the chunk that it is for."""
         if not (self.first if forward else self.last):
-            return True, self.chunk_of(step + 1, forward)
-        if step < self.pp - 1:
-            return False, self.chunk_of(step + 1, forward) + (1 if forward else -1)
-        chunk = self.chunk_of(step - (self.pp - 1), forward)
+            return True, self.chunk_of(slot + 1, forward)
+        if slot < self.pp - 1:
+            return False, self.chunk_of(slot + 1, forward) + (1 if forward else -1)
+        chunk = self.chunk_of(slot - (self.pp - 1), forward)
         return chunk != (self.chunks - 1 if forward else 0), chunk + (1 if forward else -1)
 
-    def forward(self, step: int) -> ForwardOutput:
-        """Runs the forward pass of slot number `step` of the schedule."""
-        chunk = self.chunk_of(step, True)
+    def forward(self, slot: int) -> ForwardOutput:
+        """Runs the forward pass of slot number `slot` of the schedule."""
+        chunk = self.chunk_of(slot, True)
         if self.is_first(chunk) and len(self.inputs[chunk]) == len(self.outputs[chunk]):
             self.inputs[chunk].append(None)
         x = self.inputs[chunk][len(self.outputs[chunk])]
@@ -649,9 +649,9 @@ class Interleaved:
         self.outputs[chunk].append(output)
         return output
 
-    def backward(self, step: int) -> Tensor | None:
-        """Runs the backward pass of slot number `step` of the schedule. Returns the gradient of the chunk's input."""
-        chunk = self.chunk_of(step, False)
+    def backward(self, slot: int) -> Tensor | None:
+        """Runs the backward pass of slot number `slot` of the schedule. Returns the gradient of the chunk's input."""
+        chunk = self.chunk_of(slot, False)
         if self.is_last(chunk) and not self.gradients[chunk]:
             self.gradients[chunk].append(None)
         x, output = self.inputs[chunk].pop(0), self.outputs[chunk].pop(0)
@@ -661,27 +661,27 @@ class Interleaved:
     def run(self) -> None:
         """Runs the schedule's three phases: warm-up, alternating forward and backward passes, and cool-down."""
         self.inputs[0].append(None if self.is_first(0) else self.rank.receive_hidden())
-        for step in range(self.warmup):
-            self._warm_up(step)
-        for step in range(self.remaining):
+        for slot in range(self.warmup):
+            self._warm_up(slot)
+        for slot in range(self.remaining):
             if self.overlaps:
-                self._forward_and_backward_overlapped(step)
+                self._forward_and_backward_overlapped(slot)
             else:
-                self._forward_and_backward(step)
+                self._forward_and_backward(slot)
         if self.output is not None:
             self.output.free()
         if not self.remaining:
             self.gradients[-1].append(None if self.last else self.rank.receive_gradient())
-        for step in range(self.remaining, self.total):
-            self._cool_down(step)
+        for slot in range(self.remaining, self.total):
+            self._cool_down(slot)
 
-    def _warm_up(self, step: int) -> None:
+    def _warm_up(self, slot: int) -> None:
         """Runs a warm-up forward pass. The last warm-up step also receives the first gradient from the next stage."""
-        receives, next_chunk = self.next_received(step, True)
-        receives = receives and step != self.total - 1
-        receives_gradient = step == self.warmup - 1 and self.remaining > 0
-        self.output = self.forward(step)
-        if self.is_last(self.chunk_of(step, True)):
+        receives, next_chunk = self.next_received(slot, True)
+        receives = receives and slot != self.total - 1
+        receives_gradient = slot == self.warmup - 1 and self.remaining > 0
+        self.output = self.forward(slot)
+        if self.is_last(self.chunk_of(slot, True)):
             self.output = None
         self.input_tensor = self.rank.receive_hidden() if receives else None
         if receives_gradient and not self.overlaps:
@@ -694,18 +694,18 @@ class Interleaved:
             self.backward_buffer[-1] = self.rank.receive_gradient()
             self.gradients[-1].append(self.backward_buffer[-1])
 
-    def _forward_and_backward(self, step: int) -> None:
-        """Runs one forward and one backward pass, then communicates. step: index of the backward pass."""
-        forward_step = step + self.warmup
+    def _forward_and_backward(self, slot: int) -> None:
+        """Runs one forward and one backward pass, then communicates. slot: index of the backward pass."""
+        forward_step = slot + self.warmup
         self.output = self.forward(forward_step)
-        self.input_gradient = self.backward(step)
+        self.input_gradient = self.backward(slot)
         if self.is_last(self.chunk_of(forward_step, True)):
             self.output = None
-        if self.is_first(self.chunk_of(step, False)):
+        if self.is_first(self.chunk_of(slot, False)):
             self.input_gradient = None
         receives, next_chunk = self.next_received(forward_step, True)
-        receives = receives and step != self.remaining - 1
-        receives_gradient, gradient_chunk = self.next_received(step, False)
+        receives = receives and slot != self.remaining - 1
+        receives_gradient, gradient_chunk = self.next_received(slot, False)
         self.input_tensor = self.rank.receive_hidden() if receives else None
         self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
         if self.output is not None:
@@ -715,37 +715,37 @@ class Interleaved:
         if receives_gradient:
             self.gradients[gradient_chunk].append(self.output_gradient)
 
-    def _forward_and_backward_overlapped(self, step: int) -> None:
+    def _forward_and_backward_overlapped(self, slot: int) -> None:
         """Runs one forward and one backward pass, overlapped with communication."""
-        rank, forward_step = self.rank, step + self.warmup
+        rank, forward_step = self.rank, slot + self.warmup
         if self.output is not None:
             self.output.free()
         output: ForwardOutput | None = self.forward(forward_step)
         if self.is_last(self.chunk_of(forward_step, True)):
             output = None
         receives, next_chunk = self.next_received(forward_step, True)
-        receives = receives and step != self.remaining - 1
+        receives = receives and slot != self.remaining - 1
         buffered_outputs = len(self.forward_buffer)
         self.forward_buffer[forward_step % buffered_outputs] = rank.receive_hidden() if receives else None
         if receives:
             self.inputs[next_chunk].append(self.forward_buffer[forward_step % buffered_outputs])
             self.forward_buffer[(forward_step + 1) % buffered_outputs] = None
-        self.input_gradient = self.backward(step)
-        if self.is_first(self.chunk_of(step, False)):
+        self.input_gradient = self.backward(slot)
+        if self.is_first(self.chunk_of(slot, False)):
             self.input_gradient = None
-        receives_gradient, gradient_chunk = self.next_received(step, False)
+        receives_gradient, gradient_chunk = self.next_received(slot, False)
         buffered_outputs = len(self.backward_buffer)
-        self.backward_buffer[step % buffered_outputs] = rank.receive_gradient() if receives_gradient else None
+        self.backward_buffer[slot % buffered_outputs] = rank.receive_gradient() if receives_gradient else None
         if receives_gradient:
-            self.gradients[gradient_chunk].append(self.backward_buffer[step % buffered_outputs])
-            self.backward_buffer[(step + 1) % buffered_outputs] = None
+            self.gradients[gradient_chunk].append(self.backward_buffer[slot % buffered_outputs])
+            self.backward_buffer[(slot + 1) % buffered_outputs] = None
         self.output = output
 
-    def _cool_down(self, step: int) -> None:
+    def _cool_down(self, slot: int) -> None:
         """Runs one slot of the cool-down: a backward pass without a forward pass."""
-        receives_gradient, gradient_chunk = self.next_received(step, False)
-        receives_gradient = receives_gradient and step != self.total - 1
-        self.input_gradient = self.backward(step)
+        receives_gradient, gradient_chunk = self.next_received(slot, False)
+        receives_gradient = receives_gradient and slot != self.total - 1
+        self.input_gradient = self.backward(slot)
         self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
         if receives_gradient:
             self.gradients[gradient_chunk].append(self.output_gradient)

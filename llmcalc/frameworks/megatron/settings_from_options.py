@@ -98,21 +98,21 @@ def settings_of(memory_estimate: Memory, layout: Layout, version: str = "", gpu:
     return settings
 
 
-def settings_on(training_run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
+def settings_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> MegatronSettings:
     """Returns a run's arguments on an accelerator, from the launch file or from llmcalc's options."""
 
     def make() -> MegatronSettings:
         """Returns the arguments that correspond to llmcalc's options."""
         launch_settings = training_run.own_settings
         settings: MegatronSettings = (
-            settings_of(training_run.memory, training_run.layout, training_run.version, runtime.gpu)
+            settings_of(training_run.memory, training_run.layout, training_run.version, cuda_runtime.gpu)
             if launch_settings is None
             else launch_settings
         )
-        expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}
-        return replace(settings, gpu=runtime.gpu, env={**settings.env, **expandable})
+        expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if cuda_runtime.expandable else {}
+        return replace(settings, gpu=cuda_runtime.gpu, env={**settings.env, **expandable})
 
-    settings: MegatronSettings = training_run.settings_on(runtime, make)
+    settings: MegatronSettings = training_run.settings_on(cuda_runtime, make)
     return settings
 
 

@@ -75,7 +75,7 @@ def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
 def gpu_runs_recipe(megatron_settings: MegatronSettings) -> bool:
     """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks from it on."""
     gpu = megatron_settings.gpu.upper()
-    is_blackwell = any(name in gpu for name in ("B100", "B200", "B300"))
+    is_blackwell = any(argument_name in gpu for argument_name in ("B100", "B200", "B300"))
     supported_recipes = {"tensorwise": True, "delayed": True, "blockwise": not is_blackwell, "mxfp8": is_blackwell}
     return supported_recipes.get(megatron_settings.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
 

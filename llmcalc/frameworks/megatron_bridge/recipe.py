@@ -98,17 +98,17 @@ def read_python(text: str, source_file: Source) -> Launch:
     """
     from .record import LAUNCH_FILE
 
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         syntax_tree = parse_python(text, source_file.where)
         names = [word for word in source_file.arguments if "=" not in word]
         if len(names) > 1:
-            raise reading.wrong(names[1][:60], "a second recipe; expected one")
+            raise reader.wrong(names[1][:60], "a second recipe; expected one")
         try:
-            config, name = _recipe_configuration(reading, syntax_tree, names[0] if names else None)
+            config, name = _recipe_configuration(reader, syntax_tree, names[0] if names else None)
         except RecursionError:
-            raise reading.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
+            raise reader.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
         config |= {key: plain_value(value) for key, value in overrides_of(source_file.arguments).items()}
-        return _read_configuration(reading, config, LAUNCH_FILE, name)
+        return _read_configuration(reader, config, LAUNCH_FILE, name)
 
 
 def _recipe_configuration(reader: Reading, syntax_tree: ast.Module, name: str | None) -> tuple[Config, str]:

@@ -97,10 +97,10 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
-        table = megatron_arguments(reading, arguments)
-        reading.check_unknown()
+        table = megatron_arguments(reader, arguments)
+        reader.check_unknown()
         launched_run = read_megatron(table, source_file)
         if EMBEDDING_NORM in arguments:
             launched_run = replace(launched_run, spec=_with_embedding_norm(launched_run.spec))
@@ -109,10 +109,10 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
             kind=LAUNCH_FILE.name,
             program=LAUNCH_FILE.program,
             version=LAUNCH_FILE.version,
-            unknown={**reading.unknown, **launched_run.unknown},
-            ignored=(*reading.ignored, *launched_run.ignored),
-            notes=(*reading.notes, *launched_run.notes),
-            filled_in={**launched_run.filled_in, **reading.filled_in},
+            unknown={**reader.unknown, **launched_run.unknown},
+            ignored=(*reader.ignored, *launched_run.ignored),
+            notes=(*reader.notes, *launched_run.notes),
+            filled_in={**launched_run.filled_in, **reader.filled_in},
         )
 
 

@@ -103,32 +103,32 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         name, _, verb = command_line.program.partition(" ")
         if name == "megatron" or "megatron" in command_line.program:
-            return _read_megatron_command(reading, command_line, verb)
+            return _read_megatron_command(reader, command_line, verb)
         verb = verb or command_line.program.rpartition(".")[2]
         if verb not in TRAINING:
-            raise reading.wrong(
+            raise reader.wrong(
                 f"line {command_line.line}: swift {verb}", "is no training; expected swift sft or swift pt"
             )
-        config = plain_arguments(arguments_of(command_line.words, source_file.where), reading, READ - {"model"})
+        config = plain_arguments(arguments_of(command_line.words, source_file.where), reader, READ - {"model"})
         rlhf_type = str(config.get("rlhf_type", "dpo")) if verb == "rlhf" else ""
         if rlhf_type not in ("", "grpo", *PAIRS):
-            raise reading.wrong(
+            raise reader.wrong(
                 f"line {command_line.line}: swift rlhf --rlhf_type",
                 f"{shown(rlhf_type)}: its teacher or critic is not modelled; expected grpo, {', '.join(PAIRS)}, or "
                 "swift "
                 "sft or pt",
             )
-        target = model_name(reading, "--model", arguments_of(command_line.words, source_file.where).get("--model"))
-        launched_run = launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, config, rlhf_type, verb), target)
+        target = model_name(reader, "--model", arguments_of(command_line.words, source_file.where).get("--model"))
+        launched_run = launch_as_trainer(reader, LAUNCH_FILE, _trainer_table(reader, config, rlhf_type, verb), target)
         if rlhf_type == "rm" and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
         return (
             launched_run
             if rlhf_type != "grpo"
-            else replace(launched_run, rollout=rollout_of(reading, config, launched_run))
+            else replace(launched_run, rollout=rollout_of(reader, config, launched_run))
         )
 
 
@@ -208,9 +208,9 @@ def _trainer_table(reader: Reading, data: Table, rlhf_type: str, verb: str) -> d
         tuner = reader.value(data, "tuner_type", "full" if verb == "pt" else "lora")
     if tuner not in ("full", "lora"):
         raise reader.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
-    for name in ("sequence_parallel_size", "deepspeed_autotp_size"):
-        if data.get(name) not in (None, 1):
-            reader.unknown[f"--{name}"] = "sequences or layers that ms-swift divides are not modelled"
+    for argument_name in ("sequence_parallel_size", "deepspeed_autotp_size"):
+        if data.get(argument_name) not in (None, 1):
+            reader.unknown[f"--{argument_name}"] = "sequences or layers that ms-swift divides are not modelled"
     _check_visible_devices(reader, data)
     if reader.flag(data, "freeze_llm"):
         reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
@@ -252,4 +252,4 @@ def _trainer_table(reader: Reading, data: Table, rlhf_type: str, verb: str) -> d
     config = data.get("deepspeed")
     if config is not None:
         table["deepspeed"] = deepspeed_config(str(config)) or config
-    return {name: value for name, value in table.items() if value is not False}
+    return {argument_name: value for argument_name, value in table.items() if value is not False}

@@ -62,7 +62,7 @@ def run_of_megatron(reader: Reading, config: Table, more_ignored: frozenset[str]
     Raises `InputError`, which names file and argument, for adapters.
     """
     ignored = IGNORED | more_ignored
-    reader.ignored += [name for name in config if name in ignored]
+    reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
     unknown_keys(reader, config, (*READ, *OFF, *ignored), "", "no argument that is known")
     tuner = config.get("tuner_type", config.get("train_type"))
     if (reader.value(config, "tuner_type", "full") if tuner is None else tuner) != "full":
@@ -70,9 +70,11 @@ def run_of_megatron(reader: Reading, config: Table, more_ignored: frozenset[str]
             "--tuner_type",
             f"{shown(tuner)}: adapters under Megatron-Core are not modelled; expected full, or swift sft",
         )
-    for name, values in OFF.items():
-        if name in config and config[name] not in values:
-            reader.unknown[f"--{name}"] = f"{shown(config[name])[:40]} is not modelled for a model that is named"
+    for argument_name, values in OFF.items():
+        if argument_name in config and config[argument_name] not in values:
+            reader.unknown[f"--{argument_name}"] = (
+                f"{shown(config[argument_name])[:40]} is not modelled for a model that is named"
+            )
     if reader.flag(config, "moe_shared_expert_overlap"):
         reader.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
     sizes = {name: reader.size(config, name, 1) for name in SIZES}

@@ -60,7 +60,7 @@ def known_names(reader: Reading, config: Table, rlhf_type: str) -> tuple[str, ..
         if config.get("ref_model") is not None:
             reader.unknown["--ref_model"] = "a reference model of other weights is not modelled"
         return (*PAIRS_IGNORED, "rlhf_type", "ref_model")
-    reader.ignored += [name for name in config if name in GRPO_IGNORED]
+    reader.ignored += [argument_name for argument_name in config if argument_name in GRPO_IGNORED]
     for name in OTHER_MODELS:
         if config.get(name) not in (None, False):
             reader.unknown[f"--{name}"] = "it is modelled without"

@@ -75,8 +75,8 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a nanoGPT command. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reading:
-        return _read_values(reading, _run_values(reading, {}, command_line.words))
+    with reading_of(source_file) as reader:
+        return _read_values(reader, _run_values(reader, {}, command_line.words))
 
 
 def read_python(text: str, source_file: Source) -> Launch:
@@ -84,11 +84,11 @@ def read_python(text: str, source_file: Source) -> Launch:
 
     The arguments of `source_file` are further configurations and `--key=value`.
     """
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         names = constants(parse_python(text, source_file.where).body)
         if source_file.where.endswith("train.py"):
             names.pop("dtype", None)  # chosen by the device
-        return _read_values(reading, _run_values(reading, names, source_file.arguments))
+        return _read_values(reader, _run_values(reader, names, source_file.arguments))
 
 
 def _run_values(reader: Reading, names: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
@@ -114,11 +114,13 @@ def _run_values(reader: Reading, names: Mapping[str, Any], command_words: Sequen
 def _read_values(reader: Reading, values: Mapping[str, Any]) -> Launch:
     from .record import LAUNCH_FILE
 
-    known_values = {name: value for name, value in values.items() if name in DEFAULTS}
-    for name, value in known_values.items():
+    known_values = {argument_name: value for argument_name, value in values.items() if argument_name in DEFAULTS}
+    for argument_name, value in known_values.items():
         if isinstance(value, Unknown):
-            raise reader.wrong(name, "an expression is not computed; expected a number, a text or True or False")
-    reader.ignored += [name for name in values if name not in DEFAULTS]
+            raise reader.wrong(
+                argument_name, "an expression is not computed; expected a number, a text or True or False"
+            )
+    reader.ignored += [argument_name for argument_name in values if argument_name not in DEFAULTS]
     run_values = {name: reader.value(known_values, name, default) for name, default in DEFAULTS.items()}
     world_size = reader.devices(reader.source.world_size)
     steps = size_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
@@ -165,7 +167,10 @@ def _gpt_model(reader: Reading, run_values: Mapping[str, Any]) -> ModelSpec:
         layers, heads, width = GPT2[start]
         biased, vocabulary = True, EXACT
     else:
-        layers, heads, width = (size_of(reader, name, run_values[name]) for name in ("n_layer", "n_head", "n_embd"))
+        layers, heads, width = (
+            size_of(reader, argument_name, run_values[argument_name])
+            for argument_name in ("n_layer", "n_head", "n_embd")
+        )
         biased, vocabulary = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
     if width % heads:
         raise InputError(f"n_head: {heads}; expected a divisor of n_embd {width}")

@@ -127,38 +127,34 @@ def read_nemo(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         overrides = {key: plain_value(value) for key, value in overrides_of(source_file.arguments).items()}
-        values = _model_values(reading, config, overrides)
+        values = _model_values(reader, config, overrides)
         name = str(config.get("name", ""))[:80]
-        if "encoder" in values or "decoder" in values or any(kind in name for kind in MODEL_TYPES):
-            raise reading.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
+        if "encoder" in values or "decoder" in values or any(model_type in name for model_type in MODEL_TYPES):
+            raise reader.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
         if values.get("peft.peft_scheme") not in (None, "none", "null"):
-            raise reading.wrong(
-                "model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null"
-            )
+            raise reader.wrong("model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null")
         if values.get("num_layers") is None:
-            raise reading.wrong(
+            raise reader.wrong(
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
             )
-        arguments = _megatron_arguments(reading, values, config)
-        reading.check_unknown()
-        kind = next((kind for kind in ("bert", "mamba") if kind in name), "gpt")
-        devices = (
-            _device_count(reading, config, overrides) if source_file.world_size is None else source_file.world_size
-        )
+        arguments = _megatron_arguments(reader, values, config)
+        reader.check_unknown()
+        model_type = next((model_type for model_type in ("bert", "mamba") if model_type in name), "gpt")
+        devices = _device_count(reader, config, overrides) if source_file.world_size is None else source_file.world_size
         launched_run = read_megatron(
-            arguments, replace(source_file, world_size=devices, script=f"pretrain_{kind}.py", arguments=())
+            arguments, replace(source_file, world_size=devices, script=f"pretrain_{model_type}.py", arguments=())
         )
         return replace(
             launched_run,
             kind=LAUNCH_FILE.name,
             program=LAUNCH_FILE.program,
             version=LAUNCH_FILE.version,
-            ignored=tuple(reading.ignored),
-            unknown={**reading.unknown, **launched_run.unknown},
-            filled_in={**reading.filled_in, **launched_run.filled_in},
-            notes=(*reading.notes, *launched_run.notes),
+            ignored=tuple(reader.ignored),
+            unknown={**reader.unknown, **launched_run.unknown},
+            filled_in={**reader.filled_in, **launched_run.filled_in},
+            notes=(*reader.notes, *launched_run.notes),
         )
 
 
@@ -278,11 +274,11 @@ def _vocabulary_size(reader: Reading, values: Mapping[str, Any]) -> int:
     for key in ("override_vocab_size", "vocab_size"):
         if values.get(key) is not None:
             return size_of(reader, f"model.{key}", values[key])
-    kind = values.get("tokenizer.type")
-    if kind in WORDS:
-        return WORDS[kind]
-    if values.get("tokenizer.library") == "huggingface" and isinstance(kind, str):
-        name = find_preset(kind)
+    tokenizer_type = values.get("tokenizer.type")
+    if tokenizer_type in WORDS:
+        return WORDS[tokenizer_type]
+    if values.get("tokenizer.library") == "huggingface" and isinstance(tokenizer_type, str):
+        name = find_preset(tokenizer_type)
         if name is not None:
             return load_preset(name).model.vocab_size
     reader.filled_in["model.override_vocab_size"] = ASSUMED_WORDS

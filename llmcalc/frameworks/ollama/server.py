@@ -222,9 +222,9 @@ class OllamaServer:
         }
 
 
-def host_layers(fitted: Fitted) -> int:
+def host_layers(fitted_server: Fitted) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
-    server, placement = fitted.server, fitted.placement
+    server, placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
     host_layer_count = sum(placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
     return host_layer_count + len(placement.host_experts) + len(placement.partial)
@@ -233,10 +233,10 @@ def host_layers(fitted: Fitted) -> int:
 def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
     server = OllamaServer(preset, hardware, version, flags)
-    fitted = server.fitted
-    computed_answer = engine_memory(fitted.server, fitted.buffers, (version.note, *fitted.notes))
-    number = len(fitted.server.model.layers) + 1
-    host_layer_count = host_layers(fitted)
+    fitted_server = server.fitted
+    computed_answer = engine_memory(fitted_server.server, fitted_server.buffers, (version.note, *fitted_server.notes))
+    number = len(fitted_server.server.model.layers) + 1
+    host_layer_count = host_layers(fitted_server)
     notes = list(computed_answer.notes)
     if host_layer_count:
         notes.insert(
@@ -245,9 +245,9 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     if server.flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
         notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
     assumed_options = {
-        (name if name.isupper() else option(name)): value
-        for name, value in server.defaults.items()
-        if name not in flags and not (name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
+        (flag_name if flag_name.isupper() else option(flag_name)): value
+        for flag_name, value in server.defaults.items()
+        if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
     return replace(computed_answer, max_model_len=server.num_ctx, assumed=assumed_options, notes=tuple(notes))
 

@@ -40,40 +40,40 @@ def is_olmo(config: Table) -> bool:
 
 def read_olmo(config: Table, source_file: Source) -> Launch:
     """Returns the training run of an OLMo config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reading:
-        spec = _model_of(reading, reading.table(config, "model"))
-        world_size = reading.devices(source_file.world_size)
-        batch = reading.size(config, "device_train_microbatch_size", 16)
-        global_batch = reading.size(config, "global_train_batch_size", 512)
+    with reading_of(source_file) as reader:
+        spec = _model_of(reader, reader.table(config, "model"))
+        world_size = reader.devices(source_file.world_size)
+        batch = reader.size(config, "device_train_microbatch_size", 16)
+        global_batch = reader.size(config, "global_train_batch_size", 512)
         if global_batch % (world_size * batch):
-            raise reading.wrong(
+            raise reader.wrong(
                 "global_train_batch_size", f"{global_batch}; expected a multiple of {world_size * batch}, --devices"
             )
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
             "num_microbatches": global_batch // (world_size * batch),
-            "seq": reading.size(reading.table(config, "model"), "max_sequence_length", 1024),
+            "seq": reader.size(reader.table(config, "model"), "max_sequence_length", 1024),
             "attn_implementation": "flash",
-            **_step_settings(reading, config),
+            **_step_settings(reader, config),
         }
-        reading.ignored += [key for key in config if key not in ("model", *STEP_KEYS)]
-        fsdp = reading.table(config, "fsdp")
+        reader.ignored += [key for key in config if key not in ("model", *STEP_KEYS)]
+        fsdp = reader.table(config, "fsdp")
         is_sharded = bool(fsdp) and world_size > 1
-        precision = str(reading.value(config, "precision", "amp_bf16"))
+        precision = str(reader.value(config, "precision", "amp_bf16"))
         if precision not in ("amp_bf16", "fp32"):
-            raise reading.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
+            raise reader.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
         reduction_format = ""
         if precision == "fp32":
             run_settings["precision"] = "fp32"
         elif is_sharded:
             run_settings |= {"dtype": "bf16", "master_weights": "fp32"}
-            reduction_format = "bfloat16" if reading.value(fsdp, "precision", "pure") == "pure" else ""
+            reduction_format = "bfloat16" if reader.value(fsdp, "precision", "pure") == "pure" else ""
         else:
             run_settings["precision"] = "autocast"
         if is_sharded:
-            reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-        return reading.launch(
+            reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
+        return reader.launch(
             "olmo",
             "fsdp2" if is_sharded else "torch",
             spec=spec,

@@ -54,36 +54,36 @@ def is_open_instruct(config: Table) -> bool:
 
 def read_open_instruct(config: Table, source_file: Source) -> Launch:
     """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         ignored = TRAINER_IGNORED | IGNORED
-        reading.ignored += [name for name in config if name in ignored]
-        unknown_keys(reading, config, (*keys_read(), *READ, *ignored), "", "no argument that is known")
+        reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
+        unknown_keys(reader, config, (*keys_read(), *READ, *ignored), "", "no argument that is known")
         if config.get("sequence_parallel_size") not in (None, 1):
-            reading.unknown["sequence_parallel_size"] = "it is modelled as 1"
+            reader.unknown["sequence_parallel_size"] = "it is modelled as 1"
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reading.size(config, "per_device_train_batch_size", 8),
-            "num_microbatches": reading.size(config, "gradient_accumulation_steps", 1),
+            "batch": reader.size(config, "per_device_train_batch_size", 8),
+            "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
             "dtype": "bf16",
             "master_weights": "none",
-            "attn_implementation": "flash" if reading.flag(config, "use_flash_attn", True) else "eager",
+            "attn_implementation": "flash" if reader.flag(config, "use_flash_attn", True) else "eager",
         }
         if config.get("max_seq_length") is not None:
-            run_settings["seq"] = size_of(reading, "max_seq_length", config["max_seq_length"])
-        run_settings |= _optimizer_settings(reading, config)
-        if reading.flag(config, "gradient_checkpointing"):
+            run_settings["seq"] = size_of(reader, "max_seq_length", config["max_seq_length"])
+        run_settings |= _optimizer_settings(reader, config)
+        if reader.flag(config, "gradient_checkpointing"):
             run_settings["recompute"] = "full"
-        if reading.flag(config, "use_liger_kernel"):
+        if reader.flag(config, "use_liger_kernel"):
             run_settings |= {"norm": "fused", "cross_entropy": "chunked"}
-        if reading.flag(config, "use_lora") or reading.flag(config, "use_qlora"):
-            run_settings |= _adapter_settings(reading, config)
+        if reader.flag(config, "use_lora") or reader.flag(config, "use_qlora"):
+            run_settings |= _adapter_settings(reader, config)
         loss = config.get("loss_type", config.get("dpo_loss_type"))
         if loss is not None:
-            run_settings |= pair_settings(reading, str(loss), run_settings, caches_reference=True)
-            reading.notes.append("the reference model's log-probabilities are computed before the training, and cached")
-        reading.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
-        arguments = {name: value for name, value in config.items() if name in keys_read()}
-        return trained(reading, "open-instruct", {**arguments, "bf16": True}, run_settings, source_file.world_size)
+            run_settings |= pair_settings(reader, str(loss), run_settings, caches_reference=True)
+            reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
+        reader.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
+        arguments = {argument_name: value for argument_name, value in config.items() if argument_name in keys_read()}
+        return trained(reader, "open-instruct", {**arguments, "bf16": True}, run_settings, source_file.world_size)
 
 
 def _optimizer_settings(reader: Reading, config: Table) -> dict[str, Any]:

@@ -92,26 +92,30 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         verb = _module_name(command_line)
         if verb not in LOSSES:
-            raise reading.wrong(f"line {command_line.line}: {verb}", f"is not read; expected {', '.join(LOSSES)}")
+            raise reader.wrong(f"line {command_line.line}: {verb}", f"is not read; expected {', '.join(LOSSES)}")
         arguments = {
             _current_name(flag): value for flag, value in arguments_of(command_line.words, source_file.where).items()
         }
-        read_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
-        data = plain_arguments(arguments, reading, read_names)
+        read_names = frozenset(
+            argument_name
+            for argument_name in arguments
+            if argument_name.startswith(READ_SECTIONS) or "max_len" in argument_name
+        )
+        data = plain_arguments(arguments, reader, read_names)
         data = {_current_name(name): value for name, value in data.items()}
-        target = model_name(reading, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
-        _refuse_unmodelled(reading, data)
-        world_size = _actor_devices(reading, data) if verb == "train_ppo_ray" else source_file.world_size
-        config, settings = _deepspeed_config(reading, data, world_size), _other_settings(reading, data)
+        target = model_name(reader, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
+        _refuse_unmodelled(reader, data)
+        world_size = _actor_devices(reader, data) if verb == "train_ppo_ray" else source_file.world_size
+        config, settings = _deepspeed_config(reader, data, world_size), _other_settings(reader, data)
         if LOSSES[verb]:
-            settings |= _pair_settings(reading, data, LOSSES[verb], config, settings)
-        launch_settings = run_of_program(reading, config, world_size, settings)
-        rollout = _rollout_of(reading, data, launch_settings.layout.dp) if verb == "train_ppo_ray" else None
-        reading.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
-        return launch_of_run(reading, LAUNCH_FILE, "deepspeed", launch_settings, target, rollout)
+            settings |= _pair_settings(reader, data, LOSSES[verb], config, settings)
+        launch_settings = run_of_program(reader, config, world_size, settings)
+        rollout = _rollout_of(reader, data, launch_settings.layout.dp) if verb == "train_ppo_ray" else None
+        reader.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
+        return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target, rollout)
 
 
 READ_SECTIONS = ("ds.", "train.", "ref.", "vllm.", "algo.advantage.estimator", "algo.kl.init_coef", "rollout.micro")

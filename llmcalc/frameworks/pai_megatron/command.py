@@ -46,31 +46,31 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a Pai-Megatron-Patch command. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         if not command_line.program.startswith(("pretrain_", "finetune_", "train_")):
-            raise reading.wrong(
+            raise reader.wrong(
                 f"line {command_line.line}: {command_line.program}", "is no training; expected pretrain_*.py"
             )
         arguments = arguments_of(command_line.words, source_file.where)
         table: dict[str, Any] = {}
         for flag, value in arguments.items():
             if flag[2:] in IGNORED:
-                reading.ignored.append(flag)
+                reader.ignored.append(flag)
             elif flag == "--moe-shared-expert-overlap":
-                reading.notes.append(f"{flag}: shared experts are counted without overlap, an estimate")
+                reader.notes.append(f"{flag}: shared experts are counted without overlap, an estimate")
             else:
                 table[flag] = value
-        _set_vocabulary(reading, arguments, table)
+        _set_vocabulary(reader, arguments, table)
         if "--disable-vision-class-token" in arguments:
-            reading.notes.append("the vision tower, which is beside the language model, is not counted")
+            reader.notes.append("the vision tower, which is beside the language model, is not counted")
         launched_run = read_megatron(table, source_file)
         return replace(
             launched_run,
             kind=LAUNCH_FILE.name,
             program=LAUNCH_FILE.program,
             version=LAUNCH_FILE.version,
-            ignored=(*reading.ignored, *launched_run.ignored),
-            notes=(*reading.notes, *launched_run.notes),
+            ignored=(*reader.ignored, *launched_run.ignored),
+            notes=(*reader.notes, *launched_run.notes),
         )
 
 

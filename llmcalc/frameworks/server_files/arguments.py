@@ -42,14 +42,14 @@ def read_arguments(
     program: ServerProgram,
     engine_record: Engine,
     command_words: Sequence[str],
-    at: str,
+    location: str,
     read_named: ReadNamed,
     allow_unknown: bool,
     typed_fields: Sequence[str] = (),
 ) -> Arguments:
     """Returns the parsed arguments of a server's command. engine_record: the engine.
 
-    at: the file and the place in messages.
+    location: the file and the place in messages.
     read_named: reads a configuration that the command names.
     typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
@@ -96,8 +96,8 @@ def read_arguments(
             arguments.values[name] = value
     except InputError as error:
         if any(TEMPLATE.match(command_word) for command_word in command_words):
-            raise InputError(f"{at}: a template with {{{{ … }}}}; expected the file that it makes") from None
-        raise InputError(f"{at}: {error}") from None
+            raise InputError(f"{location}: a template with {{{{ … }}}}; expected the file that it makes") from None
+        raise InputError(f"{location}: {error}") from None
     return arguments
 
 
@@ -170,8 +170,8 @@ MOST_KEYS = 1_000
 """Largest number of keys of a table of a configuration."""
 
 
-def words_of_tables(config: Any, known: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yields the words of a command line that is equivalent to a config file's keys. known: spelling → flag.
+def words_of_tables(config: Any, known_flags: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yields the words of a command line that is equivalent to a config file's keys. known_flags: spelling → flag.
 
     A key of an inner table is `--outer.key`, or `--key` where only that is a flag. Raises `InputError` for no table.
     """
@@ -181,16 +181,18 @@ def words_of_tables(config: Any, known: Mapping[str, Flag], keys: tuple[str, ...
         raise InputError(f"the configuration has {len(config):,} keys; expected at most {MOST_KEYS:,}")
     for key, value in config.items():
         path = (*keys, str(key).replace(MARK, "\0"))
-        flag = flag_named(known, f"--{'.'.join(path)}") or flag_named(known, f"--{path[-1]}")
-        outer = known.get(f"--{path[0].replace('_', '-')}")
+        flag = flag_named(known_flags, f"--{'.'.join(path)}") or flag_named(known_flags, f"--{path[-1]}")
+        outer = known_flags.get(f"--{path[0].replace('_', '-')}")
         if isinstance(value, Mapping) and not (outer is not None and outer.kind == "table"):
-            yield from words_of_tables(value, known, path)
+            yield from words_of_tables(value, known_flags, path)
             continue
         if isinstance(value, Mapping):
             for inner_key, item in value.items():
                 yield from (f"--{'.'.join((*path, str(inner_key)))}={_word_of_value(item)}",)
             continue
-        name = f"--{'.'.join(path)}" if flag is None or flag_named(known, f"--{'.'.join(path)}") else f"--{path[-1]}"
+        name = (
+            f"--{'.'.join(path)}" if flag is None or flag_named(known_flags, f"--{'.'.join(path)}") else f"--{path[-1]}"
+        )
         if isinstance(value, bool) and (flag is None or flag.flag.kind == "switch"):
             yield name if value else f"--no-{name[2:]}"
         elif isinstance(value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):

@@ -68,13 +68,13 @@ def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _expand_macros(text: str, macros: Mapping[str, str], at: str) -> str:
-    """Returns a command with its macros expanded, also nested ones. at: the location in error messages."""
+def _expand_macros(text: str, macros: Mapping[str, str], location: str) -> str:
+    """Returns a command with its macros expanded, also nested ones. location: the location in error messages."""
     for _ in range(DEEPEST):
         names = re.findall(r"\$\{([\w.-]{1,120})\}", text)
         if not names:
             return text
         if len(text) + sum(len(macros.get(name, name)) for name in names) > LONGEST_VALUE:
-            raise InputError(f"{at}: its command grows too long; expected at most {LONGEST_VALUE:,} letters")
+            raise InputError(f"{location}: its command grows too long; expected at most {LONGEST_VALUE:,} letters")
         text = re.sub(r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), text)
-    raise InputError(f"{at}: macros name each other; expected at most {DEEPEST} inside each other")
+    raise InputError(f"{location}: macros name each other; expected at most {DEEPEST} inside each other")

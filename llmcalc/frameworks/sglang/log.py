@@ -38,7 +38,11 @@ def read_log(log_text: LogText) -> LogReading | None:
     if not memory_terms and not message:
         return None
     known_fields = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
-    stated_values = {name: log_values.text(name).replace(",", "") for name in ("context_length",) if name in log_values}
+    stated_values = {
+        term_name: log_values.text(term_name).replace(",", "")
+        for term_name in ("context_length",)
+        if term_name in log_values
+    }
     return LogReading(
         program="sglang",
         title="SGLang",
@@ -46,7 +50,7 @@ def read_log(log_text: LogText) -> LogReading | None:
         version=log_values.text("version").removeprefix("v"),
         free=log_values.last_size("free"),
         model=str(arguments.get("model_path", "")),
-        flags=stated_values | {name: value for name, value in arguments.items() if name in known_fields},
+        flags=stated_values | {term_name: value for term_name, value in arguments.items() if term_name in known_fields},
         has_arguments=bool(arguments),
         message=message.strip(),
         refused=bool(message),
@@ -66,10 +70,10 @@ def _memory_terms(log_values: Facts, arguments: dict[str, Any]) -> Iterator[LogT
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
         yield LogTerm("budget", int(free_bytes * float(fraction)))
     yield from log_values.largest("weights", "cuda_graphs")
-    cache = sum(sum(log_values.sizes(name)) for name in ("keys", "values", "latents"))
+    cache = sum(sum(log_values.sizes(term_name)) for term_name in ("keys", "values", "latents"))
     if cache:
         yield LogTerm("kv_cache", cache)
-    for name in ("max_total_num_tokens", "tokens"):
-        if name in log_values:
-            yield LogTerm("kv_tokens", max(log_values.counts(name)), "tokens")
+    for term_name in ("max_total_num_tokens", "tokens"):
+        if term_name in log_values:
+            yield LogTerm("kv_tokens", max(log_values.counts(term_name)), "tokens")
             return

@@ -48,11 +48,11 @@ def read_log(log_text: LogText) -> LogReading | None:
     for line in log_text.lines_with("LLM Args", "engine args"):
         arguments |= argument_pairs(line)
     flags: dict[str, Any] = {
-        ARGUMENT_FIELDS[name]: value for name, value in arguments.items() if name in ARGUMENT_FIELDS
+        ARGUMENT_FIELDS[term_name]: value for term_name, value in arguments.items() if term_name in ARGUMENT_FIELDS
     }
-    for name in ("max_num_tokens", "max_seq_len", "max_batch_size", "tokens_per_block"):
-        if name in log_values:
-            flags[name] = log_values.text(name).replace(",", "")
+    for term_name in ("max_num_tokens", "max_seq_len", "max_batch_size", "tokens_per_block"):
+        if term_name in log_values:
+            flags[term_name] = log_values.text(term_name).replace(",", "")
     if "fraction" in log_values:
         flags["kv_cache_free_gpu_memory_fraction"] = str(round(float(log_values.text("fraction")), 4))
     return LogReading(

@@ -48,13 +48,18 @@ def read_log(log_text: LogText) -> LogReading | None:
         return trainer
     log_values = Facts(LogText(messages[-1]), PATTERNS)
     other_terms = sum(Facts(_with_process_lines(messages[-1]), (PROCESS,)).sizes("process_has"))
-    sizes = {name: log_values.last_size(name) for name in ("requested", "free", "process", "allocated", "unallocated")}
-    sizes |= {name: log_values.last_size(name) for name in ("private_pools", "reserved")}
+    sizes = {
+        term_name: log_values.last_size(term_name)
+        for term_name in ("requested", "free", "process", "allocated", "unallocated")
+    }
+    sizes |= {term_name: log_values.last_size(term_name) for term_name in ("private_pools", "reserved")}
     if sizes["process"] is None and other_terms:  # this process is the only one of the list
         sizes["process"], other_terms = other_terms, 0
     if sizes["reserved"] is not None and sizes["allocated"] is not None:
         sizes["unallocated"] = sizes["reserved"] - sizes["allocated"]
-    memory_terms = [LogTerm(name, size) for name, size in sizes.items() if size is not None and name != "reserved"]
+    memory_terms = [
+        LogTerm(term_name, size) for term_name, size in sizes.items() if size is not None and term_name != "reserved"
+    ]
     memory_terms += [LogTerm("other_processes", other_terms)] if other_terms else []
     total_bytes = log_values.last_size("total")
     term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in memory_terms}, total_bytes or 0)
@@ -92,7 +97,9 @@ def _read_trainer_metrics(log_text: LogText) -> LogReading | None:
     """Returns the memory metrics that the Trainer printed (trainer_utils.py, `TrainerMemoryTracker`)."""
     log_values = Facts(log_text, TRAINER_PATTERNS)
     names = ("before_init", "init_allocated", "train_allocated", "train_peak")
-    memory_terms = [LogTerm(name, log_values.sizes(name)[-1]) for name in names if name in log_values]
+    memory_terms = [
+        LogTerm(term_name, log_values.sizes(term_name)[-1]) for term_name in names if term_name in log_values
+    ]
     if "trainable" in log_values:
         memory_terms.append(LogTerm("trainable", log_values.counts("trainable")[-1], "parameters"))
     if not memory_terms:

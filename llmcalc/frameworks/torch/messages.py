@@ -10,11 +10,15 @@ BUCKETS = 2**20, 25 * 2**20
 """Bytes of gradients in the first bucket of DistributedDataParallel, and in the others."""
 
 
-def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
+def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the all-reduces of replicated weights' gradients, in buckets that fill from the last parameter on."""
-    sizes = (weight.tensor.size * group.width for weight in reversed(group.weights) for _ in range(weight.count))
+    sizes = (
+        weight.tensor.size * replicated_weights.width
+        for weight in reversed(replicated_weights.weights)
+        for _ in range(weight.count)
+    )
     for bucket_bytes in bucket_sizes(sizes):
-        yield group.ranks.message("all_reduce", bucket_bytes, 1)
+        yield replicated_weights.ranks.message("all_reduce", bucket_bytes, 1)
 
 
 def bucket_sizes(gradients: Iterable[int]) -> list[int]:

@@ -323,16 +323,16 @@ class RankRun:
         """Runs the passes in the order of an interleaved schedule, or of a single stage."""
         flights: dict[tuple[int, int], Flight] = {}
         losses: dict[tuple[int, int], Tensor] = {}
-        for i, (kind, index, batch, *_) in enumerate(self.order):
+        for i, (pass_kind, index, batch, *_) in enumerate(self.order):
             chunk, key = self.chunks[index], (index, batch)
             if self.layout.pp == 1:
-                if kind == "F":
+                if pass_kind == "F":
                     flights[key] = chunk.forward_of()
                 else:
                     chunk.backward_of(flights.pop(key))
                 continue
             self.before_action(i)
-            if kind == "F":
+            if pass_kind == "F":
                 loss = chunk.forward_and_loss(batch)
                 if loss is not None:
                     losses[key] = loss

@@ -72,7 +72,7 @@ def replay_rank_on_allocator(
         """Creates a run whose allocations are counted by a meter."""
         return RankRun(spec, training_config, layout, rank, meter, workspace)
 
-    rank_run = new_run(meter := EventMeter())
+    rank_run = new_run(memory_meter := EventMeter())
     is_last_stage = layout.coordinates(rank).pp == layout.pp - 1
     key = passes_key(spec, rank_run, rank, is_last_stage)
     if (
@@ -87,16 +87,16 @@ def replay_rank_on_allocator(
             model_chunk.lowering.first_layer_index - layers_before
             for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
         ]
-        passes = PassPlayer(meter, recorded_rank.traces, layer_offsets)
+        passes = PassPlayer(memory_meter, recorded_rank.traces, layer_offsets)
         for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
             model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
         try:
             rank_run.set_up()
-            return replay_steps_on_allocator(rank_run, meter, recorded_rank.prefix_cache(expandable))
+            return replay_steps_on_allocator(rank_run, memory_meter, recorded_rank.prefix_cache(expandable))
         except NotRepeating:
-            rank_run = new_run(meter := EventMeter())
+            rank_run = new_run(memory_meter := EventMeter())
     rank_run.set_up()
-    return replay_steps_on_allocator(rank_run, meter, PrefixCache(expandable))
+    return replay_steps_on_allocator(rank_run, memory_meter, PrefixCache(expandable))
 
 
 def passes_key(spec: ModelSpec, rank_run: RankRun, rank: int, is_last_stage: bool) -> tuple[object, ...]:

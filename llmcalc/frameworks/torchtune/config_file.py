@@ -93,55 +93,55 @@ def _component_name(table: Any) -> str:
 
 def read_torchtune(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
-    with reading_of(source_file) as reading:
-        reading.expandable = True  # torchtune/__init__.py
-        reading.ignored += [name for name in config if name in IGNORED]
-        unknown_keys(reading, config, (*READ, *IGNORED), "", "no key that is known")
-        for name, reason in OFF.items():
-            if config.get(name) not in (None, False):
-                reading.unknown[name] = reason
-        for name in PARALLEL_SIZES:
-            if config.get(name) not in (None, 1):
-                reading.unknown[name] = "it is modelled as 1"
+    with reading_of(source_file) as reader:
+        reader.expandable = True  # torchtune/__init__.py
+        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
+        unknown_keys(reader, config, (*READ, *IGNORED), "", "no key that is known")
+        for argument_name, reason in OFF.items():
+            if config.get(argument_name) not in (None, False):
+                reader.unknown[argument_name] = reason
+        for argument_name in PARALLEL_SIZES:
+            if config.get(argument_name) not in (None, 1):
+                reader.unknown[argument_name] = "it is modelled as 1"
         builder = _component_name(config["model"]).rpartition(".")[2]
         plain_name = builder.removeprefix("q").removeprefix("lora_") if "lora_" in builder[:6] else builder
         if plain_name not in MODELS:
             suggestion = suggest(plain_name, list(MODELS))
-            raise reading.wrong(
+            raise reader.wrong(
                 f"model.{COMPONENT}", f"{shown(builder)} is not known.{suggestion} Expected a text model"
             )
-        dtype = str(reading.value(config, "dtype", "fp32"))
+        dtype = str(reader.value(config, "dtype", "fp32"))
         if dtype not in ("bf16", "fp32"):
-            raise reading.wrong("dtype", f"{shown(dtype)}; expected bf16 or fp32")
+            raise reader.wrong("dtype", f"{shown(dtype)}; expected bf16 or fp32")
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reading.size(config, "batch_size", 1),
-            "num_microbatches": reading.size(config, "gradient_accumulation_steps", 1),
+            "batch": reader.size(config, "batch_size", 1),
+            "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
             "dtype": dtype,
             "master_weights": "none",
             "attn_implementation": "flash",
-            **_length_settings(reading, config),
-            **_optimizer_settings(reading, config),
-            **_loss_settings(reading, config),
+            **_length_settings(reader, config),
+            **_optimizer_settings(reader, config),
+            **_loss_settings(reader, config),
         }
-        if reading.flag(config, "enable_activation_checkpointing"):
+        if reader.flag(config, "enable_activation_checkpointing"):
             run_settings["recompute"] = "full"
         for key, setting in (
             ("enable_activation_offloading", "offload_activations"),
             ("optimizer_in_bwd", "optimizer_in_backward"),
             ("compile", "compile"),
         ):
-            if reading.flag(config, key):
+            if reader.flag(config, key):
                 run_settings[setting] = True
         if plain_name != builder:
-            run_settings |= _adapter_settings(reading, config["model"], dtype, builder.startswith("qlora"))
+            run_settings |= _adapter_settings(reader, config["model"], dtype, builder.startswith("qlora"))
         if _component_name(config.get("loss")).endswith("DPOLoss"):
             run_settings |= pair_settings(
-                reading, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
+                reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
             )
-        world_size = reading.devices(source_file.world_size)
+        world_size = reader.devices(source_file.world_size)
         is_sharded = world_size > 1
-        return reading.launch(
+        return reader.launch(
             "torchtune",
             "fsdp2" if is_sharded else "torch",
             target=MODELS[plain_name],
@@ -149,8 +149,8 @@ def read_torchtune(config: Table, source_file: Source) -> Launch:
             settings=run_settings,
             own_settings=TitanSettings(
                 reduced="bfloat16" if dtype == "bf16" else "",
-                offloads=reading.flag(config, "fsdp_cpu_offload")
-                or reading.flag(reading.table(config, "fsdp"), "cpu_offload"),
+                offloads=reader.flag(config, "fsdp_cpu_offload")
+                or reader.flag(reader.table(config, "fsdp"), "cpu_offload"),
             )
             if is_sharded
             else None,

@@ -89,31 +89,31 @@ def is_trl(config: Table) -> bool:
 
 def read_trl(config: Table, source_file: Source) -> Launch:
     """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         is_grpo = any(name in config for name in GRPO_SIGNS)
         ignored = TRAINER_IGNORED | IGNORED
-        reading.ignored += [name for name in config if name in ignored]
+        reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
         read_names = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
-        unknown_keys(reading, config, read_names, "", "no argument that is known")
+        unknown_keys(reader, config, read_names, "", "no argument that is known")
         known_loss_keys = (name for name in PREFERENCE_SIGNS if config.get(name) is not None)
         is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         loss_key = "" if is_grpo else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
-        for name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
-            if config.get(name):
-                reading.unknown[name] = "it is modelled without"
-        arguments = {**config, "bf16": reading.flag(config, "bf16", not config.get("fp16"))}
+        for argument_name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
+            if config.get(argument_name):
+                reader.unknown[argument_name] = "it is modelled without"
+        arguments = {**config, "bf16": reader.flag(config, "bf16", not config.get("fp16"))}
         length = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
-        run_settings = trainer_settings(reading, arguments, DEFAULTS, prefers=length)
+        run_settings = trainer_settings(reader, arguments, DEFAULTS, prefers=length)
         if config.get("activation_offloading"):
             run_settings["offload_activations"] = True
         if is_grpo:
-            run_settings |= grpo_length(reading, config, "max_prompt_length", "lora_rank" in run_settings)
+            run_settings |= grpo_length(reader, config, "max_prompt_length", "lora_rank" in run_settings)
         elif loss_key:
-            run_settings |= _preference_settings(reading, config, run_settings)
+            run_settings |= _preference_settings(reader, config, run_settings)
         else:
-            run_settings |= _loss_settings(reading, config, run_settings)
-        precision, _ = weight_formats(reading, arguments, "float32")
-        launched_run = trained(reading, "trl", arguments, run_settings | precision, source_file.world_size)
+            run_settings |= _loss_settings(reader, config, run_settings)
+        precision, _ = weight_formats(reader, arguments, "float32")
+        launched_run = trained(reader, "trl", arguments, run_settings | precision, source_file.world_size)
         loaded_bytes = 2 if "dtype" in precision else 4
         if isinstance(launched_run.frozen, FrozenModel) and launched_run.framework == "fsdp2" and loaded_bytes == 4:
             launched_run = replace(
@@ -122,7 +122,7 @@ def read_trl(config: Table, source_file: Source) -> Launch:
         if not is_grpo:
             return launched_run
         rollout = colocated_rollout(
-            reading, config, launched_run, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
+            reader, config, launched_run, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
         )
         return replace(launched_run, rollout=rollout)
 

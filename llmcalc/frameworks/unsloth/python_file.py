@@ -48,37 +48,44 @@ def is_unsloth_python(text: str) -> bool:
 
 def read_python(text: str, source_file: Source) -> Launch:
     """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         syntax_tree = parse_python(text, source_file.where)
         names = constants(syntax_tree.body)
         calls = list(_named_calls(syntax_tree))
         model = _call_arguments(calls, names, lambda name: _is_method(name, "from_pretrained"))
         if model is None:
-            raise reading.wrong(
+            raise reader.wrong(
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
         adapters = _call_arguments(calls, names, lambda name: _is_method(name, "get_peft_model"))
         kind = next((name for name, _ in calls if name in CONFIGS), "")
         if not kind:
-            raise reading.wrong(
+            raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        if kind == "GRPOConfig" and reading.flag(model, "fast_inference"):
-            raise reading.wrong(
+        if kind == "GRPOConfig" and reader.flag(model, "fast_inference"):
+            raise reader.wrong(
                 "fast_inference",
                 "vLLM shares its weights with the training, which is not modelled; expected fast_inference = False, or "
                 "TARGET with --phase training",
             )
         config = _call_arguments(calls, names, lambda name: name == kind) or {}
         trainer = _call_arguments(calls, names, lambda name: name.endswith("Trainer")) or {}
-        return _read_calls(reading, model, adapters, {**trainer, **config}, CONFIGS[kind])
+        return _read_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[kind])
 
 
 def _read_calls(
     reader: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any] | None, config: Mapping[str, Any], loss: str
 ) -> Launch:
     """Returns the training run of three calls' arguments. adapters: None without adapters."""
-    length = next((config[name] for name in ("max_length", "max_seq_length") if config.get(name) is not None), None)
+    length = next(
+        (
+            config[argument_name]
+            for argument_name in ("max_length", "max_seq_length")
+            if config.get(argument_name) is not None
+        ),
+        None,
+    )
     run_settings: dict[str, Any] = {
         "phase": "training",
         "batch": reader.size(config, "per_device_train_batch_size", 8),
@@ -171,4 +178,4 @@ def _call_arguments(calls: list[tuple[str, ast.Call]], names: Mapping[str, Any],
     values = {word.arg: value_of(word.value, names) for word in call.keywords if word.arg}
     if call.args and "model_name" not in values:
         values["model_name"] = value_of(call.args[0], names)
-    return {name: value for name, value in values.items() if not isinstance(value, Unknown)}
+    return {argument_name: value for argument_name, value in values.items() if not isinstance(value, Unknown)}

@@ -60,32 +60,30 @@ def read_command(command_line: CommandLine, source_file: Source) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
-    with reading_of(source_file) as reading:
+    with reading_of(source_file) as reader:
         if command_line.program not in (*TRAINERS, SFT_TRAINER):
-            raise reading.wrong(
+            raise reader.wrong(
                 f"line {command_line.line}: {command_line.program}",
                 f"is not read; expected {TRAINERS[0]} or {SFT_TRAINER}",
             )
         overrides = overrides_of(command_line.words)
-        config = _resolved_overrides(reading, overrides)
+        config = _resolved_overrides(reader, overrides)
         if command_line.program == SFT_TRAINER:
-            target = model_name(reading, "model.partial_pretrain", overrides.get("model.partial_pretrain"))
-            return launch_of_run(reading, LAUNCH_FILE, "fsdp2", run_of_sft(reading, config), target)
-        target = model_name(reading, f"{MODEL}.path", overrides.get(f"{MODEL}.path"))
-        reading.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
+            target = model_name(reader, "model.partial_pretrain", overrides.get("model.partial_pretrain"))
+            return launch_of_run(reader, LAUNCH_FILE, "fsdp2", run_of_sft(reader, config), target)
+        target = model_name(reader, f"{MODEL}.path", overrides.get(f"{MODEL}.path"))
+        reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in command_word
             for command_word in command_line.words
             if command_word.startswith("--config-name")
         )
-        check_keys(reading, config)
-        world_size = _training_devices(reading, config)
-        parallel_run = (
-            _megatron_run(reading, config, world_size) if megatron else _fsdp_run(reading, config, world_size)
-        )
-        rollout = read_rollout(reading, config, parallel_run.layout, megatron, _micro_batch_shape(reading, config))
-        reading.ignored += [key for key in config if not _is_read(key, rollout)]
-        return launch_of_run(reading, LAUNCH_FILE, "megatron" if megatron else "fsdp2", parallel_run, target, rollout)
+        check_keys(reader, config)
+        world_size = _training_devices(reader, config)
+        parallel_run = _megatron_run(reader, config, world_size) if megatron else _fsdp_run(reader, config, world_size)
+        rollout = read_rollout(reader, config, parallel_run.layout, megatron, _micro_batch_shape(reader, config))
+        reader.ignored += [key for key in config if not _is_read(key, rollout)]
+        return launch_of_run(reader, LAUNCH_FILE, "megatron" if megatron else "fsdp2", parallel_run, target, rollout)
 
 
 def _resolved_overrides(reader: Reading, overrides: Mapping[str, str]) -> dict[str, Any]:
@@ -161,9 +159,9 @@ def _common_settings(reader: Reading, config: Table) -> dict[str, Any]:
     if reader.flag(config, f"{MODEL}.use_fused_kernels"):
         settings["cross_entropy"] = "chunked"
         reader.notes.append("use_fused_kernels: log-probabilities without logits are counted as a chunked loss")
-    for name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
-        if reader.flag(config, f"{ACTOR}.{name}"):
-            reader.unknown[f"{ACTOR}.{name}"] = "it is modelled without"
+    for argument_name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
+        if reader.flag(config, f"{ACTOR}.{argument_name}"):
+            reader.unknown[f"{ACTOR}.{argument_name}"] = "it is modelled without"
     rank = config.get(f"{MODEL}.lora_rank")
     if rank not in (None, 0):
         settings["lora_rank"] = size_of(reader, f"{MODEL}.lora_rank", rank)
@@ -183,9 +181,9 @@ def _fsdp_run(reader: Reading, config: Table, world_size: int) -> RunUnder:
     if strategy not in ("fsdp", "fsdp2"):
         raise reader.wrong(f"{ACTOR}.strategy", f"{shown(strategy)}; expected fsdp, fsdp2 or megatron")
     section = f"{ACTOR}.fsdp_config"
-    for name in ("param_offload", "optimizer_offload", "offload_policy"):
-        if reader.flag(config, f"{section}.{name}"):
-            reader.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
+    for argument_name in ("param_offload", "optimizer_offload", "offload_policy"):
+        if reader.flag(config, f"{section}.{argument_name}"):
+            reader.notes.append(f"{section}.{argument_name}: counted as on the device, where it is during the update")
     settings = _common_settings(reader, config)
     if reader.flag(config, f"{MODEL}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
@@ -222,8 +220,8 @@ def _fsdp_run(reader: Reading, config: Table, world_size: int) -> RunUnder:
     )
     is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
     formats = {
-        name: str(config.get(f"{section}.mixed_precision.{name}", default))
-        for name, default in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
+        argument_name: str(config.get(f"{section}.mixed_precision.{argument_name}", default))
+        for argument_name, default in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
     }
     if formats["param_dtype"] not in BF16 or formats["reduce_dtype"] not in (*BF16, *FP32):
         reader.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
@@ -235,15 +233,17 @@ def _fsdp_run(reader: Reading, config: Table, world_size: int) -> RunUnder:
 def _megatron_run(reader: Reading, config: Table, world_size: int) -> RunUnder:
     """Returns the actor's run under Megatron-Core."""
     section = f"{ACTOR}.megatron"
-    for name in ("param_offload", "grad_offload", "optimizer_offload"):
-        if reader.flag(config, f"{section}.{name}"):
-            reader.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
+    for argument_name in ("param_offload", "grad_offload", "optimizer_offload"):
+        if reader.flag(config, f"{section}.{argument_name}"):
+            reader.notes.append(f"{section}.{argument_name}: counted as on the device, where it is during the update")
 
     def size(name: str, default: int = 1) -> int:
         return reader.size(config, f"{section}.{name}", default)
 
     override = f"{section}.override_transformer_config"
-    tp, pp, cp = (size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
+    tp, pp, cp = (
+        size(f"{argument_name}_parallel_size") for argument_name in ("tensor_model", "pipeline_model", "context")
+    )
     batch, tokens = _micro_batch_shape(reader, config)
     etp = config.get(f"{section}.expert_tensor_parallel_size")
     vpp = config.get(f"{section}.virtual_pipeline_model_parallel_size")

@@ -57,7 +57,9 @@ def read_rollout(
         sleeps=reader.flag(config, f"{ROLLOUT}.free_cache_engine", True),
         is_own_process=True,
         offloaded=frozenset(
-            states for name, states in OFFLOADED.items() if reader.flag(config, f"{ACTOR}.{kind}.{name}")
+            states
+            for argument_name, states in OFFLOADED.items()
+            if reader.flag(config, f"{ACTOR}.{kind}.{argument_name}")
         ),
         reference=_reference_model(reader, config, layout, megatron),
         critic=_critic_place(reader, config, megatron),
@@ -148,6 +150,8 @@ def _critic_place(reader: Reading, config: Table, megatron: bool) -> Place:
     if str(reader.value(config, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"
     section = "critic.megatron" if megatron else "critic.model.fsdp_config"
-    offloads = all(reader.flag(config, f"{section}.{name}") for name in ("param_offload", "optimizer_offload"))
+    offloads = all(
+        reader.flag(config, f"{section}.{argument_name}") for argument_name in ("param_offload", "optimizer_offload")
+    )
     reader.notes.append("the critic is counted as large as the actor")
     return "host" if offloads else "device"

@@ -36,11 +36,11 @@ READ = frozenset(
 
 def run_of_sft(reader: Reading, config: Table) -> RunUnder:
     """Returns the training run of a command's overrides. Raises `InputError`, which names file and key."""
-    for name in config:
-        if name not in READ and name.startswith(IGNORED):
-            reader.ignored.append(name)
-        elif name not in READ:
-            reader.unknown[name[:100]] = "no key that is known"
+    for argument_name in config:
+        if argument_name not in READ and argument_name.startswith(IGNORED):
+            reader.ignored.append(argument_name)
+        elif argument_name not in READ:
+            reader.unknown[argument_name[:100]] = "no key that is known"
     world_size = reader.devices(reader.source.world_size)
     cp = reader.size(config, "ulysses_sequence_parallel_size", 1)
     length = reader.size(config, "data.max_length", 1024)
@@ -83,7 +83,9 @@ def run_of_sft(reader: Reading, config: Table) -> RunUnder:
     strategy = str(reader.value(config, "model.strategy", "fsdp2"))
     if strategy not in ("fsdp", "fsdp2"):
         raise reader.wrong("model.strategy", f"{shown(strategy)}; expected fsdp or fsdp2")
-    offloads = any(reader.flag(config, f"model.fsdp_config.{name}") for name in ("cpu_offload", "offload_params"))
+    offloads = any(
+        reader.flag(config, f"model.fsdp_config.{argument_name}") for argument_name in ("cpu_offload", "offload_params")
+    )
     layout = Layout(dp=world_size, zero=3 if world_size > 1 else 0)
     is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
     own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=is_flat, offloads=offloads)

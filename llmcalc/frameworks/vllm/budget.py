@@ -431,7 +431,7 @@ class Server(EngineServer):
 
     def stage(self, stage_number: int) -> Stage:
         """Returns the memory of one rank of a pipeline stage."""
-        rank, run, rules = self.rank(stage_number), self.profile_run(stage_number), self.rules
+        rank, profile_run, rules = self.rank(stage_number), self.profile_run(stage_number), self.rules
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
         draft_caches = [] if self.draft is None else self.draft.token_caches
         pool = block_pool(
@@ -455,7 +455,7 @@ class Server(EngineServer):
             weights += self.draft.weights + self.draft.rope_elements * self.element_bytes
         weights += adapter_bytes(rank, self.flags, self.element_bytes, self.numbers)
         weights = self.measured_or_computed("weights", weights)
-        peak = self.measured_or_computed("profile_run", run.peak_bytes(rank, rules))
+        peak = self.measured_or_computed("profile_run", profile_run.peak_bytes(rank, rules))
         taken_bytes = weights + peak + outside_bytes + (graphs if self.subtracts_graphs else 0)
         cache_bytes = int(
             self.flags.get("kv_cache_memory_bytes", self.measured_or_computed("kv_cache", budget - taken_bytes))
@@ -466,7 +466,7 @@ class Server(EngineServer):
         memory_terms = (
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
-            Term("profile_run", peak, "source", rules.place, run.origin(rank, rules)),
+            Term("profile_run", peak, "source", rules.place, profile_run.origin(rank, rules)),
             Term("non_torch", outside_bytes, estimate, memory_outside_torch.source, self._outside_origin),
             Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
             Term(

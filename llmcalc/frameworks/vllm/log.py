@@ -97,7 +97,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     memory_terms = tuple(_memory_terms(log_values))
     message = next(iter(log_text.lines_with(*MESSAGES)), "")
     arguments = _flags_in_log(log_text)
-    is_named = "version" in log_values or any(name in log_values for name in ("kv_tokens", "budget"))
+    is_named = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
     if not (message or (memory_terms and (is_named or len(memory_terms) > 1 or "weights" in log_values))):
         return None
     model = str(arguments.pop("model", "")) or log_values.text("model")
@@ -108,9 +108,9 @@ def read_log(log_text: LogText) -> LogReading | None:
     if total_bytes is None and "budget" in log_values and utilization and float(utilization or 0) > 0:
         total_bytes = round(log_values.sizes("budget")[-1] / float(utilization))
     stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
-    for name in ("max_model_len", "max_num_batched_tokens"):
-        if name in log_values:
-            stated_values[name] = log_values.text(name).replace(",", "")
+    for term_name in ("max_model_len", "max_num_batched_tokens"):
+        if term_name in log_values:
+            stated_values[term_name] = log_values.text(term_name).replace(",", "")
     return LogReading(
         program="vllm",
         title="vLLM",
@@ -152,11 +152,13 @@ def _flags_in_log(log_text: LogText) -> dict[str, Any]:
     """Returns the model and the flags that a log prints, as the user typed them or as the engine configured them."""
     arguments: dict[str, Any] = {}
     for line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
-        for name, value in argument_pairs(line).items():
-            if name in CONFIG_FIELDS:
-                arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
-            elif name == "model":
-                arguments[name] = value
+        for term_name, value in argument_pairs(line).items():
+            if term_name in CONFIG_FIELDS:
+                arguments[CONFIG_FIELDS[term_name]] = (
+                    str(value).removeprefix("torch.") if term_name == "dtype" else value
+                )
+            elif term_name == "model":
+                arguments[term_name] = value
     for line in log_text.lines_with(*ARGUMENTS):
         typed_arguments = argument_pairs(line[line.index("args: ") + len("args: ") :])
         arguments |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}

@@ -44,9 +44,9 @@ class Elementwise(Views):
         """Adds a number to x."""
         return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
 
-    def scale(self, x: Tensor, name: str = "mul") -> Tensor:
-        """Multiplies x by a number, or negates x. name: the operation's name in the graph."""
-        return record(self.graph, name, (x,), self.like(x), lambda g, _: (self.like(g),))
+    def scale(self, x: Tensor, operation_name: str = "mul") -> Tensor:
+        """Multiplies x by a number, or negates x. operation_name: the operation's name in the graph."""
+        return record(self.graph, operation_name, (x,), self.like(x), lambda g, _: (self.like(g),))
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies two tensors."""
@@ -142,13 +142,15 @@ class Elementwise(Views):
         output = self.like(x)
         return record(self.graph, "exp", (x,), output, lambda g, _, output: (self.like(g, output),), output)
 
-    def function(self, name: str, x: Tensor) -> Tensor:
+    def function(self, operation_name: str, x: Tensor) -> Tensor:
         """Applies an elementwise function whose gradient is computed by one kernel."""
         output = self.like(x)
-        if name in SAVES_OUTPUT:
-            return record(self.graph, name, (x,), output, lambda g, _, output: (self.like(g, output),), output)
-        assert name in SAVES_INPUT, name
-        return record(self.graph, name, (x,), output, lambda g, _, x: (self.like(g, x),), x)
+        if operation_name in SAVES_OUTPUT:
+            return record(
+                self.graph, operation_name, (x,), output, lambda g, _, output: (self.like(g, output),), output
+            )
+        assert operation_name in SAVES_INPUT, operation_name
+        return record(self.graph, operation_name, (x,), output, lambda g, _, x: (self.like(g, x),), x)
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
         """Copies x with a constant at masked elements."""

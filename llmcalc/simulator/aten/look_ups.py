@@ -48,8 +48,8 @@ class LookUps(Products):
                 for shape, needs_grad in zip(shapes, needs_input_grad, strict=False)
             ]
 
-        ins = (x,) if source is None else (x, source)
-        return record(self.graph, "scatter", ins, lambda: self.graph.new(x.shape, x.dtype), backward, index)
+        inputs = (x,) if source is None else (x, source)
+        return record(self.graph, "scatter", inputs, lambda: self.graph.new(x.shape, x.dtype), backward, index)
 
     def index_select(self, x: Tensor, index: Tensor) -> Tensor:
         """Selects rows of x by an index tensor with any number of axes."""

@@ -194,8 +194,8 @@ class Products(Elementwise):
 
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape = (x.shape[0], weight.shape[0], length, *x.shape[3:])
-        ins = (x, weight) if bias is None else (x, weight, bias)
-        shapes = [tensor.shape for tensor in ins]
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        shapes = [tensor.shape for tensor in inputs]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [
@@ -206,7 +206,7 @@ class Products(Elementwise):
         return record(
             self.graph,
             "convolution",
-            ins,
+            inputs,
             lambda: self.graph.operation_result("convolution", shape, x.dtype),
             backward,
             x,

@@ -32,10 +32,12 @@ class Views:
 
     # --- views -------------------------------------------------------------------------------------------------------
 
-    def _view(self, x: Tensor, shape: Shape, strides: layout.Strides, name: str, backward: Backward) -> Tensor:
+    def _view(
+        self, x: Tensor, shape: Shape, strides: layout.Strides, operation_name: str, backward: Backward
+    ) -> Tensor:
         view, autograd_graph = x.view(shape, strides), self.graph
         if autograd_graph.enabled and (x.node is not None or x.leaf):
-            view.node = Node(autograd_graph, name, (x,), backward)
+            view.node = Node(autograd_graph, operation_name, (x,), backward)
         return view
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:

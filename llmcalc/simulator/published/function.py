@@ -30,7 +30,7 @@ H100 = Accelerator(132, 232448)
 
 def record_function(
     autograd_graph: Graph,
-    name: str,
+    operation_name: str,
     ins: Sequence[Optional],
     output: Tensor,
     backward: Callable[..., Sequence[Gradient]],
@@ -51,7 +51,9 @@ def record_function(
         return [outputs[i] for i in tensor_indices]
 
     inputs = [x for x in ins if x is not None]
-    return record(autograd_graph, name, inputs, output, node_backward, *[x for x in saved_tensors if x is not None])
+    return record(
+        autograd_graph, operation_name, inputs, output, node_backward, *[x for x in saved_tensors if x is not None]
+    )
 
 
 def power_of_two(n: Number) -> int:

@@ -475,9 +475,9 @@ def mamba_chunk_scan_with_state(
     with autograd_graph.no_grad():
         output, out_x, _dt, da_cumsum, _states, final = _combined_fwd(aten, x, dt, b, c, chunk, z)
     saved_out = output if out_x is None else out_x
-    ins = x, dt, a, b, c, d, z, dt_bias
+    inputs = x, dt, a, b, c, d, z, dt_bias
     saved_tensors = saved_out, x, dt, da_cumsum, a, b, c, d, z, dt_bias
-    return record_function(autograd_graph, "MambaChunkScanCombinedFn", ins, output, backward, saved_tensors), final
+    return record_function(autograd_graph, "MambaChunkScanCombinedFn", inputs, output, backward, saved_tensors), final
 
 
 def _linear_or_input(aten: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
@@ -621,7 +621,7 @@ def mamba_split_conv1d_scan_combined(
 
     with autograd_graph.no_grad():
         y, output, rstd = forward()
-    ins = zxbcdt, conv1d_weight, conv1d_bias, dt_bias, a, d, rmsnorm_weight, outproj_weight, outproj_bias
+    inputs = zxbcdt, conv1d_weight, conv1d_bias, dt_bias, a, d, rmsnorm_weight, outproj_weight, outproj_bias
     saved_tensors = (
         zxbcdt,
         conv1d_weight,
@@ -635,7 +635,7 @@ def mamba_split_conv1d_scan_combined(
         outproj_weight,
         outproj_bias,
     )
-    return record_function(autograd_graph, "MambaSplitConv1dScanCombinedFn", ins, y, backward, saved_tensors)
+    return record_function(autograd_graph, "MambaSplitConv1dScanCombinedFn", inputs, y, backward, saved_tensors)
 
 
 # --- the gated norm --------------------------------------------------------------------------------------------------

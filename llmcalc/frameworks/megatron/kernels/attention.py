@@ -63,18 +63,18 @@ class AttentionKernels(LinearKernels):
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
-    def split_product(self, group: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+    def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
         """Splits the output of a fused QKV projection into its parts."""
-        if any(operation.outs[0].axes[0].name not in HEADS for operation in group):
-            return super().split_product(group, product, widths)
+        if any(operation.outs[0].axes[0].name not in HEADS for operation in fused_operations):
+            return super().split_product(fused_operations, product, widths)
         parts = self.split_along(product, widths)
-        heads = [operation.outs[0].axes[0].size for operation in group]
+        heads = [operation.outs[0].axes[0].size for operation in fused_operations]
         fewest_heads = min(heads)
         if (
-            len(group) in (3, 4) and fewest_heads > 1 and heads[0] > fewest_heads
+            len(fused_operations) in (3, 4) and fewest_heads > 1 and heads[0] > fewest_heads
         ):  # [groups, queries of a group]: no view of heads
             del product
-            for i in (0, 3)[: len(group) - 2]:
+            for i in (0, 3)[: len(fused_operations) - 2]:
                 parts[i] = self.dense_copy(parts[i])
         return parts
 
@@ -175,9 +175,9 @@ class AttentionKernels(LinearKernels):
         sums = None if self.rank_choices.deterministic else (q.shape[0], q.shape[1])
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
-        ins = (q, k, v)
+        inputs = (q, k, v)
         shares_storage = q.storage is k.storage
-        shapes = [x.shape for x in ins]
+        shapes = [x.shape for x in inputs]
         product_shape = (rows, q.strides[0]) if shares_storage else None
         output = self.new(rows, width)
         logsumexp = self.new(rows, heads, FLOAT32)
@@ -197,7 +197,7 @@ class AttentionKernels(LinearKernels):
                 for shape in shapes
             ]
 
-        self.node("attention", ins, [output], backward, *ins, output, logsumexp, random_state)
+        self.node("attention", inputs, [output], backward, *inputs, output, logsumexp, random_state)
         return self.all_to_all_output(output)
 
     def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
@@ -230,8 +230,8 @@ class AttentionKernels(LinearKernels):
             q, k, v = (self.dense_copy(x) for x in (q, k, v))
         else:
             q, k, v = (self.contiguous(x) for x in (q, k, v))
-        ins = (q, k, v)
-        shapes = [x.shape for x in ins]
+        inputs = (q, k, v)
+        shapes = [x.shape for x in inputs]
         output = self.new(rows, width)
         logsumexp = self.new(rows, heads, FLOAT32)
         random_state = autograd_graph.new((2,), INT64)
@@ -248,7 +248,7 @@ class AttentionKernels(LinearKernels):
             del query_gradient_sums, logsumexp
             return input_gradients
 
-        self.node("flash_attention", ins, [output], backward, *ins, output, logsumexp, random_state)
+        self.node("flash_attention", inputs, [output], backward, *inputs, output, logsumexp, random_state)
         output = self.all_to_all_output(output)
         return self.dense_copy(output) if has_several_sequences else output
 

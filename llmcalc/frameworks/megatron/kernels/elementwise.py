@@ -55,12 +55,12 @@ class ElementwiseKernels(AttentionKernels):
         fused = self.rank_choices.bias_activation and bias is not None
         if bias is not None and not fused:
             x = self.with_bias(x, bias)
-        ins = [x, bias] if fused and bias is not None else [x]
-        shapes = [tensor.shape for tensor in ins]
+        inputs = [x, bias] if fused and bias is not None else [x]
+        shapes = [tensor.shape for tensor in inputs]
         output = autograd_graph.new(shape, x.dtype)
         self.node(
             "activation",
-            ins,
+            inputs,
             [output],
             lambda saved_tensors, g, needs_input_grad: [
                 autograd_graph.new(input_shape, g.dtype) for input_shape in shapes
@@ -110,12 +110,12 @@ class ElementwiseKernels(AttentionKernels):
         """Computes act(gate) · up from one tensor that contains gate and up."""
         autograd_graph, shape = self.graph, x.shape
         if self.rank_choices.bias_activation:
-            ins = [x] if bias is None else [x, bias]
-            shapes = [tensor.shape for tensor in ins]
+            inputs = [x] if bias is None else [x, bias]
+            shapes = [tensor.shape for tensor in inputs]
             output = autograd_graph.new((shape[0], width), x.dtype)
             self.node(
                 "glu",
-                ins,
+                inputs,
                 [output],
                 lambda saved_tensors, g, needs_input_grad: [
                     autograd_graph.new(input_shape, g.dtype) for input_shape in shapes
@@ -163,7 +163,7 @@ class ElementwiseKernels(AttentionKernels):
         has_dropout = self.rank_choices.hidden_dropout > 0
         mask = [self.dropout_mask(x)] if has_dropout else []
         output = self.like(x)
-        ins = [x, residual, *([] if bias is None else [bias])]
+        inputs = [x, residual, *([] if bias is None else [bias])]
         bias_shape = None if bias is None else bias.shape
 
         def backward(
@@ -176,5 +176,5 @@ class ElementwiseKernels(AttentionKernels):
                 *([] if bias_shape is None else [autograd_graph.new(bias_shape, output_gradient.dtype)]),
             ]
 
-        self.node("bias_dropout_add", ins, [output], backward, *mask)
+        self.node("bias_dropout_add", inputs, [output], backward, *mask)
         return output

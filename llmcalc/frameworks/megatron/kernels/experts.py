@@ -186,11 +186,11 @@ class ExpertKernels(HeadKernels):
             return rows * self.top_k
         return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
-    def move_rows(self, name: str, x: Tensor, rows: Number) -> Tensor:
+    def move_rows(self, operation_name: str, x: Tensor, rows: Number) -> Tensor:
         """Copies token rows to other ranks or into another order; the gradient is a copy too."""
         shape, dtype = x.shape, x.dtype
         output = self.graph.new((rows, *shape[1:]), dtype)
-        return record(self.graph, name, (x,), output, lambda g, _: (self.graph.new(shape, dtype),))
+        return record(self.graph, operation_name, (x,), output, lambda g, _: (self.graph.new(shape, dtype),))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
         """Keeps tensors referenced by this layer's dispatcher until its next forward pass."""

@@ -173,12 +173,12 @@ class Fp8Kernels(DeltaKernels):
         return self.rank_choices.fp8_recipe in ONE_SCALE
 
     def engine_column_linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
     ) -> Tensor:
         """Runs LayerNormLinear or Linear. With delayed scaling the norm writes 8-bit output directly."""
         if not self.runs_in_fp8:
-            return super().engine_column_linear(x, weight, bias, norm, waiting)
-        if self.saves_wide_input and waiting is None:
+            return super().engine_column_linear(x, weight, bias, norm, deferred_norm)
+        if self.saves_wide_input and deferred_norm is None:
             return self.wide_input_column_linear(x, weight, bias)
         is_sharded, gathers_rows_alone = (
             self.rank_choices.sequence_parallel,
@@ -188,9 +188,9 @@ class Fp8Kernels(DeltaKernels):
         rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
         statistics: list[Tensor] = []
         norm_output: Tensor | None = None
-        if waiting is not None:
+        if deferred_norm is not None:
             norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.like(x)
-            has_mean = waiting.options["spec"].type == "layernorm"
+            has_mean = deferred_norm.options["spec"].type == "layernorm"
             statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
         quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rows_alone and self.graph.enabled)
         del norm_output
@@ -200,9 +200,9 @@ class Fp8Kernels(DeltaKernels):
         self.use_overlap_workspaces()
         output = self.new(rows, n_out)
         del gathered_input
-        ins = [x, *norm, weight, *([] if bias is None else [bias])]
+        inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
-        shape, with_norm = x.shape, waiting is not None
+        shape, with_norm = x.shape, deferred_norm is not None
 
         def backward(
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
@@ -243,7 +243,7 @@ class Fp8Kernels(DeltaKernels):
         saved_for_backward = [*saved_input, *([x] if with_norm else []), *statistics]
         input_places = range(len(saved_input))
         del quantized_input, saved_input
-        self.node("norm_linear" if with_norm else "linear", ins, [output], backward, *saved_for_backward)
+        self.node("norm_linear" if with_norm else "linear", inputs, [output], backward, *saved_for_backward)
         return output
 
     @property

@@ -131,9 +131,16 @@ class DeltaKernels(MambaKernels):
             return input_gradients
 
         outputs = (q, k, v, decay, out_gate, beta_sigmoid)
-        ins = (qkv, gate, a_log, dt_bias, beta, alpha)
+        inputs = (qkv, gate, a_log, dt_bias, beta, alpha)
         self.node(
-            "prepare_input_for_gated_delta_rule", ins, outputs, backward, normalized_qk, qk_norms, alpha, beta_sigmoid
+            "prepare_input_for_gated_delta_rule",
+            inputs,
+            outputs,
+            backward,
+            normalized_qk,
+            qk_norms,
+            alpha,
+            beta_sigmoid,
         )
         return outputs
 

@@ -142,7 +142,7 @@ class LinearKernels(RankKernels):
             else:
                 self.pending_outputs[id(fused_step)] = layer_output
 
-    def split_product(self, group: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+    def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
         """Returns the output of each fused layer; by default the undivided output, which all share."""
         return [product for _ in widths]
 
@@ -163,15 +163,15 @@ class LinearKernels(RankKernels):
 
     def column_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
         """Runs a column-parallel layer, with its fused norm if there is one."""
-        waiting = self.waiting_norms.get(id(operation.ins[0].storage))
-        norm = [] if waiting is None else self.norm_weights(*waiting)
+        deferred_norm = self.waiting_norms.get(id(operation.ins[0].storage))
+        norm = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
         weight, bias = self.linear_weights(operation, width, "column")
         if not self.rank_choices.transformer_engine:
             return self.core_column_linear(x, weight, bias, self.adds_bias(operation))
         unadded_bias = None if bias is None or self.adds_bias(operation) else bias
         self.activation_bias = unadded_bias
         return self.engine_column_linear(
-            x, weight, bias if unadded_bias is None else None, norm, None if waiting is None else waiting[0]
+            x, weight, bias if unadded_bias is None else None, norm, None if deferred_norm is None else deferred_norm[0]
         )
 
     def adds_bias(self, operation: Step) -> bool:
@@ -179,7 +179,7 @@ class LinearKernels(RankKernels):
         return operation.weight is None or operation.weight.out[0].name != "ffn"
 
     def engine_column_linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
     ) -> Tensor:
         """Runs LayerNormLinear or Linear, which saves its input and the local rows of the norm's output."""
         kernel_choices, is_sharded = self.rank_choices, self.rank_choices.sequence_parallel
@@ -187,17 +187,17 @@ class LinearKernels(RankKernels):
         rows = local_rows * kernel_choices.tp if is_sharded else local_rows
         statistics: list[Tensor] = []
         norm_output = x
-        if waiting is not None:
+        if deferred_norm is not None:
             norm_output = self.like(x)
-            has_mean = waiting.options["spec"].type == "layernorm"
+            has_mean = deferred_norm.options["spec"].type == "layernorm"
             statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
         gathered_input = self.new(rows, n_in) if is_sharded and not kernel_choices.user_buffers else None
         self.use_overlap_workspaces()
         output = self.new(rows, weight.shape[0])
         del gathered_input
-        ins = [x, *norm, weight, *([] if bias is None else [bias])]
+        inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
-        shape, with_norm = x.shape, waiting is not None
+        shape, with_norm = x.shape, deferred_norm is not None
 
         def backward(
             saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
@@ -226,7 +226,7 @@ class LinearKernels(RankKernels):
 
         saved_for_backward = [x, norm_output, *statistics] if with_norm else [x]
         del norm_output
-        self.node("norm_linear" if with_norm else "linear", ins, [output], backward, *saved_for_backward)
+        self.node("norm_linear" if with_norm else "linear", inputs, [output], backward, *saved_for_backward)
         return output
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:

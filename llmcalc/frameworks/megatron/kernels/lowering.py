@@ -134,12 +134,12 @@ class PersistentTensors:
         for stream in range(4):
             self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
 
-    def _keep_workspace(self, name: str, size: Number) -> None:
-        """Allocates the workspace `name` at its first use."""
-        if size and name not in self.workspaces:
+    def _keep_workspace(self, operation_name: str, size: Number) -> None:
+        """Allocates the workspace `operation_name` at its first use."""
+        if size and operation_name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
-                self.workspaces[name] = Storage(self.meter, size)
-            self.shared[name] = [self.workspaces[name].block]
+                self.workspaces[operation_name] = Storage(self.meter, size)
+            self.shared[operation_name] = [self.workspaces[operation_name].block]
 
     def grow_gather_buffer(self, size: Number) -> None:
         """Enlarges the all-gather buffer to at least `size` bytes; it never shrinks (`GlobalMemoryBuffer`)."""
@@ -375,7 +375,9 @@ class RankKernels(Lowering):
         """Allocates a tensor of the same shape."""
         return self.graph.new(x.shape, x.dtype if dtype is None else dtype)
 
-    def node(self, name: str, ins: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor) -> None:
+    def node(
+        self, operation_name: str, ins: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
+    ) -> None:
         """Records a graph node whose backward function may free saved tensors before it ends."""
         autograd_graph = self.graph
         if not recorded(autograd_graph, ins):
@@ -384,7 +386,7 @@ class RankKernels(Lowering):
         if len(outputs) == 1:
             record(
                 autograd_graph,
-                name,
+                operation_name,
                 ins,
                 outputs[0],
                 lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),
@@ -392,7 +394,7 @@ class RankKernels(Lowering):
         else:
             record_all(
                 autograd_graph,
-                name,
+                operation_name,
                 ins,
                 outputs,
                 lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),

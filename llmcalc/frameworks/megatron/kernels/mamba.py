@@ -126,12 +126,12 @@ class MambaKernels(LatentKernels):
         """Returns this rank's shard of a parameter; the gradient covers the full parameter."""
         return self.reorder("slice", x, shape)
 
-    def reorder(self, name: str, x: Tensor, shape: Shape) -> Tensor:
+    def reorder(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
         """Copies a tensor into another order; the gradient is a copy too."""
         input_shape, dtype, autograd_graph = x.shape, x.dtype, self.graph
         return record(
             autograd_graph,
-            name,
+            operation_name,
             (x,),
             autograd_graph.new(shape, dtype),
             lambda g, _: (autograd_graph.new(input_shape, g.dtype),),

@@ -110,11 +110,11 @@ class AttentionKernels(Lowering):
         for output, tensor in zip(operation.outs, all_rows, strict=True):
             self.bind(output, tensor)
 
-    def _with_new(self, name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
+    def _with_new(self, cache_name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
         """Concatenates cached and new keys or values, and caches the result for later tokens."""
-        cached_tensors = self.cached(name)
+        cached_tensors = self.cached(cache_name)
         if self.paged:
-            return self._in_pages(name, new_rows, cached_tensors, limit)
+            return self._in_pages(cache_name, new_rows, cached_tensors, limit)
         if cached_tensors is not None and limit is not None:  # the oldest token leaves the window when a new one enters
             cached_tensors = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in cached_tensors)
         all_rows = (
@@ -123,21 +123,23 @@ class AttentionKernels(Lowering):
             else [self._append_to_cache(h, n) for h, n in zip(cached_tensors, new_rows, strict=True)]
         )
         self.keep(
-            name, *(all_rows if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in all_rows])
+            cache_name, *(all_rows if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in all_rows])
         )
         return all_rows
 
     def _in_pages(
-        self, name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, limit: int | None
+        self, cache_name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, limit: int | None
     ) -> Sequence[Tensor]:
         """Writes new keys and values into the blocks of the paged cache."""
         frame = self.frames[-1]
-        (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {name}"] = new_rows
+        (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {cache_name}"] = new_rows
         cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
         cached_rows = cached_rows if limit is None else min(cached_rows, limit - 1)
         rows = cached_rows + new_rows[0].shape[1]
         all_rows = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new_rows]
-        self.keep(name, *(all_rows if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in all_rows]))
+        self.keep(
+            cache_name, *(all_rows if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in all_rows])
+        )
         return new_rows if cached_tensors is None else self._read_pages(all_rows)
 
     def _read_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:

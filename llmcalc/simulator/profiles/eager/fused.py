@@ -242,18 +242,23 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         return record(autograd_graph, name, (q, k, v), output, back, q, k, v, output, sums, *bias)
 
-    def _by_token(self, name: str, shape: Sizes, dtype: Dtype) -> Tensor:
-        """Allocates [batch, heads, tokens, size], stored as [batch, tokens, heads, size]. name: its operation."""
+    def _by_token(self, operation_name: str, shape: Sizes, dtype: Dtype) -> Tensor:
+        """Allocates [batch, heads, tokens, size], stored as [batch, tokens, heads, size].
+
+        operation_name: its operation.
+        """
         _, heads, tokens, size = shape
         strides = (tokens * heads * size, size, heads * size, 1)
         return (
-            self.graph.operation_result(name, shape, dtype, strides) if name else self.graph.new(shape, dtype, strides)
+            self.graph.operation_result(operation_name, shape, dtype, strides)
+            if operation_name
+            else self.graph.new(shape, dtype, strides)
         )
 
-    def _as_queries(self, name: str, q: Tensor, v: Tensor) -> Tensor:
+    def _as_queries(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
         """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
-        return self.graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
+        return self.graph.operation_result(operation_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive_mask(self, mask: Tensor, dtype: Dtype, is_aligned: bool) -> Tensor:
         """Runs `convert_boolean_attn_mask`: a mask of 0 and −∞, with padded rows if it must be aligned."""
@@ -315,8 +320,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         autograd_graph, rows = self.graph, (*x.shape[:-1], 1)
         weight = self.norm_factor(spec, name, shape, module_path) if spec.weight else None
         bias = self.weight(f"{name}.bias", shape, module_path) if spec.has_bias else None
-        ins = [present for present in (x, weight, None if spec.type == "rmsnorm" else bias) if present is not None]
-        shapes = [(present.shape, present.dtype) for present in ins]
+        inputs = [present for present in (x, weight, None if spec.type == "rmsnorm" else bias) if present is not None]
+        shapes = [(present.shape, present.dtype) for present in inputs]
 
         def dense(tensor: Tensor) -> Tensor | None:
             is_copied = self.choices.on_gpu and not tensor.is_contiguous
@@ -336,7 +341,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         statistics = [autograd_graph.new(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
         del copy
         result = record(
-            autograd_graph, "norm", ins, output, backward, x, *statistics, *([] if weight is None else [weight])
+            autograd_graph, "norm", inputs, output, backward, x, *statistics, *([] if weight is None else [weight])
         )
         return self.t.add(result, bias) if spec.type == "rmsnorm" and bias is not None else result
 
@@ -496,8 +501,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         aten, autograd_graph = self.t, self.graph
         tokens, chunks = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
         size = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
-        ins = [tensor for tensor in (x, weight, bias) if tensor is not None]
-        gradients = [aten.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in ins]
+        inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
+        gradients = [aten.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
         losses, is_counted = aten.new((tokens,), FLOAT32), aten.compare(labels)
         aten.new((), INT64)
         transposed_weight: Tensor | None = None
@@ -525,4 +530,4 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
 
         del gradients
-        return record(autograd_graph, "linear_cross_entropy", ins, output, backward, *present_gradients)
+        return record(autograd_graph, "linear_cross_entropy", inputs, output, backward, *present_gradients)

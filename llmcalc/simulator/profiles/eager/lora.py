@@ -74,10 +74,10 @@ class LoraKernels(BasicKernels):
         self._new_quantised_weight(operation.name, experts * rows, columns)
         return self._decode_weight(shape, self.dtype)
 
-    def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
+    def _new_quantised_weight(self, parameter_name: str, rows: Number, columns: Number) -> Tensor:
         assert self.adapters is not None
         size = self.adapters.stored_bytes(rows, columns)
-        return self.parameter((*self.module_path(), f"{name}.weight"), (size,), UINT8, trained=False)
+        return self.parameter((*self.module_path(), f"{parameter_name}.weight"), (size,), UINT8, trained=False)
 
     def _trained_copy(self, operation: Step, weight: Tensor) -> Tensor:
         """Returns the trained copy of a frozen weight (peft/utils/other.py, `ModulesToSaveWrapper`)."""
@@ -107,10 +107,10 @@ class LoraKernels(BasicKernels):
         shapes = (adapters.rank, use.op.n_in), (use.op.n_out, adapters.rank)
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
 
-    def adapter(self, name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
+    def adapter(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
         """Returns a trained adapter matrix of a module, by default the current one."""
         assert self.adapters is not None
-        key = (*(self.module_path() if module_path is None else module_path), name)
+        key = (*(self.module_path() if module_path is None else module_path), parameter_name)
         return self.parameter(key, shape, self.adapters.dtype, trained=True)
 
     # --- queries, keys and values as one product --------------------------------------------------------------------
@@ -277,13 +277,13 @@ class LoraKernels(BasicKernels):
         return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module_path)
 
     def _add_adapter(
-        self, name: str, x: Tensor, result: Tensor, weight: Tensor, module_path: Path | None = None
+        self, parameter_name: str, x: Tensor, result: Tensor, weight: Tensor, module_path: Path | None = None
     ) -> Tensor:
         """Adds the adapter's output to a linear layer's output. module_path: default the current module."""
         aten, adapters = self.t, self.adapters
         assert adapters is not None
-        lora_a = self.adapter(f"{name}.lora_A.weight", (adapters.rank, x.shape[-1]), module_path)
-        lora_b = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], adapters.rank), module_path)
+        lora_a = self.adapter(f"{parameter_name}.lora_A.weight", (adapters.rank, x.shape[-1]), module_path)
+        lora_b = self.adapter(f"{parameter_name}.lora_B.weight", (result.shape[-1], adapters.rank), module_path)
         if (
             adapters.library != "peft"
         ):  # torchtune/modules/peft/lora.py, `LoRALinear.forward`; lit_gpt/lora.py, `LoRALinear`

@@ -71,15 +71,15 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
     @compared(BY_TORCH)
     def do_hold(self, operation: Step) -> None:
         frame = self.frames[-2 if operation.options["outside"] else -1]
-        for name, value in zip(operation.options["names"], operation.ins, strict=True):
+        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(value) and not self.missing(value):
-                frame.local_tensors[name] = self.get(value)
+                frame.local_tensors[operation_name] = self.get(value)
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
-        for name, value in zip(operation.options["names"], operation.ins, strict=True):
+        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(value):
-                self.memo[name] = self.get(value)
+                self.memo[operation_name] = self.get(value)
 
     # --- selections -------------------------------------------------------------------------------------------------
 

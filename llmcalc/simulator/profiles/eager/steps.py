@@ -59,7 +59,8 @@ class StepKernels(ScanKernels):
         del dt_b_c
         if "dt_norm" in operations:
             step, b, c = (
-                self._normalize_with(operations[name], y) for name, y in zip(NORMS, (step, b, c), strict=True)
+                self._normalize_with(operations[operation_name], y)
+                for operation_name, y in zip(NORMS, (step, b, c), strict=True)
             )
         step = aten.function("softplus", self._time_step(operations["dt_proj"], aten.flatten(step, 2), heads, by_head))
         shape = (heads, exact_div(op.inner, heads), op.state) if by_head else (op.inner, op.state)
@@ -174,20 +175,24 @@ class StepKernels(ScanKernels):
         aten, op = self.t, operations["core"].op
         assert isinstance(op, DeltaRule)
         qkv = aten.transpose(
-            aten.cat([self.project(operations[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2
+            aten.cat(
+                [self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")]
+            ),
+            1,
+            2,
         )
         convolved_qkv = aten.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        widths = [operations[name].outs[0].width for name in ("q_proj", "k_proj", "v_proj")]
+        widths = [operations[operation_name].outs[0].width for operation_name in ("q_proj", "k_proj", "v_proj")]
         q, k, v = aten.split(convolved_qkv, widths)
         group = exact_div(op.heads * op.key_dim, widths[0])
         q, k = (self._split_and_repeat_heads(y, op.key_dim, group) for y in (q, k))
-        speed = aten.scale(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
+        decay_rate = aten.scale(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
         raw_decay = aten.to(self.project(operations["a_proj"], x), FLOAT32)
         raw_decay = aten.add(raw_decay, aten.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
         raw_decay = aten.function("softplus", raw_decay)
-        decay = aten.mul(speed, raw_decay)
-        del speed, raw_decay
+        decay = aten.mul(decay_rate, raw_decay)
+        del decay_rate, raw_decay
         beta = aten.scale(aten.function("sigmoid", self.project(operations["b_proj"], x)))
         v = aten.transpose(self.by_head(v, op.value_dim), 1, 2)
         decay, beta = aten.unsqueeze(aten.transpose(decay, 1, 2), -1), aten.transpose(beta, 1, 2)
@@ -206,7 +211,11 @@ class StepKernels(ScanKernels):
         aten, op = self.t, operations["core"].op
         assert isinstance(op, DeltaRule)
         qkv = aten.transpose(
-            aten.cat([self.project(operations[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2
+            aten.cat(
+                [self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")]
+            ),
+            1,
+            2,
         )
         convolved_qkv = aten.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
         width = op.heads * op.key_dim
@@ -226,13 +235,13 @@ class StepKernels(ScanKernels):
         raw_decay, bias = self._gate_projection("f", operations, x), self.weight("dt_bias", (op.heads * op.key_dim,))
         float_gate = aten.to(raw_decay, FLOAT32)
         del raw_decay
-        speed = aten.transpose(self.by_head(aten.add(float_gate, aten.to(bias, FLOAT32)), op.key_dim), 1, 2)
+        gate_logits = aten.transpose(self.by_head(aten.add(float_gate, aten.to(bias, FLOAT32)), op.key_dim), 1, 2)
         del float_gate
         negative_a = aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32))
         negative_a = aten.unsqueeze(aten.unsqueeze(negative_a, -1), -1)
         if "softplus" in operations.acts:
-            return aten.mul(aten.scale(negative_a, "neg"), aten.function("softplus", speed))
-        return aten.scale(aten.function("sigmoid", aten.mul(negative_a, speed)))
+            return aten.mul(aten.scale(negative_a, "neg"), aten.function("softplus", gate_logits))
+        return aten.scale(aten.function("sigmoid", aten.mul(negative_a, gate_logits)))
 
     def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor) -> Tensor:
         """Runs DeltaRule.forward of both references."""
@@ -271,7 +280,7 @@ class StepKernels(ScanKernels):
         """Runs MLSTMReference.forward."""
         aten, op = self.t, operations["core"].op
         assert isinstance(op, MatrixMemory)
-        q, k, v = (self._float_heads(operations[name], x, op.heads) for name in "qkv")
+        q, k, v = (self._float_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
         cached_states = self.cached("recurrent_state")
         assert cached_states is not None
         h, state = self._decode_memory_token(
@@ -404,11 +413,11 @@ class StepKernels(ScanKernels):
         gate = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])
         u = aten.transpose(self.project(operations["linear_x"], x), 1, 2)
         u = aten.transpose(self.conv_with_state(conv, u, "conv_state", conv.options["kernel"] - 1), 1, 2)
-        speed = aten.to(aten.function("sigmoid", self._block_linear(operations["recurrent_gate"], u)), FLOAT32)
-        speed = aten.scale(speed)
+        recurrent_gate = aten.to(aten.function("sigmoid", self._block_linear(operations["recurrent_gate"], u)), FLOAT32)
+        recurrent_gate = aten.scale(recurrent_gate)
         param = self.weight("recurrent_param", (u.shape[-1],))
-        log_a = aten.mul(speed, aten.function("softplus", aten.to(param, FLOAT32)))
-        del speed
+        log_a = aten.mul(recurrent_gate, aten.function("softplus", aten.to(param, FLOAT32)))
+        del recurrent_gate
         _is_first_token = aten.compare(aten.unsqueeze(self.span(x.shape[1]), 1))
         decay = aten.like(log_a)
         saved_gates = aten.like(

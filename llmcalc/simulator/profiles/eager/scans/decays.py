@@ -94,9 +94,11 @@ class DecayKernels(AttentionKernels, ScanModules):
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {lengths}; expected powers of two from {smallest_chunk}", "core"
             )
-        q, k, v = (self.project(operations[name], x) for name in "qkv")
+        q, k, v = (self.project(operations[operation_name], x) for operation_name in "qkv")
         output_gate = self.project(operations["ogate"], x)
-        input_gate, forget_gate = (self._soft_cap(self.project(operations[name], x)) for name in ("igate", "fgate"))
+        input_gate, forget_gate = (
+            self._soft_cap(self.project(operations[operation_name], x)) for operation_name in ("igate", "fgate")
+        )
         q, k = (aten.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k))
         v = aten.transpose(self.by_head(v, op.value_dim), 1, 2)
         input_gate, forget_gate = aten.transpose(input_gate, 1, 2), aten.transpose(forget_gate, 1, 2)

@@ -26,19 +26,25 @@ class DeltaRuleKernels(ScanModules):
         aten, op = self.t, operations["core"].op
         assert isinstance(op, DeltaRule)
         if self.store is None:
-            projections = [self.project(operations[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+            projections = [
+                self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")
+            ]
             widths = [projection.shape[-1] for projection in projections]
             qkv = aten.cat(projections)
             del projections
             kernel = operations["conv1d"].options["kernel"]
             qkv_weight = aten.cat(
-                [self._convolution_weight(name, n, kernel) for name, n in zip("qkv", widths, strict=True)], 0
+                [
+                    self._convolution_weight(operation_name, n, kernel)
+                    for operation_name, n in zip("qkv", widths, strict=True)
+                ],
+                0,
             )
             qkv = fla.causal_conv1d(aten, qkv, qkv_weight)
             q, k, v = aten.split(qkv, widths)
         else:
             self._keep_convolved(operations)
-            q, k, v = (self._convolve_by_name(name, operations, x) for name in "qkv")
+            q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
         q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
         beta = self.project(operations["b_proj"], x)
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
@@ -72,7 +78,7 @@ class DeltaRuleKernels(ScanModules):
         aten, op = self.t, operations["core"].op
         assert isinstance(op, DeltaRule)
         self._keep_convolved(operations)
-        q, k, v = (self._convolve_by_name(name, operations, x) for name in "qkv")
+        q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
         g = self._gate_projection("f", operations, x)
         beta = self.project(operations["b_proj"], x)
         q, k, v, g = (self.by_head(tensor, op.key_dim) for tensor in (q, k, v, g))

@@ -94,7 +94,10 @@ class MambaKernels(ScanModules):
         rank = operations["x_proj"].outs[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(operations["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in operations:
-            dt, b, c = (self._normalize_with(operations[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
+            dt, b, c = (
+                self._normalize_with(operations[operation_name], y)
+                for operation_name, y in zip(NORMS, (dt, b, c), strict=True)
+            )
         dt = aten.contiguous(aten.transpose(aten.linear(dt, self.raw_weight(operations["dt_proj"])), 1, 2))
         dt_bias = self.bias(operations["dt_proj"])
         assert dt_bias is not None
