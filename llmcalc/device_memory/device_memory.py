@@ -269,10 +269,12 @@ class CountedRun:
         self.runtime: Runtime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
         self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.can_extrapolate]
-        self.analyses: list[RepeatAnalysis] = self._recorded(replays)
+        self.analyses: list[RepeatAnalysis] = self._record_events(replays)
         self.whole: bool = not self.repeating or sum(stack.layers for stack in self.stacks) <= MOST_REPLAYED_LAYERS
         self.result: ReplayResult = (
-            extrapolate_layers(self._counted, self.stacks) if self.repeating else highest_pass(self._counted({}))
+            extrapolate_layers(self._count_bytes, self.stacks)
+            if self.repeating
+            else highest_pass(self._count_bytes({}))
         )
 
     @property
@@ -298,14 +300,14 @@ class CountedRun:
         self, unreplayed: Sequence[UnreplayedBytes], tensors: Term, encoders: Sequence[EncoderPeak] = ()
     ) -> DeviceMemory:
         """Returns the memory of the device. Arguments are those of `device_memory`."""
-        result, overhead = self.result.copy(), self._overhead
+        result, overhead = self.result.copy(), self._allocator_overhead
         result.slop, result.slop_after = overhead.slop, overhead.slop_after
         result.reserved = result.peak[1].bytes + overhead.slop + overhead.free
         _add_unreplayed(result, unreplayed)
         _add_encoders(result, unreplayed, encoders)
         return summarize(result, self.runtime, self.stacks, tensors, self.whole)
 
-    def _recorded(self, replays: Run) -> list[RepeatAnalysis]:
+    def _record_events(self, replays: Run) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
         few = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
         try:
@@ -322,15 +324,15 @@ class CountedRun:
             )
         return [RepeatAnalysis(recorded, self.stacks, []) for recorded in replays({}, self.runtime.workspace)]
 
-    def _counted(self, layers: Mapping[int, int]) -> ReplayResult:
+    def _count_bytes(self, layers: Mapping[int, int]) -> ReplayResult:
         """Counts the bytes of tensors. layers: stack → repeats, by default all."""
         return _join_results([analysis.counted(layers) for analysis in self.analyses])
 
     @cached_property
-    def _overhead(self) -> AllocatorOverhead:
+    def _allocator_overhead(self) -> AllocatorOverhead:
         """The allocator's overhead with all layers."""
         with without_garbage_collection():
-            overhead = self._overhead_of({}) if self.whole else self._extrapolated_overhead()
+            overhead = self._overhead_with_layers({}) if self.whole else self._extrapolated_overhead()
         self.analyses = []  # their events are no longer needed
         return overhead
 
@@ -343,9 +345,9 @@ class CountedRun:
         longer = {i: min(stacks[i].repeats, max(longer[i], shorter[i] + 1)) for i in repeating}
         added = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
         missing = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
-        return self._overhead_of(shorter).extrapolate(self._overhead_of(longer), missing, added)
+        return self._overhead_with_layers(shorter).extrapolate(self._overhead_with_layers(longer), missing, added)
 
-    def _overhead_of(self, layers: Mapping[int, int]) -> AllocatorOverhead:
+    def _overhead_with_layers(self, layers: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead. layers: stack → repeats, by default all."""
         return AllocatorOverhead.joined(
             [analysis.overhead(CachingAllocator(self.runtime.expandable), layers) for analysis in self.analyses]

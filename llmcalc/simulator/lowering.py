@@ -128,7 +128,7 @@ class Lowering(ProgramLowering):
         shared_values |= {
             id(bound): self.values[id(bound)]
             for value in recomputed_module.reads
-            if (bound := self._bound(value)) is not None
+            if (bound := self._value_with_tensor(value)) is not None
         }
 
         def run(arguments: Sequence[Tensor]) -> Tensor:

@@ -421,7 +421,9 @@ class RepeatedEvents:
             events = self.pieces[id(events_of_part)] = []
             for part in self.analysis.parts[id(events_of_part)]:
                 if isinstance(part, Sweep):
-                    for repeat_events in self._sweep(part, [self._line(event) for event in part.inner]):
+                    for repeat_events in self._events_of_sweep(
+                        part, [self._event_by_repeat(event) for event in part.inner]
+                    ):
                         events += repeat_events
                 else:
                     events += self._renumbered(part)
@@ -436,9 +438,9 @@ class RepeatedEvents:
             if not isinstance(part, Sweep):
                 yield _seen_by_allocator(self._renumbered(part)), ONCE
                 continue
-            lines = [self._line(event) for event in part.inner]
-            order = self._order(part)
-            sweep = self._sweep(part, lines)
+            lines = [self._event_by_repeat(event) for event in part.inner]
+            order = self._repeat_order(part)
+            sweep = self._events_of_sweep(part, lines)
             if any(not increment and nbytes == FREED for _, increment, nbytes, _ in lines) or len(order) <= 2:
                 yield from ((_seen_by_allocator(events), ONCE) for events in sweep)
                 continue
@@ -448,7 +450,7 @@ class RepeatedEvents:
             ):  # the first repeat, and the next one, which may use storages of it
                 yield _seen_by_allocator(events), ONCE
             yield _seen_by_allocator([(x, nbytes, value) for x, _, nbytes, value in lines]), order[1:-1]
-            yield _seen_by_allocator(self._repeat(part, lines, order[-1])), ONCE
+            yield _seen_by_allocator(self._events_of_repeat(part, lines, order[-1])), ONCE
             yield _seen_by_allocator(self._renumbered(part.ordered[-1])), ONCE
 
     def _renumbered(self, events: Sequence[Event]) -> list[Event]:
@@ -459,19 +461,19 @@ class RepeatedEvents:
             for x, nbytes, value in events
         ]
 
-    def _order(self, sweep: Sweep) -> range:
+    def _repeat_order(self, sweep: Sweep) -> range:
         """Returns the inner repeats in the direction in which the layers run."""
         inner_repeats = range(self.inner_repeats[sweep.stack])
         return inner_repeats if sweep.rising else inner_repeats[::-1]
 
-    def _sweep(self, sweep: Sweep, lines: Sequence[Line]) -> Iterator[list[Event]]:
+    def _events_of_sweep(self, sweep: Sweep, lines: Sequence[Line]) -> Iterator[list[Event]]:
         """Yields the events of each repeat, in the order in which the layers run. lines: the inner repeats' events."""
         yield self._renumbered(sweep.ordered[0])
-        for repeat in self._order(sweep):
-            yield self._repeat(sweep, lines, repeat)
+        for repeat in self._repeat_order(sweep):
+            yield self._events_of_repeat(sweep, lines, repeat)
         yield self._renumbered(sweep.ordered[-1])
 
-    def _repeat(self, sweep: Sweep, lines: Sequence[Line], repeat: int) -> list[Event]:
+    def _events_of_repeat(self, sweep: Sweep, lines: Sequence[Line], repeat: int) -> list[Event]:
         """Returns the events of one inner repeat. lines: the events of the inner repeats."""
         in_later_repeat = self.analysis.stacks[sweep.stack].in_later_repeat
         events = [
@@ -493,7 +495,7 @@ class RepeatedEvents:
                         events[i] = event.edge, event.size, event.value
         return events
 
-    def _line(self, event: InnerEvent) -> Line:
+    def _event_by_repeat(self, event: InnerEvent) -> Line:
         """Returns an event as a function of the inner repeat."""
         if event.owner is None:
             return event.number, 0, event.size, event.value

@@ -160,7 +160,7 @@ class ValueTensors:
         span: Tensor = self.memo[key]
         return span
 
-    def _bound(self, value: Value | None) -> Value | None:
+    def _value_with_tensor(self, value: Value | None) -> Value | None:
         """Returns the value itself or its nearest base, whichever has a stored tensor."""
         while value is not None and id(value) not in self.values:
             value = value.of

@@ -18,7 +18,7 @@ from ..launch.record import (
     LARGEST,
     Launch,
     Reading,
-    RunUnder,
+    LaunchSettings,
     Source,
     Table,
     default_attention,
@@ -112,7 +112,7 @@ def read_deepspeed(config: Table, source_file: Source, trainer: Table | None = N
         )
 
 
-def read_into(reader: Reading, config: Table, world_size: int | None, trainer: Table) -> RunUnder:
+def read_into(reader: Reading, config: Table, world_size: int | None, trainer: Table) -> LaunchSettings:
     """Returns the training run of a DeepSpeed config that is part of another launch file."""
     for key in config:
         if key in IGNORED or str(key).startswith("_"):
@@ -136,10 +136,12 @@ def read_into(reader: Reading, config: Table, world_size: int | None, trainer: T
     tp = reader.table(config, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
         reader.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
-    return RunUnder(Layout(dp=world, zero=zero.stage or 0), command_settings, zero)
+    return LaunchSettings(Layout(dp=world, zero=zero.stage or 0), command_settings, zero)
 
 
-def run_of_program(reader: Reading, config: Table, world_size: int | None, settings: Mapping[str, Any]) -> RunUnder:
+def run_of_program(
+    reader: Reading, config: Table, world_size: int | None, settings: Mapping[str, Any]
+) -> LaunchSettings:
     """Returns the run of a program that creates its DeepSpeed config itself.
 
     settings: the settings outside of the config.
@@ -148,7 +150,7 @@ def run_of_program(reader: Reading, config: Table, world_size: int | None, setti
     return without_chunked_loss(reader, launch_settings._replace(settings={**launch_settings.settings, **settings}))
 
 
-def without_chunked_loss(reader: Reading, launch_settings: RunUnder) -> RunUnder:
+def without_chunked_loss(reader: Reading, launch_settings: LaunchSettings) -> LaunchSettings:
     """Returns the run with an unchunked loss in ZeRO stage 3, where a chunked loss is not modelled."""
     if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in ("chunked", "split"):
         return launch_settings

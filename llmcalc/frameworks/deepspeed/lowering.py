@@ -98,7 +98,11 @@ class GatheringProfile(Eager):
             super().step(operation)
             return
         outer_modules, self.opened = self.opened, []
-        x = self._bound(operation.ins[0]) if self.adapters is not None and isinstance(operation.op, Linear) else None
+        x = (
+            self._value_with_tensor(operation.ins[0])
+            if self.adapters is not None and isinstance(operation.op, Linear)
+            else None
+        )
         product_input = self.values[id(x)] if x is not None and self.graph.enabled else None
         needs_no_gradient = product_input is not None and not product_input.needs_grad
         try:
@@ -120,7 +124,7 @@ class GatheringProfile(Eager):
 
     def _save_input(self, x: Tensor, output: Value) -> None:
         """Saves a linear layer's input even for a frozen weight (`LinearFunctionForZeroStage3`)."""
-        bound_tensor = self._bound(output)
+        bound_tensor = self._value_with_tensor(output)
         node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if node is not None:
             node.hooks.append(UnpackHook(self.graph.save(x)))
@@ -141,7 +145,7 @@ class GatheringProfile(Eager):
     def _add_release_hooks(self, module_path: Path, output: Value | None) -> None:
         """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
         assert self.coordinator is not None
-        bound_tensor = self._bound(output)
+        bound_tensor = self._value_with_tensor(output)
         node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if node is not None:
             node.hooks.append(self.coordinator.before_backward(module_path))

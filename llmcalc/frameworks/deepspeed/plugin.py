@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..launch.record import Reading, RunUnder, Table, size_of, unknown_keys
+from ..launch.record import Reading, LaunchSettings, Table, size_of, unknown_keys
 from .config_file import read_into, without_chunked_loss
 
 FILE = "a DeepSpeed JSON"
@@ -28,14 +28,16 @@ PLUGIN_IGNORED = frozenset(
 )
 
 
-def read_accelerate(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> RunUnder:
+def read_accelerate(
+    reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]
+) -> LaunchSettings:
     """Returns the DeepSpeed run of an accelerate config."""
     launch_settings = _plugin_run(reader, config, world_size)
     settings = {key: value for key, value in command_settings.items() if key != "precision"}
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))
 
 
-def _plugin_run(reader: Reading, accelerate_config: Table, world_size: int) -> RunUnder:
+def _plugin_run(reader: Reading, accelerate_config: Table, world_size: int) -> LaunchSettings:
     """Returns the run of an accelerate config with DeepSpeed's JSON file or the plugin's keys."""
     table = reader.table(accelerate_config, "deepspeed_config")
     section = "deepspeed_config"
@@ -58,7 +60,7 @@ def _plugin_run(reader: Reading, accelerate_config: Table, world_size: int) -> R
     return _without_batch_size(read_into(reader, deepspeed_config, world_size, precision), deepspeed_config)
 
 
-def _without_batch_size(launch_settings: RunUnder, config: Table) -> RunUnder:
+def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> LaunchSettings:
     """Returns the run without a micro-batch size if the config leaves the size to the script."""
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
@@ -67,7 +69,7 @@ def _without_batch_size(launch_settings: RunUnder, config: Table) -> RunUnder:
     )
 
 
-def read_trainer(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> RunUnder:
+def read_trainer(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> LaunchSettings:
     """Returns the DeepSpeed run of the Trainer's arguments."""
     argument = config["deepspeed"]
     table = argument if isinstance(argument, Mapping) else reader.fetched("deepspeed", argument, FILE)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout, Zero
-from ..launch.record import Reading, RunUnder, Table, flag_value, size_of, unknown_keys
+from ..launch.record import Reading, LaunchSettings, Table, flag_value, size_of, unknown_keys
 from .settings import TitanSettings
 
 FSDP_READ = frozenset(
@@ -153,14 +153,16 @@ def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, A
     return changed_settings
 
 
-def read_accelerate(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> RunUnder:
+def read_accelerate(
+    reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]
+) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the run's settings apart from FSDP."""
     machines = size_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
     return _fsdp_run(reader, table, world_size, machines, reader.table(config, "parallelism_config"), command_settings)
 
 
-def read_trainer(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> RunUnder:
+def read_trainer(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> LaunchSettings:
     """Returns the FSDP run of Trainer arguments. command_settings: the run's settings apart from FSDP.
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
@@ -174,11 +176,11 @@ def read_trainer(reader: Reading, config: Table, world_size: int, command_settin
 
 def _fsdp_run(
     reader: Reading, table: Table, world_size: int, machines: int, parallel: Table, command_settings: dict[str, Any]
-) -> RunUnder:
+) -> LaunchSettings:
     """Returns the training run of an FSDP configuration."""
     layout, fsdp_words = fsdp_layout(reader, table, world_size, machines, parallel)
     settings = reduction_settings(reader, table, command_settings)
-    return RunUnder(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
+    return LaunchSettings(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
 
 
 def _trainer_fsdp_table(reader: Reading, trainer_arguments: Table) -> dict[str, Any]:

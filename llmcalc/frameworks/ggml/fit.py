@@ -30,7 +30,7 @@ class Fitted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Share:
+class _GpuLayers:
     """The layers of one GPU. layers: number of layers. hosted: number of them with experts on the host, the last ones.
 
     overflow: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
@@ -131,7 +131,7 @@ class _Fit:
     def server(self) -> GgmlServer:
         return self.fitted.server
 
-    def placement_of(self, shares: list[_Share]) -> Placement:
+    def placement_of(self, shares: list[_GpuLayers]) -> Placement:
         """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
         layer_count, on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
         layers_by_gpu = tuple(float(gpu_layers.layers) for gpu_layers in shares) if on_gpus else self.server.split
@@ -150,12 +150,12 @@ class _Fit:
             layer += gpu_layers.hosted
         return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
-    def buffers_of(self, layers_by_gpu: list[_Share]) -> Buffers:
+    def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> Buffers:
         placement = self.placement_of(layers_by_gpu)
         on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
-    def keeps_margins(self, layers_by_gpu: list[_Share], *numbers: int) -> bool:
+    def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *numbers: int) -> bool:
         """Whether all GPUs keep their free margin with these layers."""
         buffers = self.buffers_of(layers_by_gpu)
         return all(buffers.total(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(layers_by_gpu))
@@ -164,7 +164,7 @@ class _Fit:
         """Returns the server with layers placed: without experts from the last GPU on, then with experts."""
         layer_count = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
-        layers_by_gpu = [_Share()] * len(self.server.devices)
+        layers_by_gpu = [_GpuLayers()] * len(self.server.devices)
         for i in reversed(range(len(layers_by_gpu))):
             unplaced = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
             layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced, has_experts)
@@ -179,17 +179,17 @@ class _Fit:
         return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
 
     def _with_most_layers(
-        self, layers_by_gpu: list[_Share], i: int, most_layers: int, has_experts: bool
-    ) -> list[_Share]:
+        self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int, has_experts: bool
+    ) -> list[_GpuLayers]:
         """Returns the GPUs' layers, with as many layers without experts on GPU `i` as fit."""
 
-        def with_layers(layers: int) -> list[_Share]:
+        def with_layers(layers: int) -> list[_GpuLayers]:
             hosted_layers = max(layers - (i == len(layers_by_gpu) - 1), 0) if has_experts else 0
-            return [*layers_by_gpu[:i], _Share(layers, hosted_layers), *layers_by_gpu[i + 1 :]]
+            return [*layers_by_gpu[:i], _GpuLayers(layers, hosted_layers), *layers_by_gpu[i + 1 :]]
 
         return with_layers(_largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
 
-    def _with_experts(self, layers_by_gpu: list[_Share]) -> list[_Share]:
+    def _with_experts(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
         """Returns the GPUs' layers with experts moved from the host, first to the first GPU, also parts of a layer."""
         for i in range(len(layers_by_gpu)):
             hosted_layers = sum(gpu_layers.hosted for gpu_layers in layers_by_gpu)
@@ -202,10 +202,10 @@ class _Fit:
                 layers_by_gpu = self._with_partial_layer(layers_by_gpu, i)
         return layers_by_gpu
 
-    def _most_movable_layers(self, layers_by_gpu: list[_Share], i: int, most_layers: int) -> int:
+    def _most_movable_layers(self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int) -> int:
         return _largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
 
-    def _with_partial_layer(self, layers_by_gpu: list[_Share], i: int) -> list[_Share]:
+    def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
         """Returns the GPUs' layers with as many parts of the next layer's experts on GPU `i` as fit."""
         source = next((j for j, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
         if source is None or source < i:
@@ -224,7 +224,7 @@ class _Fit:
         return changed_shares
 
 
-def _with_moved_layers(layers_by_gpu: list[_Share], i: int, number: int) -> list[_Share]:
+def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, number: int) -> list[_GpuLayers]:
     """Returns the GPUs' layers, with layers moved to GPU `i` together with their experts on the host."""
     result = list(layers_by_gpu)
     layers_left = number
@@ -236,7 +236,7 @@ def _with_moved_layers(layers_by_gpu: list[_Share], i: int, number: int) -> list
     return result
 
 
-def _with_overflow(layers_by_gpu: list[_Share], source: int, i: int, overflow: tuple[str, ...]) -> list[_Share]:
+def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflow: tuple[str, ...]) -> list[_GpuLayers]:
     """Returns the GPUs' layers with one more layer on a GPU, without the parts of its experts in `overflow`."""
     result = list(layers_by_gpu)
     if source != i:

@@ -15,7 +15,7 @@ from ...errors import shown
 from ...model import ModelSpec
 from ...sources.files import validate
 from ..deepspeed.config_file import run_of_program
-from ..launch.record import Launch, Reading, RunUnder, Source, Table, reading_of, size_of
+from ..launch.record import Launch, Reading, LaunchSettings, Source, Table, reading_of, size_of
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
@@ -115,7 +115,7 @@ ESTIMATE = (
 )
 
 
-def _divided_run(reader: Reading, config: Table, parallel_run: MegatronRun, words: Table) -> RunUnder:
+def _divided_run(reader: Reading, config: Table, parallel_run: MegatronRun, words: Table) -> LaunchSettings:
     """Returns a run with tensor or pipeline parallelism, computed as a Megatron-Core run.
 
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. words: settings of kernels and

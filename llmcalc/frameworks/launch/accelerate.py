@@ -14,7 +14,7 @@ from .record import (
     FP16_NOTE,
     Launch,
     Reading,
-    RunUnder,
+    LaunchSettings,
     Source,
     Table,
     default_attention,
@@ -85,7 +85,7 @@ def _read_tables(reader: Reading, config: Table, world_size: int | None) -> Laun
     dynamo = reader.table(config, "dynamo_config").get("dynamo_backend", "NO")
     if str(dynamo).upper() != "NO":
         run_settings["compile"] = True
-    name, launch_settings = WITHOUT_A_NAME, RunUnder(Layout(dp=device_count), run_settings)
+    name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
     if distributed_type in plugins_by_type:
         name, plugin = plugins_by_type[distributed_type]
         launch_settings = plugin.accelerate(reader, config, device_count, run_settings)

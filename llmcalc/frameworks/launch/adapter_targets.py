@@ -48,7 +48,7 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     known_targets: dict[str, None] = {}
     notes = []
     for target in targets:
-        parts = [name for word in _words(target) for name in OTHER_NAMES.get(word, (word,))]
+        parts = [name for word in _last_component_names(target) for name in OTHER_NAMES.get(word, (word,))]
         layers = [target] if target in names else [name for name in parts if name in names]
         known_targets |= dict.fromkeys(layers)
         if layers and layers != [target]:
@@ -61,7 +61,7 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     return replace(launched_run, settings=settings, notes=(*launched_run.notes, *notes))
 
 
-def _words(target: str) -> list[str]:
+def _last_component_names(target: str) -> list[str]:
     """Returns the last path components that a name, a path or a regular expression matches; none of an encoder's."""
     if len(target) > LONGEST:
         return []
@@ -79,7 +79,7 @@ TOKENS = re.compile(
 
 def _last_components(expression: str) -> Iterator[str]:
     """Yields the last components of paths that an expression matches. Raises `ValueError` for unsupported syntax."""
-    for alternative in _alternatives(expression):
+    for alternative in _split_alternatives(expression):
         pieces: list[list[str]] = []  # after the last dot: the alternatives of each piece
         place, before = 0, ""
         while place < len(alternative):
@@ -92,7 +92,7 @@ def _last_components(expression: str) -> Iterator[str]:
                 if "." in group and not has_quantifier:
                     pieces = [list(_last_components(group))]
                 elif not has_quantifier:
-                    pieces.append(_alternatives(group))
+                    pieces.append(_split_alternatives(group))
                 continue
             match = TOKENS.match(alternative, place)
             if match is None:
@@ -113,7 +113,7 @@ def _last_components(expression: str) -> Iterator[str]:
                 yield "".join(letters)
 
 
-def _alternatives(expression: str) -> list[str]:
+def _split_alternatives(expression: str) -> list[str]:
     """Splits a regular expression at the bars outside of its groups."""
     parts, depth = [""], 0
     for letter in expression:

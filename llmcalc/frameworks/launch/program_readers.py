@@ -8,7 +8,7 @@ from typing import Any
 
 from ..registry import framework
 from .accelerate_command import trainer_arguments
-from .record import Launch, LaunchFile, Reading, RunUnder, Table
+from .record import Launch, LaunchFile, Reading, LaunchSettings, Table
 from .rollout import Rollout
 from .trainer import read_trainer
 
@@ -45,7 +45,7 @@ def launch_of_run(
     reader: Reading,
     file: LaunchFile,
     framework_name: str,
-    launch_settings: RunUnder,
+    launch_settings: LaunchSettings,
     target: str,
     rollout: Rollout | None = None,
 ) -> Launch:

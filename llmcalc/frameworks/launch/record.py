@@ -224,7 +224,7 @@ class LaunchFile:
     with_options: Callable[[Table, Table, Launch, str], Table] | None = None
 
 
-class RunUnder(NamedTuple):
+class LaunchSettings(NamedTuple):
     """Layout and settings of a training run, which one reader passes to another. Fields as in `Launch`."""
 
     layout: Layout
@@ -245,9 +245,9 @@ class Plugin:
 
     distributed_type: str
     table: str
-    accelerate: Callable[[Reading, Table, int, dict[str, Any]], RunUnder]
+    accelerate: Callable[[Reading, Table, int, dict[str, Any]], LaunchSettings]
     trainer_keys: tuple[str, ...] = ()
-    trainer: Callable[[Reading, Table, int, dict[str, Any]], RunUnder] | None = None
+    trainer: Callable[[Reading, Table, int, dict[str, Any]], LaunchSettings] | None = None
 
 
 @dataclass

@@ -19,7 +19,7 @@ from .record import (
     NO_FILES,
     Launch,
     Reading,
-    RunUnder,
+    LaunchSettings,
     Source,
     Table,
     default_attention,
@@ -186,7 +186,7 @@ def trained(
     """
     world = reader.devices(world_size)
     name = config.get("model_name_or_path") if target is None else target
-    framework_name, launch_settings = WITHOUT_A_NAME, RunUnder(Layout(dp=world), run_settings)
+    framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=world), run_settings)
     for plugin_name, plugin in plugins().items():
         if plugin.trainer is not None and any(config.get(key) for key in plugin.trainer_keys):
             arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ..launch.record import Reading, RunUnder
+from ..launch.record import Reading, LaunchSettings
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def smallest_run(parallel_run: MegatronRun) -> int:
 
 def megatron_run(
     reader: Reading, parallel_run: MegatronRun, world_size: int | None, settings: dict[str, Any]
-) -> RunUnder:
+) -> LaunchSettings:
     """Returns the layout and settings of a Megatron-Core run. settings: the run's other settings.
 
     Raises `InputError` for a number of devices that the groups do not divide.
@@ -89,7 +89,7 @@ def megatron_run(
     recompute = _recompute_setting(reader, parallel_run)
     if recompute is not None:
         run_settings["recompute"] = recompute
-    return RunUnder(layout, {**run_settings, **settings})
+    return LaunchSettings(layout, {**run_settings, **settings})
 
 
 def _recompute_setting(reader: Reading, parallel_run: MegatronRun) -> str | None:

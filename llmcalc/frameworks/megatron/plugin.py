@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout, Zero
-from ..launch.record import Reading, RunUnder, Table, flag_value, size_of, unknown_keys
+from ..launch.record import Reading, LaunchSettings, Table, flag_value, size_of, unknown_keys
 
 MEGATRON_READ = frozenset(
     """
@@ -18,7 +18,9 @@ MEGATRON_READ = frozenset(
 )
 
 
-def read_accelerate(reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]) -> RunUnder:
+def read_accelerate(
+    reader: Reading, config: Table, world_size: int, command_settings: dict[str, Any]
+) -> LaunchSettings:
     """Returns the Megatron-LM run of an accelerate config. command_settings: the run's other settings."""
     section = "megatron_lm_config"
     plugin_options = {
@@ -50,4 +52,4 @@ def read_accelerate(reader: Reading, config: Table, world_size: int, command_set
     zero: Zero = 1 if flag("use_distributed_optimizer") else 0
     sequence_parallel = tp > 1 and flag("sequence_parallelism")
     layout = Layout(tp=tp, pp=pp, dp=world_size // (tp * pp), sequence_parallel=sequence_parallel, zero=zero)
-    return RunUnder(layout, command_settings)
+    return LaunchSettings(layout, command_settings)

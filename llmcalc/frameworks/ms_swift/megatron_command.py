@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import shown
-from ..launch.record import Reading, RunUnder, Table, size_of, unknown_keys
+from ..launch.record import Reading, LaunchSettings, Table, size_of, unknown_keys
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIZES = (
@@ -56,7 +56,7 @@ IGNORED = frozenset(
 )
 
 
-def run_of_megatron(reader: Reading, config: Table, more_ignored: frozenset[str]) -> RunUnder:
+def run_of_megatron(reader: Reading, config: Table, more_ignored: frozenset[str]) -> LaunchSettings:
     """Returns the training run of a command. more_ignored: ms-swift's arguments that do not change memory.
 
     Raises `InputError`, which names file and argument, for adapters.

@@ -17,7 +17,7 @@ from ...parallel.layout import Layout
 from ...sources.files import validate
 from ..launch.program_readers import launch_of_run
 from ..launch.python_source import Unknown, constants, parse_python
-from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, reading_of, size_of
+from ..launch.record import CommandLine, Launch, Reading, LaunchSettings, Source, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
 DEFAULTS: dict[str, Any] = {
@@ -150,7 +150,7 @@ def _read_values(reader: Reading, values: Mapping[str, Any]) -> Launch:
     if run_values["dropout"] not in (0, 0.0):
         reader.notes.append(f"dropout = {shown(run_values['dropout'])}: its masks are not counted")
     spec = _gpt_model(reader, run_values)
-    launched_run = launch_of_run(reader, LAUNCH_FILE, "torch", RunUnder(Layout(dp=world_size), settings), "")
+    launched_run = launch_of_run(reader, LAUNCH_FILE, "torch", LaunchSettings(Layout(dp=world_size), settings), "")
     from dataclasses import replace
 
     return replace(launched_run, spec=spec)

@@ -14,7 +14,7 @@ from ...parallel.layout import Layout
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
-from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, Table, reading_of, size_of
+from ..launch.record import CommandLine, Launch, Reading, LaunchSettings, Source, Table, reading_of, size_of
 from ..launch.rollout import Rollout
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run
@@ -175,7 +175,7 @@ FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
 """Names of number formats."""
 
 
-def _fsdp_run(reader: Reading, config: Table, world_size: int) -> RunUnder:
+def _fsdp_run(reader: Reading, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under FSDP: fp32 shards, computing in bf16."""
     strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
     if strategy not in ("fsdp", "fsdp2"):
@@ -227,10 +227,10 @@ def _fsdp_run(reader: Reading, config: Table, world_size: int) -> RunUnder:
         reader.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
     reduced = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
     own_settings = TitanSettings(reduced=reduced, reduces_each=True, flat=is_flat)
-    return RunUnder(layout, settings, own_settings)
+    return LaunchSettings(layout, settings, own_settings)
 
 
-def _megatron_run(reader: Reading, config: Table, world_size: int) -> RunUnder:
+def _megatron_run(reader: Reading, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under Megatron-Core."""
     section = f"{ACTOR}.megatron"
     for argument_name in ("param_offload", "grad_offload", "optimizer_offload"):

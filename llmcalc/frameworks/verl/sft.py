@@ -12,7 +12,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Reading, RunUnder, Table, size_of
+from ..launch.record import Reading, LaunchSettings, Table, size_of
 
 SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
 
@@ -34,7 +34,7 @@ READ = frozenset(
 )
 
 
-def run_of_sft(reader: Reading, config: Table) -> RunUnder:
+def run_of_sft(reader: Reading, config: Table) -> LaunchSettings:
     """Returns the training run of a command's overrides. Raises `InputError`, which names file and key."""
     for argument_name in config:
         if argument_name not in READ and argument_name.startswith(IGNORED):
@@ -89,4 +89,4 @@ def run_of_sft(reader: Reading, config: Table) -> RunUnder:
     layout = Layout(dp=world_size, zero=3 if world_size > 1 else 0)
     is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
     own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=is_flat, offloads=offloads)
-    return RunUnder(layout, settings, own_settings)
+    return LaunchSettings(layout, settings, own_settings)

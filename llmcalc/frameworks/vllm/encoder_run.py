@@ -118,7 +118,7 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str
         return None
     rule = _with_processor(tower.image, processor)
     sizes = [(down * LARGE, across * LARGE) for down, across in SHAPES] if request.size is None else [request.size]
-    image = max(_encoded(rule, sizes, tower.patches.patch_size), key=lambda encoded: encoded.tokens)
+    image = max(_processed_images(rule, sizes, tower.patches.patch_size), key=lambda encoded: encoded.tokens)
     copies = 1
     if request.frames:
         most = max(1, request.length // image.tokens)
@@ -140,7 +140,7 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str
     )
 
 
-def _encoded(rule: ImageRule, sizes: Iterable[tuple[int, int]], patch_size: int) -> list[Encoded]:
+def _processed_images(rule: ImageRule, sizes: Iterable[tuple[int, int]], patch_size: int) -> list[Encoded]:
     """Returns the images of these sizes after processing, without sizes that the processor refuses."""
     images = []
     for height, width in sizes:

@@ -67,7 +67,7 @@ def state_blocks(
     mambas = [part for part in parts if isinstance(part, Mamba | Mamba2)]
     mode = "current"
     if flags.get("enable_prefix_caching", rules.caches_prefixes):
-        mode = _mode(rules, bool(mambas), str(flags.get("mamba_cache_mode", "none")), drafted)
+        mode = _state_storage_mode(rules, bool(mambas), str(flags.get("mamba_cache_mode", "none")), drafted)
     alignment = rules.latent_alignment if rank.latent_projections else ALIGNMENT
     if "block_size" in flags and rules.aligns_to_block_size:
         alignment = max(alignment, block_size)
@@ -88,7 +88,7 @@ def _exports_delta_nets(rules: StateRules, hardware: Hardware) -> bool:
     return first is not None and hardware.compute_capability is not None and float(hardware.compute_capability) >= first
 
 
-def _mode(rules: StateRules, has_mamba: bool, chosen: str, drafted: int) -> str:
+def _state_storage_mode(rules: StateRules, has_mamba: bool, chosen: str, drafted: int) -> str:
     """Returns vLLM's mode of storing recurrent states under prefix caching. chosen: `--mamba-cache-mode`."""
     if rules.mode_of_prefixes != "all or align":
         return rules.mode_of_prefixes
@@ -102,7 +102,7 @@ def stored_states(rank: EngineRank, drafted: int) -> list[StateCache]:
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
-    kernels = {kernel for part, _ in mixers(rank.preset.model) if (kernel := _kernel(part))}
+    kernels = {kernel for part, _ in mixers(rank.preset.model) if (kernel := _convolution_tokens(part))}
     if len(kernels) != 1:
         return rank.state_caches
     kernel = kernels.pop()
@@ -114,7 +114,7 @@ def stored_states(rank: EngineRank, drafted: int) -> list[StateCache]:
     ]
 
 
-def _kernel(part: Any) -> int:
+def _convolution_tokens(part: Any) -> int:
     """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
     for field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
         if (kernel := getattr(part, field, None)) is not None:

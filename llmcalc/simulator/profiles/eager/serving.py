@@ -66,7 +66,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     def is_computed(self, value: Value) -> bool:
         """Whether a tensor, or a view of a tensor, is allocated for a value."""
-        return not self.scores_in_kernel or not is_of_pairs(value) or self._bound(value) is not None
+        return not self.scores_in_kernel or not is_of_pairs(value) or self._value_with_tensor(value) is not None
 
     @compared(BY_TORCH)
     def do_hold(self, operation: Step) -> None:
