@@ -17,8 +17,8 @@ from ...parallel.layout import Layout
 from ..launch.record import (
     LARGEST,
     Launch,
-    Reading,
     LaunchSettings,
+    Reading,
     Source,
     Table,
     default_attention,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..launch.record import Reading, LaunchSettings, Table, size_of, unknown_keys
+from ..launch.record import LaunchSettings, Reading, Table, size_of, unknown_keys
 from .config_file import read_into, without_chunked_loss
 
 FILE = "a DeepSpeed JSON"

@@ -15,7 +15,7 @@ from ...errors import shown
 from ...model import ModelSpec
 from ...sources.files import validate
 from ..deepspeed.config_file import run_of_program
-from ..launch.record import Launch, Reading, LaunchSettings, Source, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchSettings, Reading, Source, Table, reading_of, size_of
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})

@@ -13,8 +13,8 @@ from ..registry import WITHOUT_A_NAME, plugins
 from .record import (
     FP16_NOTE,
     Launch,
-    Reading,
     LaunchSettings,
+    Reading,
     Source,
     Table,
     default_attention,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..registry import framework
 from .accelerate_command import trainer_arguments
-from .record import Launch, LaunchFile, Reading, LaunchSettings, Table
+from .record import Launch, LaunchFile, LaunchSettings, Reading, Table
 from .rollout import Rollout
 from .trainer import read_trainer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ..launch.record import Reading, LaunchSettings
+from ..launch.record import LaunchSettings, Reading
 
 
 @dataclass(frozen=True)

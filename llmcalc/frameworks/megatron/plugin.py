@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout, Zero
-from ..launch.record import Reading, LaunchSettings, Table, flag_value, size_of, unknown_keys
+from ..launch.record import LaunchSettings, Reading, Table, flag_value, size_of, unknown_keys
 
 MEGATRON_READ = frozenset(
     """

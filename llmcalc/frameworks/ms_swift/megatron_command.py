@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import shown
-from ..launch.record import Reading, LaunchSettings, Table, size_of, unknown_keys
+from ..launch.record import LaunchSettings, Reading, Table, size_of, unknown_keys
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIZES = (

@@ -17,7 +17,7 @@ from ...parallel.layout import Layout
 from ...sources.files import validate
 from ..launch.program_readers import launch_of_run
 from ..launch.python_source import Unknown, constants, parse_python
-from ..launch.record import CommandLine, Launch, Reading, LaunchSettings, Source, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchSettings, Reading, Source, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
 DEFAULTS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from ...parallel.layout import Layout
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
-from ..launch.record import CommandLine, Launch, Reading, LaunchSettings, Source, Table, reading_of, size_of
+from ..launch.record import CommandLine, Launch, LaunchSettings, Reading, Source, Table, reading_of, size_of
 from ..launch.rollout import Rollout
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run

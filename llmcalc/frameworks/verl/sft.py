@@ -12,7 +12,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Reading, LaunchSettings, Table, size_of
+from ..launch.record import LaunchSettings, Reading, Table, size_of
 
 SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
 
