@@ -177,8 +177,8 @@ class CompressedAttention(TokenMixer):
             f.hold(out=y)
         f.vector("sinks", heads)
         y = f.rope(y, rope, back=True)
-        output_groups = f.per_group("o_a_proj", y, Axis("groups", self.o_groups), Axis("o_lora", self.o_lora_rank))
-        return f.linear("o_b_proj", output_groups, *x.axes)
+        groups = Axis("output_groups", self.o_groups)
+        return f.linear("o_b_proj", f.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank)), *x.axes)
 
     def _selected_entries(
         self, f: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
