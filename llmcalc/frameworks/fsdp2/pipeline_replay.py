@@ -253,7 +253,7 @@ def played_stage(
         layout,
         rank,
         workspace=workspace,
-        fsdp=fsdp_settings,
+        fsdp_settings=fsdp_settings,
         schedule_settings=schedule_settings,
     )
     training_run = make_run(memory_meter=(memory_meter := EventMeter()))
