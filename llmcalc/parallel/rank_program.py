@@ -225,13 +225,13 @@ class RankFlow(Flow):
         return argument
 
     @contextmanager
-    def scope(self, operation_name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
-        self.path.append(operation_name)
+    def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
+        self.path.append(name)
         rank_axes = self.rank_axes
         if self.whole_towers and about.get("optional") == TOWERS.name:
             self.rank_axes = replace(rank_axes, layout=ONE_DEVICE)
         try:
-            with super().scope(operation_name, whole=whole, **about) as scope:
+            with super().scope(name, whole=whole, **about) as scope:
                 yield scope
         finally:
             self.path.pop()
@@ -240,35 +240,35 @@ class RankFlow(Flow):
     def record(
         self,
         verb: str,
-        operation_name: str,
+        name: str,
         ins: tuple[Value, ...],
-        outputs: tuple[Value, ...] = (),
+        outs: tuple[Value, ...] = (),
         op: ops.Op | None = None,
         weight: Weight | None = None,
         about: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         if self.rank_axes.divides and verb not in NO_OPERATIONS:
-            self._check_step(verb, operation_name, ins, outputs)
-        super().record(verb, operation_name, ins, outputs, op, weight, about, **options)
+            self._check_step(verb, name, ins, outs)
+        super().record(verb, name, ins, outs, op, weight, about, **options)
 
-    def _check_step(self, verb: str, operation_name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
+    def _check_step(self, verb: str, name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         """Raises `InputError` for an operation that is not modelled for a single rank."""
         degrees: dict[str, int] = {}
         for value in (*ins, *outputs):
             if value.of is not None and is_divided(value.axes) != is_divided(value.storage.axes):
-                raise self._not_modelled(verb, operation_name, "groups values across the parts of ranks")
+                raise self._not_modelled(verb, name, "groups values across the parts of ranks")
             for axis in flat_axes(value.axes):
                 degree = axis.degree if isinstance(axis, Shard) else 1
                 if degrees.setdefault(axis.name, degree) != degree:
                     axes = FIELDS.get(axis.name, axis.name)
-                    raise self._not_modelled(verb, operation_name, f"joins a part of {axes} with all of it")
+                    raise self._not_modelled(verb, name, f"joins a part of {axes} with all of it")
         if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outputs[0].axes):
-            raise self._not_modelled(verb, operation_name, "reads divided values and makes divided ones")
+            raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
-    def _not_modelled(self, verb: str, operation_name: str, reason: str) -> InputError:
+    def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
         """Creates the error for an unmodelled operation. reason: the verb phrase that follows the operation's path."""
-        step_path = ".".join(path_part for path_part in (*self.path, operation_name or verb) if path_part)
+        step_path = ".".join(path_part for path_part in (*self.path, name or verb) if path_part)
         return InputError(
             f"--tp {self.rank_axes.layout.tp}: {step_path} {reason}, which is not modelled; expected --tp 1"
         )
@@ -279,16 +279,16 @@ class RankFlow(Flow):
             raise self._not_modelled("repeat", "", "repeats undivided heads for divided ones")
         return super().repeat(x, heads, tiled)
 
-    def absorb(self, operation_name: str, x: Value, weight: Weight, *output: Axis | Beside) -> Value:
-        return super().absorb(operation_name, x, self.rank_part(weight), *map(self.rank_part, output))
+    def absorb(self, name: str, x: Value, weight: Weight, *output: Axis | Beside) -> Value:
+        return super().absorb(name, x, self.rank_part(weight), *map(self.rank_part, output))
 
-    def linear(self, operation_name: str, x: Value, *output: Axis | Beside, **options: Any) -> Value:
+    def linear(self, name: str, x: Value, *output: Axis | Beside, **options: Any) -> Value:
         if options.get("weight") is not None:
             original = options["weight"]
             options["weight"] = weight = self._stage_copy(original)
             if weight is not original and not weight.is_counted:  # the stage's head is a matrix of its own, transposed
                 weight.out, weight.ins = original.ins, original.out
-        return super().linear(operation_name, x, *map(self.rank_part, output), **options)
+        return super().linear(name, x, *map(self.rank_part, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         table = self._stage_copy(weight)
@@ -306,10 +306,8 @@ class RankFlow(Flow):
         )
         table.is_counted = True
 
-    def table(self, operation_name: str, rows: Axis, *dim: Axis | Beside, **options: Any) -> tuple[Value, Weight]:
-        rows_of_table, weight = super().table(
-            operation_name, self.rank_part(rows), *map(self.rank_part, dim), **options
-        )
+    def table(self, name: str, rows: Axis, *dim: Axis | Beside, **options: Any) -> tuple[Value, Weight]:
+        rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, dim), **options)
         if not self.path:
             self.tables[id(weight)] = weight
         return rows_of_table, weight
@@ -324,11 +322,9 @@ class RankFlow(Flow):
         return self.tables[id(weight)]
 
     def experts(
-        self, operation_name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | Beside, **options: Any
+        self, name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | Beside, **options: Any
     ) -> Value:
-        return super().experts(
-            operation_name, x, self.rank_axes.experts(experts), top_k, *map(self.rank_part, output), **options
-        )
+        return super().experts(name, x, self.rank_axes.experts(experts), top_k, *map(self.rank_part, output), **options)
 
     def layers(
         self,
@@ -336,11 +332,11 @@ class RankFlow(Flow):
         run: Callable[[Value], Value],
         repeat: Number,
         indices: Sequence[int] | None,
-        operation_name: str = "layers",
+        name: str = "layers",
         **node_fields: Any,
     ) -> Value:
-        if self.stage is None or operation_name != "layers" or self.path:
-            return super().layers(x, run, repeat, indices, operation_name, **node_fields)
+        if self.stage is None or name != "layers" or self.path:
+            return super().layers(x, run, repeat, indices, name, **node_fields)
         all_indices = range(repeat) if indices is None else indices
         stage_layers = frozenset(self.stage.layers)
         stage_indices = [i for i in all_indices if i in stage_layers]
@@ -348,9 +344,7 @@ class RankFlow(Flow):
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
         self.exit = (
-            super().layers(x, run, len(stage_indices), stage_indices, operation_name, **node_fields)
-            if stage_indices
-            else x
+            super().layers(x, run, len(stage_indices), stage_indices, name, **node_fields) if stage_indices else x
         )
         self.layer_items = range(start, len(self.root.items))
         return self.exit
