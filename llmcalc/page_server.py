@@ -74,6 +74,13 @@ class Handler(SimpleHTTPRequestHandler):
         """Logs nothing: a line per file would flood the terminal."""
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a browser that closed its connection before the answer's end, as it does on a new page."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class PageServer:
     """The page on this machine. folder: its files. address: its URL for a browser."""
 
@@ -82,7 +89,7 @@ class PageServer:
         whole("--port", port, 0, 65535)
         self.folder = folder
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(folder)))
+            self._server = _Server(("127.0.0.1", port), partial(Handler, directory=str(folder)))
         except OSError as error:
             raise InputError(f"--port {port}: {error.strerror}; expected a port that is free") from None
         self.address: str = f"http://127.0.0.1:{self._server.server_port}/"

@@ -126,7 +126,7 @@ def outputs(env: dict[str, str]) -> dict[str, str]:
 def test_the_action_says_what_changed(pull_request: tuple[Path, dict[str, str]]) -> None:
     work, env = pull_request
     ran = step("Compare", work, env)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout
     found = outputs(env)
     assert found["changed"] == "true"
     report = Path(found["report"]).read_text()
@@ -214,7 +214,7 @@ def test_other_programs_configs_are_skipped_by_default(pull_request: tuple[Path,
         (work / name / "config.json").write_text(text)
     commit(work, "add", "web", "tool")
     ran = step("Compare", work, env | {"MODELS": " \n"})
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout
     found = outputs(env)
     assert found["changed"] == "true"
     report = Path(found["report"]).read_text()
@@ -224,7 +224,7 @@ def test_other_programs_configs_are_skipped_by_default(pull_request: tuple[Path,
     assert "tool/config.json" in report
     ran = step("Compare", work, env)  # the same pathspec, asked for
     assert ran.returncode == 2
-    assert "tool/config.json: not valid JSON" in ran.stderr
+    assert "tool/config.json: not valid JSON" in ran.stdout
 
 
 def test_a_run_that_skips_all_files_has_nothing_to_comment(pull_request: tuple[Path, dict[str, str]]) -> None:
@@ -234,7 +234,7 @@ def test_a_run_that_skips_all_files_has_nothing_to_comment(pull_request: tuple[P
     (work / "web" / "config.json").write_text("{}")
     commit(work, "add", ".")
     ran = step("Compare", work, env | {"MODELS": ""})
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout
     assert outputs(env) == {"changed": "false"}
     assert "web/config.json" in Path(env["GITHUB_STEP_SUMMARY"]).read_text()
 
@@ -244,7 +244,7 @@ def test_a_models_config_that_is_damaged_fails_the_run(pull_request: tuple[Path,
     (work / "models" / "a model" / "config.json").write_text("{}")
     ran = step("Compare", work, env | {"MODELS": ""})
     assert ran.returncode == 2
-    assert "models/a model/config.json: model_type: missing" in ran.stderr
+    assert "models/a model/config.json: model_type: missing" in ran.stdout
 
 
 @pytest.mark.parametrize("models", [pytest.param("", marks=pytest.mark.exhaustive), ":(glob)**/config.json"])
@@ -254,7 +254,7 @@ def test_links_are_not_followed(models: str, pull_request: tuple[Path, dict[str,
     (work / "secret" / "config.json").symlink_to("/proc/self/environ")
     commit(work, "add", "secret")
     ran = step("Compare", work, env | {"MODELS": models})
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout
     assert "::notice::a link is not compared" in ran.stdout
     assert "secret" not in Path(outputs(env)["report"]).read_text()
 
@@ -282,7 +282,7 @@ def test_the_action_runs_nothing_of_a_folder_that_looks_like_a_repository(
     ran = step("Compare", work, env | {"BASE": base, "MODELS": ""})
     assert not mark.exists()
     if base != "1" * 40:
-        assert ran.returncode == 0, ran.stderr
+        assert ran.returncode == 0, ran.stdout
         assert "evil/config.json since" in Path(outputs(env)["report"]).read_text()
 
 
@@ -309,7 +309,7 @@ def test_the_actions_own_git_runs_no_program_of_settings(
         subprocess.run(["git", "config", name, program], cwd=work, check=True)
     (work / ".gitattributes").write_text("* diff=all\n")
     ran = step("Compare", work, env)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout
     assert outputs(env)["changed"] == "true"
     assert not mark.exists()
 
@@ -323,8 +323,54 @@ def test_the_base_is_fetched_where_it_is_not_here(pull_request: tuple[Path, dict
     subprocess.run(["git", "clone", "-q", "--depth=1", work.as_uri(), clone], check=True)
     assert subprocess.run(["git", "cat-file", "-e", base], cwd=clone, check=False, capture_output=True).returncode
     ran = step("Compare", clone, env | {"BASE": base})
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout
     assert "| decoder.num_hidden_layers | 28 | 30 |" in Path(outputs(env)["report"]).read_text()
+
+
+def obeyed_by_the_runner(log: str) -> list[str]:
+    """The commands that GitHub's runner obeys in a log: `::name …::` at a line's start, `##[name …]` anywhere in it.
+
+    Source: github.com/actions/runner, src/Runner.Common/ActionCommand.cs; src/Runner.Worker/ActionCommandManager.cs.
+    """
+    commands, paused_until = [], ""
+    for line in log.splitlines():
+        found = re.match(r"\s*::([\w-]+)(?: [^:]*)?::(.*)", line) or re.search(r"##\[([\w-]+)[^]]*\](.*)", line)
+        if found is None or (paused_until and found[1] != paused_until):
+            continue
+        commands += [] if found[1] in ("stop-commands", paused_until) else [found[1]]
+        paused_until = found[2] if found[1] == "stop-commands" else ""
+    return commands
+
+
+COMMANDS_IN_NAMES = ("##[set-output name=report]x", "##[add-mask]a", "::add-mask::e")
+
+
+def test_names_of_files_are_no_commands_to_the_runner(pull_request: tuple[Path, dict[str, str]]) -> None:
+    """`##[set-output name=report]/a/file` would name the file that the next step writes as a comment."""
+    work, env = pull_request
+    assert obeyed_by_the_runner("note: skipped ##[set-output name=report]x/config.json: has no model_type")
+    for name in COMMANDS_IN_NAMES:
+        (work / name).mkdir()
+        (work / name / "config.json").write_text("{}")
+    (work / "link").mkdir()
+    (work / "link" / "config.json").symlink_to("/nowhere")
+    commit(work, "add", ".")
+    ran = step("Compare", work, env | {"MODELS": ""})
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
+    assert all(name in ran.stdout for name in COMMANDS_IN_NAMES)
+    assert obeyed_by_the_runner(ran.stdout + "::warning::of a later step") == ["notice", "warning"]
+    (work / COMMANDS_IN_NAMES[0] / "config.json").write_text(
+        '{"model_type": "llama", "hidden_act": "##[set-output name=report]y"}'
+    )
+    ran = step("Compare", work, env | {"MODELS": ""})
+    assert (ran.returncode, ran.stderr) == (2, "")
+    assert "##[set-output name=report]y" in ran.stdout
+    assert obeyed_by_the_runner(ran.stdout + "::warning::of a later step") == ["notice", "warning"]
+    (work / "llmcalc.toml").write_text(f'[[model]]\ntarget = "{COMMANDS_IN_NAMES[0]}"\nparams = "1B"\n')
+    ran = step("Check the budget", work, env)
+    assert (ran.returncode, ran.stderr) == (2, "")
+    assert COMMANDS_IN_NAMES[0] in ran.stdout
+    assert obeyed_by_the_runner(ran.stdout + "::warning::of a later step") == ["warning"]
 
 
 # --- the comment ------------------------------------------------------------------------------------------------------
@@ -423,7 +469,7 @@ def test_the_summary_takes_what_github_takes(pull_request: tuple[Path, dict[str,
     program.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nyes "| a row |" | head -c 3000000 > "$2"\n')
     program.chmod(0o755)
     ran = step("Compare", work, env)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout
     assert 900_000 < Path(env["GITHUB_STEP_SUMMARY"]).stat().st_size < 1_000_001
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from ..algebra import Number
+from ..algebra import Number, is_zero
 from ..errors import InputError
 from .reductions import scratch_bytes
 from .strides import Shape, Strides, count, elementwise, is_dense, is_size_one
@@ -75,8 +75,8 @@ class Graph:
         If x has more axes, the result is a view of the sum.
         """
         total = self.new(shape, x.dtype)
-        if self.multiprocessors and shape and x.shape[-1] == shape[-1]:
-            outputs = count(shape)
+        outputs = count(shape)
+        if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(outputs):
             sizes = scratch_bytes(outputs, count(x.shape) // outputs, self.multiprocessors)
             scratch = [self.new((axis_size,), UINT8) for axis_size in sizes if axis_size]
             while scratch:

@@ -5,16 +5,19 @@ c10/core/AllocatorConfig.h. A segment is memory that the allocator has reserved 
 consists of blocks, each in use or free. A pool holds the free blocks of one stream that serve small or large requests.
 The bytes of blocks in use are allocated, those of segments reserved.
 
-There is no object for a block, and none is handed out, so that a run is replayed quickly: a block is one number, its
-size and then its address in BITS bits. Blocks of one pool have addresses of their own, so that an address tells the
-pool. No memory is returned to the device, and so an expandable segment has one range of addresses without memory, at
-its end. An allocator with an object for each block, in the tests, gives the same sums.
+There is no object for a block, and none is handed out, so that a run is replayed quickly. The free blocks of a pool are
+grouped by size, since replayed layers free thousands of blocks of a few sizes. Sizes and addresses are counted in units
+of 512 bytes, and addresses downward: a block starts at its end in memory, so that the lowest address is the last of a
+sorted list, and a part that is split off keeps its start. No memory is returned to the device, and so an expandable
+segment has one range of addresses without memory, at its end. An allocator with an object for each block, in the tests,
+gives the same sums.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import takewhile
 from typing import Any, TypeAlias
 
@@ -44,65 +47,111 @@ ROUND_LARGE = 2 << 20
 UNIT = MIN_BLOCK_SIZE.bit_length() - 1
 """Sizes and addresses are counted in units of 2^UNIT bytes."""
 
-SMALL, LARGE = SMALL_SIZE >> UNIT, MIN_LARGE_ALLOC >> UNIT
+SMALL, LARGE, ROUND = SMALL_SIZE >> UNIT, MIN_LARGE_ALLOC >> UNIT, ROUND_LARGE >> UNIT
 
-BITS = 136
-"""Address width in bits; large enough for the largest allowed model."""
-
-ADDRESS = (1 << BITS) - 1
-
-RANGE = 128
-"""Bits of an address inside its pool; the bits above them are the pool's number."""
-
-NO_BLOCK = 1 << 2 * BITS
-"""Sentinel at the end of each list of free blocks; larger than every block."""
-
-Step: TypeAlias = tuple[int, int, int]
-"""A step of the allocator. Storages without bytes have no steps.
-
-An allocation is (number of the storage, its units shifted by BITS, its units), a release (number, 0, 0), a change of
-the stream (−1, −1, number of the stream).
+Step: TypeAlias = tuple[int, int]
+"""A step of the allocator: (number of a storage, its units), with 0 units for its release, and −1 − stream for a change
+of the stream. Storages without bytes have no steps.
 """
 
 ONCE = range(1)
 """The repeats of events that occur once."""
 
+NO_SIZE = 1 << 136
+"""Larger than every size of a block of the largest allowed model."""
+
+NO_BLOCK = 0, 0, 0
+"""The block of a storage that is not allocated."""
+
 Stretch: TypeAlias = tuple[list[Step], int]
 """(steps, offset of their storage numbers)"""
 
+RepeatedSteps: TypeAlias = list[tuple[list[Step], range]]
+"""Steps, each with the offsets of their storage numbers with which they occur in turn."""
+
 
 def allocation(x: int, bytes: int) -> Step:
-    """Encodes the allocation of storage number `x`, of at least one byte."""
-    n = (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
-    return x, n << BITS, n
+    """Encodes the step that allocates storage `x` of at least one byte."""
+    return x, (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
 
 
 def release(x: int) -> Step:
-    """Encodes the release of storage number `x`."""
-    return x, 0, 0
+    """Encodes the step that frees storage `x`."""
+    return x, 0
 
 
 def on_stream(stream: int) -> Step:
-    """Encodes a switch of later allocations to another CUDA stream."""
-    return -1, -1, stream
+    """Encodes the step that switches later allocations to a stream."""
+    return -1, -1 - stream
 
 
 class Pool:
     """The free blocks of one stream, for small or for large requests.
 
-    free: the free blocks in order, and NO_BLOCK.
+    starts: start of a free block → its size.
+    ends: end of a free block → its start.
+    sizes: sizes of free blocks in order, and NO_SIZE.
+    by_size: size → the sorted starts of its free blocks.
     least_rest: units that must remain for a block to be split.
     page: units of a new segment, or by which an expandable segment grows.
-    bound: the lowest address of its segments, or of an expandable segment the first address above its pages.
+    bound: the end of its segments, or the start of an expandable segment.
     """
 
-    __slots__ = ("bound", "free", "least_rest", "page")
+    __slots__ = ("bound", "by_size", "ends", "least_rest", "page", "sizes", "starts")
 
-    def __init__(self, pool_index: int, is_small: bool, expandable: bool) -> None:
-        self.free: list[int] = [NO_BLOCK]
+    def __init__(self, is_small: bool, expandable: bool) -> None:
+        self.starts: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        self.sizes: list[int] = [NO_SIZE]
+        self.by_size: dict[int, list[int]] = {}
         self.least_rest: int = 1 if is_small or expandable else SMALL + 1
         self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
-        self.bound: int = (pool_index << RANGE) + 1 if expandable else (pool_index + 1 << RANGE) - 1
+        self.bound: int = 0
+
+    def copy(self) -> Pool:
+        """Returns an independent pool with the same blocks."""
+        duplicate = Pool(True, True)
+        duplicate.starts, duplicate.ends, duplicate.sizes = self.starts.copy(), self.ends.copy(), self.sizes.copy()
+        duplicate.by_size = {size: starts.copy() for size, starts in self.by_size.items()}
+        duplicate.least_rest, duplicate.page, duplicate.bound = self.least_rest, self.page, self.bound
+        return duplicate
+
+    def add(self, start: int, size: int) -> None:
+        """Adds a free block."""
+        self.starts[start], self.ends[start + size] = size, start
+        if size not in self.by_size:
+            self.by_size[size] = []
+            insort(self.sizes, size)
+        insort(self.by_size[size], start)
+
+    def remove(self, start: int) -> int:
+        """Removes a free block. Returns its size."""
+        size = self.starts.pop(start)
+        del self.ends[start + size]
+        self.by_size[size].remove(start)
+        if not self.by_size[size]:
+            del self.by_size[size], self.sizes[bisect_left(self.sizes, size)]
+        return size
+
+    def reserve(self, n: int) -> tuple[int, int]:
+        """Makes a new segment with a free block of at least n units (get_allocation_size).
+
+        Returns the size of the block and the reserved units.
+        """
+        size = self.page if n < LARGE else -(-n // ROUND) * ROUND
+        self.add(self.bound + 1, size)  # blocks of two segments never touch
+        self.bound += 1 + size
+        return size, size
+
+    def grow(self, n: int) -> tuple[int, int]:
+        """Adds pages to the expandable segment, so that its last free block has at least n units
+        (try_allocate_expandable_block). Returns the size of the block and the reserved units.
+        """
+        size = self.remove(self.bound) if self.bound in self.starts else 0
+        reserved_units = -(-(n - size) // self.page) * self.page
+        self.bound -= reserved_units
+        self.add(self.bound, size + reserved_units)
+        return size + reserved_units, reserved_units
 
 
 class CachingAllocator:
@@ -149,160 +198,168 @@ class CachingAllocator:
         self.allocated: int = 0
         self.reserved: int = 0
         self.peak_allocated: int = 0
-        self._pools: dict[int, tuple[Pool, Pool]] = {}
-        self._lists: list[list[int]] = []  # the free blocks of each pool
-        self._starts: dict[int, int] = {}  # address of a free block -> the block
-        self._ends: dict[int, int] = {}  # address after a free block -> the block
+        self._pools: list[Pool] = []
+        self._pool_of_stream: dict[int, int] = {}  # the number of its small pool; that of its large pool is next
         self._stream = 0
-        self._block_of: list[int] = []  # the block of each storage
+        self._block_of: list[tuple[int, int, int]] = []  # start, units and number of the pool of each storage's block
 
     @property
     def peak_reserved(self) -> int:
         """Peak reserved bytes. It equals `reserved`, because no memory returns to the device."""
         return self.reserved
 
-    def _pools_of_stream(self, stream: int) -> tuple[Pool, Pool]:
-        """Returns a stream's pools for small and for large requests."""
-        pools = self._pools.get(stream)
-        if pools is None:
-            pool_index, is_expandable = len(self._lists), self.expandable_segments
-            pools = self._pools[stream] = (
-                Pool(pool_index, True, is_expandable),
-                Pool(pool_index + 1, False, is_expandable),
-            )
-            self._lists += [pool.free for pool in pools]
-        return pools
+    def _small_pool(self, stream: int) -> int:
+        """Returns the number of a stream's pool for small requests; that of its pool for large ones is the next."""
+        if stream not in self._pool_of_stream:
+            self._pool_of_stream[stream] = len(self._pools)
+            self._pools += [Pool(is_small, self.expandable_segments) for is_small in (True, False)]
+        return self._pool_of_stream[stream]
 
     def play(self, steps: Iterable[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
-        """Performs encoded allocations and releases. Storages keep their numbers across calls.
+        """Performs encoded steps. Storages keep their numbers across calls.
 
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
         """
-        starts, ends, block_of, lists = self._starts, self._ends, self._block_of, self._lists
-        block_of += [0] * (count - len(block_of))
-        allocated_units, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
-        expandable, (small_pool, large_pool) = self.expandable_segments, self._pools_of_stream(self._stream)
-        small_free, large_free, large_rest = small_pool.free, large_pool.free, large_pool.least_rest
-        for x, nbytes, n in steps:
-            if not nbytes:
-                block = block_of[x + base]
-                address, n = block & ADDRESS, block >> BITS
-                allocated_units -= n
-                block_end = address + n
-                free_list = lists[address >> RANGE]
-                if block_end in starts:  # the block after it is free too
-                    neighbour = starts.pop(block_end)
-                    list_index = bisect_left(free_list, neighbour)
-                    block += neighbour - block_end
-                    block_end += neighbour >> BITS
-                    if address in ends:
-                        del free_list[list_index]
-                        neighbour = ends.pop(address)
-                        list_index = bisect_left(free_list, neighbour)
-                        block += neighbour - address
-                elif address in ends:
-                    neighbour = ends.pop(address)
-                    list_index = bisect_left(free_list, neighbour)
-                    block += neighbour - address
+        block_of, expandable = self._block_of, self.expandable_segments
+        block_of += [NO_BLOCK] * (count - len(block_of))
+        allocated, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
+        small_pool = self._small_pool(self._stream)
+        pools = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest) for pool in self._pools]
+        for x, n in steps:
+            if n > 0:
+                number = small_pool if n <= SMALL else small_pool + 1
+                starts, ends, sizes, by_size, least_rest = pools[number]
+                if n in by_size and not expandable:
+                    equal = by_size[n]
+                    start = equal.pop()
+                    if not equal:
+                        del by_size[n], sizes[bisect_left(sizes, n)]
+                    del starts[start], ends[start + n]
+                    block_of[x + base] = start, n, number
+                    allocated += n
                 else:
-                    starts[address] = ends[block_end] = block
-                    insort(free_list, block)
-                    continue
-                starts[block & ADDRESS] = ends[block_end] = block
-                if block < free_list[list_index + 1]:
-                    free_list[list_index] = block  # it is larger than the block that it replaces
+                    index = bisect_left(sizes, n)
+                    size = sizes[index]
+                    if size == NO_SIZE or expandable:
+                        index, size = self._choose_block(number, n)
+                    equal = by_size[size]
+                    start = equal.pop()
+                    rest = size - n
+                    del ends[start + size]
+                    if rest < least_rest:
+                        del starts[start]
+                        block_of[x + base] = start, size, number
+                        allocated += size
+                        if not equal:
+                            del by_size[size], sizes[index]
+                    else:
+                        end = start + rest
+                        starts[start], ends[end] = rest, start
+                        block_of[x + base] = end, n, number
+                        allocated += n
+                        if not equal:
+                            del by_size[size]
+                            if rest not in by_size and (not index or sizes[index - 1] < rest):
+                                equal.append(start)
+                                sizes[index], by_size[rest] = rest, equal
+                                if allocated > peak_allocated:  # noqa: PLR1730
+                                    peak_allocated = allocated
+                                continue
+                            del sizes[index]
+                        if rest not in by_size:
+                            by_size[rest] = [start]
+                            insort(sizes, rest)
+                        elif by_size[rest][-1] < start:
+                            by_size[rest].append(start)
+                        else:
+                            insort(by_size[rest], start)
+                if allocated > peak_allocated:  # noqa: PLR1730
+                    peak_allocated = allocated
+            elif not n:
+                start, size, number = block_of[x + base]
+                starts, ends, sizes, by_size, _ = pools[number]
+                allocated -= size
+                end = start + size
+                if end in starts:  # the block after it is free too
+                    merged_size = starts.pop(end)
+                    equal = by_size[merged_size]
+                    if len(equal) == 1:
+                        del by_size[merged_size], sizes[bisect_left(sizes, merged_size)]
+                    elif equal[-1] == end:
+                        equal.pop()
+                    else:
+                        del equal[bisect_left(equal, end)]
+                    size += merged_size
+                    end += merged_size
+                if start in ends:
+                    merged_start = ends.pop(start)
+                    merged_size = start - merged_start
+                    equal = by_size[merged_size]
+                    start = merged_start
+                    size += merged_size
+                    if len(equal) == 1:
+                        index = bisect_left(sizes, merged_size)
+                        del by_size[merged_size]
+                        if size < sizes[index + 1]:
+                            sizes[index], by_size[size] = size, equal
+                            equal[0] = start
+                            starts[start], ends[end] = size, start
+                            continue
+                        del sizes[index]
+                    elif equal[-1] == start:
+                        equal.pop()
+                    else:
+                        del equal[bisect_left(equal, start)]
+                starts[start], ends[end] = size, start
+                if size not in by_size:
+                    by_size[size] = [start]
+                    insort(sizes, size)
+                elif by_size[size][-1] < start:
+                    by_size[size].append(start)
                 else:
-                    del free_list[list_index]
-                    insort(free_list, block)
-                continue
-            if nbytes < 0:
-                self._stream = n
-                small_pool, large_pool = self._pools_of_stream(n)
-                small_free, large_free = small_pool.free, large_pool.free
-                continue
-            if n > SMALL:
-                free_list, least_rest = large_free, large_rest
+                    insort(by_size[size], start)
             else:
-                free_list, least_rest = small_free, 1
-            list_index = bisect_left(free_list, nbytes)
-            block = free_list[list_index]
-            if block == NO_BLOCK:
-                block = self._reserve_block(large_pool if n > SMALL else small_pool, n)
-                list_index = bisect_left(free_list, block)
-            elif expandable and free_list[list_index + 1] != NO_BLOCK:
-                bound = (large_pool if n > SMALL else small_pool).bound
-                if (block & ADDRESS) + (block >> BITS) == bound:
-                    list_index += 1  # a block that can grow counts with the size that it can grow to
-                    block = free_list[list_index]
-            address, block_size = block & ADDRESS, block >> BITS
-            remainder = block_size - n
-            allocated_units += n
-            del starts[address]
-            if remainder >= least_rest:
-                block_of[x + base] = nbytes + address
-                block += n - nbytes
-                starts[address + n] = ends[address + block_size] = block
-                if not list_index or free_list[list_index - 1] < block:
-                    free_list[list_index] = block  # it is smaller than the block that it replaces
-                else:
-                    del free_list[list_index]
-                    insort(free_list, block)
-            else:
-                block_of[x + base] = block
-                del free_list[list_index], ends[address + block_size]
-                allocated_units += remainder
-            if allocated_units > peak_allocated:  # noqa: PLR1730
-                peak_allocated = allocated_units
-        self.allocated = allocated_units << UNIT
-        self.peak_allocated = peak_allocated << UNIT
+                self._stream = -1 - n
+                small_pool = self._small_pool(self._stream)
+                pools += [
+                    (pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest)
+                    for pool in self._pools[len(pools) :]
+                ]
+        self.allocated, self.peak_allocated = allocated << UNIT, peak_allocated << UNIT
+
+    def _choose_block(self, number: int, n: int) -> tuple[int, int]:
+        """Returns the size of the free block that serves n units of a pool (get_free_block), and its index in `sizes`.
+
+        The block is the last one of its size. One that can grow counts with the size that it can grow to, so that
+        others come first. Without a block, memory is reserved.
+        """
+        pool, expandable = self._pools[number], self.expandable_segments
+        index = bisect_left(pool.sizes, n)
+        size = pool.sizes[index]
+        if expandable and size != NO_SIZE and pool.by_size[size] == [pool.bound] and pool.sizes[index + 1] != NO_SIZE:
+            index += 1
+            size = pool.sizes[index]
+        if size == NO_SIZE:
+            size, reserved_units = (pool.grow if expandable else pool.reserve)(n)
+            self.reserved += reserved_units << UNIT
+            index = bisect_left(pool.sizes, size)
+        return index, size
+
+    def restore(self, state: CachingAllocator) -> None:
+        """Continues from the state of another allocator, which stays as it is."""
+        vars(self).update(vars(state.copy()))
 
     def copy(self) -> CachingAllocator:
         """Returns an independent allocator in the same state."""
-        duplicate = CachingAllocator(self.expandable_segments)
-        duplicate.allocated, duplicate.reserved, duplicate.peak_allocated = (
-            self.allocated,
-            self.reserved,
-            self.peak_allocated,
-        )
-        for stream, pools in self._pools.items():
-            for copied_pool, pool in zip(duplicate._pools_of_stream(stream), pools, strict=True):
-                copied_pool.free[:], copied_pool.bound = pool.free, pool.bound
-        duplicate._starts, duplicate._ends, duplicate._block_of = (
-            self._starts.copy(),
-            self._ends.copy(),
-            self._block_of.copy(),
-        )
-        duplicate._stream = self._stream
+        duplicate = copy(self)
+        duplicate._pools = [pool.copy() for pool in self._pools]
+        duplicate._pool_of_stream, duplicate._block_of = self._pool_of_stream.copy(), self._block_of.copy()
         return duplicate
-
-    def _reserve_block(self, pool: Pool, n: int) -> int:
-        """Reserves device memory for a block of n units. Returns a free block of at least that size.
-
-        The memory is a new segment (get_allocation_size), or more pages at the end of an expandable segment
-        (try_allocate_expandable_block).
-        """
-        if self.expandable_segments:
-            block = self._ends.pop(pool.bound, pool.bound)
-            if block >> BITS:
-                del pool.free[bisect_left(pool.free, block)]
-            reserved_units = -(-(n - (block >> BITS)) // pool.page) * pool.page
-            pool.bound += reserved_units
-            block += reserved_units << BITS
-        else:
-            round_large = ROUND_LARGE >> UNIT
-            reserved_units = pool.page if n < LARGE else -(-n // round_large) * round_large
-            pool.bound -= reserved_units + 1  # blocks of two segments never touch
-            block = (reserved_units << BITS) + pool.bound
-        self.reserved += reserved_units << UNIT
-        address = block & ADDRESS
-        self._starts[address] = self._ends[address + (block >> BITS)] = block
-        insort(pool.free, block)
-        return block
 
 
 class PrefixCache:
-    """Replays several runs on separate allocators; the first events that the runs share are replayed once.
+    """Replays several runs on separate allocators, and replays their common first events only once.
 
     Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state
     after each common piece is stored, and the next run continues from the last one that it shares.
@@ -315,7 +372,7 @@ class PrefixCache:
         self._states: list[tuple[Stretch, CachingAllocator]] = []
 
     def play_pieces(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
-        """Returns the allocator's state after these consecutive parts of a run.
+        """Returns the allocator after these pieces of a run.
 
         count: the number of storages.
         opening_pieces: the number of pieces with which other runs may begin.
@@ -331,8 +388,35 @@ class PrefixCache:
         return device
 
 
+class LatestRun:
+    """The latest run of repeated layers: its pieces, and the allocator's state after each of them.
+
+    The runs of a study differ in one setting, such as the optimizer. So many of them begin with the same pieces, which
+    the next run does not repeat.
+    """
+
+    def __init__(self) -> None:
+        self.states: list[tuple[RepeatedSteps, CachingAllocator]] = []
+
+    def play(self, device: CachingAllocator, pieces: Sequence[RepeatedSteps], count: int) -> None:
+        """Performs the pieces of a run on an empty allocator. count: the number of storages."""
+        shared_pieces = 0
+        for piece, (earlier_piece, state) in zip(pieces, self.states, strict=False):
+            if piece != earlier_piece or state.expandable_segments != device.expandable_segments:
+                break
+            shared_pieces += 1
+        del self.states[shared_pieces:]
+        if shared_pieces:
+            device.restore(self.states[-1][1])
+        for piece in pieces[shared_pieces:]:
+            for steps, repeats in piece:
+                for repeat in repeats:
+                    device.play(steps, count, repeat)
+            self.states.append((piece, device.copy()))
+
+
 class RequestedBytes:
-    """Encodes memory events for the allocator, and counts the requested bytes.
+    """Encodes events as allocator steps, piece by piece, and counts the requested bytes.
 
     count: the number of storages.
     requested, peak_requested: bytes of tensors so far, and their peak.
@@ -343,10 +427,9 @@ class RequestedBytes:
         self.peak_requested: int = 0
         self._bytes: list[Any] = [None] * count
         self._named: dict[Any, Any] = {}
-        self._units: dict[int, Step] = {}
 
     def steps_of_repeats(self, events: Sequence[Event], repeats: range) -> list[Step]:
-        """Encodes the events of several repeats of a layer pattern; returns the encoded events of the first repeat.
+        """Encodes the events of several repeats of a pattern, which follow each other; returns the steps of repeat 0.
 
         events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
         """
@@ -355,49 +438,46 @@ class RequestedBytes:
         first, lowest, count = repeats[0], min(repeats), len(repeats)
         before, peak_before = self.requested, self.peak_requested
         self.peak_requested = before
-        steps = self.steps([(x + first, nbytes, detail) for x, nbytes, detail in events])
+        steps = self.steps([(x + first, size, detail) for x, size, detail in events])
         further_bytes = (count - 1) * (self.requested - before)
         self.requested += further_bytes
         self.peak_requested = max(peak_before, self.peak_requested + max(0, further_bytes))
-        for x, nbytes, _ in events:
-            if nbytes >= 0:
-                self._bytes[x + lowest : x + lowest + count] = [nbytes] * count
-        return [(x - first, nbytes, n) for x, nbytes, n in steps]
+        for x, size, _ in events:
+            if size >= 0:
+                self._bytes[x + lowest : x + lowest + count] = [size] * count
+        return [(x - first, n) for x, n in steps]
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
-        """Encodes the next memory events."""
-        bytes_of_storage, renamed_storages, units_of_storage = self._bytes, self._named, self._units
+        """Encodes the next events."""
+        bytes_of_storage, renamed_storages = self._bytes, self._named
         requested_bytes, peak_requested = self.requested, self.peak_requested
         steps: list[Step] = []
         append = steps.append
         x: Any
-        for x, nbytes, detail in events:
-            if nbytes == FREED:
+        for x, size, detail in events:
+            if size == FREED:
                 if renamed_storages:
                     x = renamed_storages.get(x, x)
                 bytes = bytes_of_storage[x]
                 if bytes:
-                    append((x, 0, 0))
+                    append((x, 0))
                     requested_bytes -= bytes
                 continue
-            if nbytes == TAKEN:
+            if size == TAKEN:
                 if bytes_of_storage[x] is not None:
                     continue
-                nbytes = detail
-            if nbytes > 0:
-                bytes_of_storage[x] = nbytes
+                size = detail
+            if size > 0:
+                bytes_of_storage[x] = size
                 if renamed_storages:
                     renamed_storages.pop(x, None)
-                step = units_of_storage.get(nbytes)
-                if step is None:
-                    step = units_of_storage[nbytes] = allocation(x, nbytes)
-                append((x, step[1], step[2]))
-                requested_bytes += nbytes
+                append((x, (size + MIN_BLOCK_SIZE - 1) >> UNIT))
+                requested_bytes += size
                 if requested_bytes > peak_requested:  # noqa: PLR1730
                     peak_requested = requested_bytes
-            elif nbytes == NAMED:
+            elif size == NAMED:
                 renamed_storages[x] = renamed_storages.get(detail, detail)
-            elif nbytes == STREAMED:
+            elif size == STREAMED:
                 append(on_stream(detail))
             else:
                 bytes_of_storage[x] = 0

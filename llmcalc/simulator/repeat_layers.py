@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from .caching_allocator import ONCE, CachingAllocator, RequestedBytes
+from .caching_allocator import ONCE, CachingAllocator, LatestRun, RequestedBytes
 from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, RecordedEvents
 from .layer_loops import LayerStack
 from .layer_pattern import RECORDED_REPEATS
@@ -30,6 +30,9 @@ IGNORED_BY_ALLOCATOR = PLACED, KEPT
 
 Repeat: TypeAlias = tuple[int, int]
 """(number of the stack, repeat of its pattern)"""
+
+
+_latest_run = LatestRun()
 
 
 class NotRepeating(Exception):
@@ -385,11 +388,11 @@ class RepeatAnalysis:
         """Returns the allocator's overhead of a run. repeats: stack → number of repeats, by default all."""
         events = RepeatedEvents(self, repeats)
         tensors = RequestedBytes(events.count)
-        for events_of_part in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
-            for stretch, repeats_of_stretch in events.stretches(events_of_part):
-                steps = tensors.steps_of_repeats(stretch, repeats_of_stretch)
-                for repeat in repeats_of_stretch:
-                    device.play(steps, events.count, repeat)
+        pieces = [
+            [(tensors.steps_of_repeats(*stretch), stretch[1]) for stretch in events.stretches(piece)]
+            for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then)
+        ]
+        _latest_run.play(device, pieces, events.count)
         return AllocatorOverhead.of(device, tensors)
 
 

@@ -101,7 +101,7 @@ class EventMeter(Meter):
                     raise NotRepeating
                 first_storage -= base
                 for i, x in releases:
-                    steps[i] = first_storage + x, 0, 0  # `release`
+                    steps[i] = first_storage + x, 0  # `release`
         self.pieces.append((steps, base))
         self._count(pass_trace, more_layers)
         return base

@@ -24,14 +24,15 @@ MOST_TOML_ELEMENTS = 300_000
 _NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 
 
-def open_regular(path: Path, expected: str) -> tuple[IO[bytes], int]:
+def open_regular(path: Path, expected: str, or_stdin: bool = False) -> tuple[IO[bytes], int]:
     """Opens a regular file for reading and returns it with its size in bytes.
 
     expected: what a message says should be there, such as "a .toml file".
+    or_stdin: whether the option also reads standard input; a message advises it for a pipe.
     Raises `InputError` for a file that is missing or not readable, a folder, and anything that is no regular file.
     """
     try:
-        _require_regular(path, os.stat(path), expected)  # a device is not even opened
+        _require_regular(path, os.stat(path), expected, or_stdin)  # a device is not even opened
         handle = os.open(path, os.O_RDONLY | _NONBLOCKING)
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
         if isinstance(error, InputError):
@@ -39,20 +40,20 @@ def open_regular(path: Path, expected: str) -> tuple[IO[bytes], int]:
         raise InputError(f"{path}: {_error_reason(error)}; expected {expected} that can be read") from None
     try:
         status = os.fstat(handle)  # of the file that was opened, whatever its name has become since
-        _require_regular(path, status, expected)
+        _require_regular(path, status, expected, or_stdin)
         return os.fdopen(handle, "rb"), status.st_size
     except BaseException:
         os.close(handle)
         raise
 
 
-def read_bytes(path: Path, limit: int, expected: str) -> bytes:
+def read_bytes(path: Path, limit: int, expected: str, or_stdin: bool = False) -> bytes:
     """Returns the content of a regular file of at most `limit` bytes.
 
-    expected: what a message says should be there. Raises `InputError` as `open_regular` does, for a file that is too
+    expected, or_stdin: as of `open_regular`. Raises `InputError` as `open_regular` does, for a file that is too
     large, and for a file that contains more or fewer bytes than its size says.
     """
-    file, size = open_regular(path, expected)
+    file, size = open_regular(path, expected, or_stdin)
     with file:
         if size > limit:
             raise InputError(f"{path}: {size:,} bytes is too large; expected {expected} of at most {limit:,} bytes")
@@ -68,11 +69,12 @@ def read_bytes(path: Path, limit: int, expected: str) -> bytes:
     return data
 
 
-def _require_regular(path: Path, status: os.stat_result, expected: str) -> None:
+def _require_regular(path: Path, status: os.stat_result, expected: str, or_stdin: bool) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise InputError(f"{path}: is a folder; expected {expected}")
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{path}: is not a regular file; expected {expected} (or `-` and its content piped in)")
+        piped = " (or `-` and its content piped in)" if or_stdin else ""
+        raise InputError(f"{path}: is not a regular file; expected {expected}{piped}")
 
 
 def _error_reason(error: Exception) -> str:

@@ -32,14 +32,15 @@ def largest_text(path: Path) -> int:
     return LARGEST_CONFIG if path.suffix == ".json" else LARGEST_TOML
 
 
-def read_text(path: Path, limit: int | None = None) -> str:
+def read_text(path: Path, limit: int | None = None, or_stdin: bool = False) -> str:
     """Returns the text of a regular file of at most `limit` bytes; `largest_text` by default.
 
+    or_stdin: whether the option also reads standard input; a message advises it for a pipe.
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
     kind = "JSON" if path.suffix == ".json" else "TOML"
     expected_file = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
-    data = read_bytes(path, largest_text(path) if limit is None else limit, expected_file)
+    data = read_bytes(path, largest_text(path) if limit is None else limit, expected_file, or_stdin)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

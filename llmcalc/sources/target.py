@@ -135,7 +135,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
             )
         if path.suffix != ".toml":
             raise InputError(f"{target}: expected a .toml description, a config.json or a folder that holds one")
-        return path.stem, target, _parse_native(read_text(path), target)
+        return path.stem, target, _parse_native(read_text(path, or_stdin=True), target)
     preset = find_preset(target)
     if preset is not None:
         return preset, preset, read_preset(preset)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.frame import Unsupported
 from llmcalc.workload.recompute import MODES
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import examples
@@ -36,3 +40,31 @@ def test_layers_that_run_again_hold_what_torch_holds(name: str) -> None:
     spec = around_a_model(EXAMPLES[name])
     what = MODES["full"]
     assert without_values(spec, recompute=what) == by_torch(spec, recompute=what)
+
+
+SELECTING = [
+    name
+    for name in EXAMPLES
+    if name.startswith(("CompressedAttention", "DynamicMask")) or name in ("MLA-3", "MLA-8", "MLA-9", "MLA-10")
+]
+
+
+@pytest.mark.parametrize("name", SELECTING)
+def test_keys_are_selected_from_the_mask_of_visible_keys(name: str) -> None:
+    """Also where plain attention adds the mask of the classes of transformers, [batch, 1, queries, keys]."""
+    spec = around_a_model(EXAMPLES[name])
+    as_class = without_values(spec, batch=3, choices=Choices(like_classes=True))
+    assert as_class == without_values(spec, batch=3)
+
+
+def test_training_of_every_part_is_answered() -> None:
+    """With the settings that hold where none is given: those of the classes of transformers, on a GPU."""
+    for name, example in EXAMPLES.items():
+        try:
+            device = memory(around_a_model(example), Settings(phase="training", seq=12, batch=3)).device
+        except Unsupported:
+            continue
+        except Exception as error:
+            error.add_note(name)
+            raise
+        assert device.peak_bytes > 0, name

@@ -15,7 +15,7 @@ from llmcalc.frameworks.megatron import rank_memory as answer
 from llmcalc.frameworks.ranks import Cluster, RankMemory
 from llmcalc.frameworks.torch import pipeline_replay as rehearsal
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.caching_allocator import CachingAllocator, PrefixCache, RequestedBytes, allocation
+from llmcalc.simulator.caching_allocator import CachingAllocator, LatestRun, PrefixCache, RequestedBytes, allocation
 from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
 from llmcalc.simulator.meter import Place
 from llmcalc.simulator.repeat_layers import NotRepeating
@@ -78,7 +78,7 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
         allocated(events, count, device)
         half, score = len(events) // 2, RequestedBytes(count)
         played.play(score.steps(events[:half]), count)
-        played.play([(x - 5, size, n) for x, size, n in score.steps(events[half:])], count, 5)  # 5 are added again
+        played.play([(x - 5, n) for x, n in score.steps(events[half:])], count, 5)  # 5 are added again
         assert [getattr(played, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
         assert (score.requested, score.peak_requested) == (device.requested, device.peak_requested)
 
@@ -112,6 +112,24 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
             found = prefix_cache.play_pieces(run, count + 1, 7)
         assert [getattr(found, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
         assert calls == played
+
+
+@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+def test_pieces_of_the_run_before_are_not_played_again(expandable: bool) -> None:
+    """Runs that begin as the one before, on one allocator each; a run on other segments begins anew."""
+    first, second, third = ([([allocation(x, size)], range(2))] for x, size in ((0, 3 * MIB), (2, 30 * MIB), (4, 700)))
+    latest_run, sums = LatestRun(), list[tuple[int, ...]]()
+    runs = ([first, second], [first, third], [first, third], [second], [first])
+    for segments, run in [*((expandable, run) for run in runs), (not expandable, [first])]:
+        device, whole_device = CachingAllocator(segments), CachingAllocator(segments)
+        latest_run.play(device, run, 6)
+        for piece in run:
+            for steps, repeats in piece:
+                for repeat in repeats:
+                    whole_device.play(steps, 6, repeat)
+        sums.append(tuple(getattr(device, name) for name in SUMS))
+        assert sums[-1] == tuple(getattr(whole_device, name) for name in SUMS)
+    assert sums[1] == sums[2] != sums[0]
 
 
 EIGHT = "num_hidden_layers=8"

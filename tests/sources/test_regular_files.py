@@ -60,6 +60,9 @@ def test_no_regular_file(reader: str, kind: str, tmp_path: Path) -> None:
         ("truncated", "not a GGUF") if kind == "a file of /proc" and name.endswith(("gguf", "tensors")) else MESSAGES
     )
     assert any(message in result.stderr for message in expected), result.stderr
+    if "is not a regular file;" in result.stderr:
+        takes_stdin = words[0] == "params" and name in ("model.toml", "config.json")
+        assert ("`-` and its content piped in" in result.stderr) == takes_stdin
 
 
 def test_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

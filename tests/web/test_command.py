@@ -148,6 +148,22 @@ def test_a_path_that_no_file_can_have_is_a_bad_request(page: Path, capfd: pytest
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_closed_connection_is_no_error(page: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A browser closes it when it goes on to another page; another error of an answer is shown."""
+    server = page_server.PageServer(page)
+    try:
+        for error, shown in ((BrokenPipeError(), ""), (ConnectionResetError(), ""), (KeyError("x"), "KeyError: 'x'")):
+            try:
+                raise error
+            except (OSError, KeyError):
+                server._server.handle_error(None, ("127.0.0.1", 1))
+            err = capfd.readouterr().err
+            assert shown in err
+            assert bool(err) == bool(shown)
+    finally:
+        server._server.server_close()
+
+
 def test_a_port_that_is_taken(page: Path, run: Run) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), page_server.Handler) as taken:
         result = run("web", "--no-browser", "--port", str(taken.server_port))

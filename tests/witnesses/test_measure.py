@@ -94,6 +94,25 @@ def test_an_unknown_type_names_near_ones(run: Any, tmp_path: Path) -> None:
     assert "transformers has no class for it either" in result.err
 
 
+def test_classes_that_are_no_language_model_are_named(run: Any, tmp_path: Path) -> None:
+    config = {
+        "model_type": "vit",
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "image_size": 32,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = run("params", str(tmp_path))
+    assert result.code == 2
+    assert "its classes in transformers, " in result.err
+    assert "ViTModel" in result.err
+    assert "no class for it either" not in result.err
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["ViTModel"]}))
+    assert "llmcalc params --measure counts its transformers class" in run("params", str(tmp_path)).err
+    assert run("params", str(tmp_path), "--measure").code == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "architecture", "works"),
     [

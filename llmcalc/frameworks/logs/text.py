@@ -55,7 +55,7 @@ def read_log_text(file: str) -> LogText:
 
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """
-    data = _standard_input() if file == "-" else read_bytes(Path(file), LARGEST_LOG, "a log")
+    data = _standard_input() if file == "-" else read_bytes(Path(file), LARGEST_LOG, "a log", True)
     encoding = next((name for byte_order_mark, name in _MARKS.items() if data.startswith(byte_order_mark)), "utf-8")
     text = data.decode(encoding, "replace")
     if not text.strip():

@@ -296,6 +296,12 @@ def _without_family(config: Mapping[str, Any]) -> str:
         return "llmcalc params --measure counts its transformers class instead"
     if "auto_map" in config:
         return "its classes are code of its own repository (auto_map), which llmcalc never runs"
+    known_classes = other_classes()["classes"].get(usual_name(config["model_type"]), [])
+    if known_classes:
+        return (
+            f"its classes in transformers, {', '.join(known_classes[:4])}, are no language model; with one of them in "
+            "architectures, llmcalc params --measure counts it"
+        )
     return "transformers has no class for it either"
 
 

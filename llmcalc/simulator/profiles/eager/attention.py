@@ -176,7 +176,7 @@ class AttentionKernels(Lowering):
     @compared(BY_TORCH)
     def do_mask(self, operation: Step) -> None:
         q, k = (self.get(input_value) for input_value in operation.ins)
-        self.mask(operation, q.shape[1], k.shape[1])
+        self.mask_of_scores(operation, q.shape[1], k.shape[1])
 
     @compared(BY_TORCH)
     def do_attention(self, operation: Step) -> None:
@@ -195,7 +195,7 @@ class AttentionKernels(Lowering):
         if operation.options["narrowed"]:
             mask = self.get(operation.ins[-1])
         elif operation.options["masked"]:
-            mask = self.mask(operation, q.shape[2], k.shape[2])
+            mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
         cap, dropout, float32 = (operation.options[name] for name in ("cap", "dropout", "float32"))
         output = self.run_attention_core(
@@ -219,10 +219,7 @@ class AttentionKernels(Lowering):
         return aten.to(aten.expand(expanded_sinks, (*scores.shape[:-1], 1)), scores.dtype)
 
     def mask(self, operation: Step, queries: Any, keys: Any) -> Tensor:
-        """Returns the mask [queries, keys] of visible keys, computed by the first layer that needs it.
-
-        The classes of transformers compute a mask [batch, 1, queries, keys] that is added to the scores.
-        """
+        """Returns the mask [queries, keys] of visible keys, computed by the first layer that needs it."""
         window, chunk, causal = (
             operation.options.get("window"),
             operation.options.get("chunk"),
@@ -230,21 +227,39 @@ class AttentionKernels(Lowering):
         )
         key = ("mask", queries, keys, causal, window, chunk)
         if key not in self.memo:
-            aten = self.t
-            q, k = aten.unsqueeze(self.span(queries), 1), aten.unsqueeze(self.span(keys), 0)
-            if causal:
-                is_visible = aten.compare(k, q)
-                if window is not None:
-                    is_visible = aten.compare(is_visible, aten.compare(k, aten.like(q)))
-                if chunk is not None:
-                    is_visible = aten.compare(is_visible, aten.compare(aten.like(k), aten.like(q)))
-            else:
-                is_visible = aten.compare(aten.compare(aten.like(q, k)), aten.compare(aten.like(k, q)))
-            if causal and self.choices.like_classes and self.choices.attention == "eager":
-                is_visible = aten.new((self.run_config.batch, 1, queries, keys), self.dtype)
-            self.memo[key] = is_visible
+            self.memo[key] = self._visible_keys(queries, keys, causal, window, chunk)
         mask: Tensor = self.memo[key]
         return mask
+
+    def mask_of_scores(self, step: Step, queries: Any, keys: Any) -> Tensor:
+        """Returns the mask that attention applies to its own scores, computed by the first layer that needs it.
+
+        The classes of transformers add a mask [batch, 1, queries, keys] to the scores of eager attention, which they
+        compute from that of visible keys. A part that selects keys reads the mask of visible keys in any case.
+        """
+        causal = step.options["causal"]
+        if not (causal and self.choices.like_classes and self.choices.attention == "eager"):
+            return self.mask(step, queries, keys)
+        window, chunk = step.options.get("window"), step.options.get("chunk")
+        key = ("added mask", queries, keys, window, chunk)
+        if key not in self.memo:
+            visible_keys = self._visible_keys(queries, keys, causal, window, chunk)
+            self.memo[key] = self.t.new((self.run_config.batch, 1, queries, keys), self.dtype)
+            del visible_keys
+        mask: Tensor = self.memo[key]
+        return mask
+
+    def _visible_keys(self, queries: Any, keys: Any, causal: bool, window: Any, chunk: Any) -> Tensor:
+        t = self.t
+        q, k = t.unsqueeze(self.span(queries), 1), t.unsqueeze(self.span(keys), 0)
+        if not causal:
+            return t.compare(t.compare(t.like(q, k)), t.compare(t.like(k, q)))
+        is_visible = t.compare(k, q)
+        if window is not None:
+            is_visible = t.compare(is_visible, t.compare(k, t.like(q)))
+        if chunk is not None:
+            is_visible = t.compare(is_visible, t.compare(t.like(k), t.like(q)))
+        return is_visible
 
     def core(
         self,
